@@ -26,9 +26,11 @@ void check_sizes(const char* name, const std::vector<int64_t>& values, size_t co
 
 Tensor conv(Tensor input, Tensor panels, std::optional<Tensor> bias, int64_t features, std::vector<int64_t> kernel,
             std::vector<int64_t> stride, std::vector<int64_t> padding, std::vector<int64_t> dilation, int64_t groups,
-            int64_t activation, double alpha, double beta, std::optional<Tensor> residual) {
+            int64_t activation, double alpha, double beta, std::optional<Tensor> residual, std::optional<Tensor> scale,
+            std::optional<Tensor> sums, std::optional<Tensor> rounding) {
   check_type(CONV, "input", input, ScalarType::Float);
-  check_type(CONV, "panels", panels, ScalarType::Float);
+  const bool integers = panels.scalar_type() == ScalarType::Char;
+  check_type(CONV, "panels", panels, integers ? ScalarType::Char : ScalarType::Float);
   if (input.dim() != 4) refuse(CONV, ": input has ", input.dim(), " dimensions, expected 4: (images, channels, height, width)");
   check_sizes("kernel", kernel, 2, 1), check_sizes("stride", stride, 2, 1), check_sizes("dilation", dilation, 2, 1);
   check_sizes("padding", padding, 4, 0);
@@ -43,12 +45,23 @@ Tensor conv(Tensor input, Tensor panels, std::optional<Tensor> bias, int64_t fea
   call.groups = groups, call.depthwise = is_depthwise(groups, call.channels, features);
   const int64_t taps = product(CONV, {kernel[0], kernel[1]}), panel_count = divide_up(features / groups, 16) * groups;
   if (taps > 4096) refuse(CONV, ": kernel has ", taps, " taps, expected at most 4096");
-  const int64_t dense[] = {panel_count, product(CONV, {taps, call.channels / groups}), 16};
+  const int64_t depth = product(CONV, {taps, call.channels / groups});
+  const int64_t dense[] = {panel_count, integers ? divide_up(depth, 4) : depth, 16, 4};
   const int64_t by_taps[] = {taps, divide_up(features, 16) * 16};
-  const torch::headeronly::IntHeaderOnlyArrayRef expected(call.depthwise ? by_taps : dense, call.depthwise ? 2 : 3);
+  if (integers && (groups != 1 || depth > MOST_DEPTH || !scale || !sums))
+    refuse(CONV, ": panels of int8 need scale and sums, one group, and at most ", MOST_DEPTH, " weights of a feature");
+  if (!integers && (scale || sums || rounding)) refuse(CONV, ": panels of float32 take no scale, sums and rounding");
+  const torch::headeronly::IntHeaderOnlyArrayRef expected(call.depthwise ? by_taps : dense,
+                                                          call.depthwise ? 2 : integers ? 4 : 3);
   if (!panels.sizes().equals(expected) || !panels.is_contiguous())
     refuse(CONV, ": panels have shape ", text_of(panels.sizes()), ", expected ", text_of(expected), ", contiguous");
-  call.panels = static_cast<const float*>(panels.const_data_ptr());
+  if (integers)
+    call.integers = panels.const_data_ptr();
+  else
+    call.panels = static_cast<const float*>(panels.const_data_ptr());
+  call.scale = vector_of<float>(CONV, "scale", scale, ScalarType::Float, panel_count * 16);
+  call.sums = vector_of<int32_t>(CONV, "sums", sums, ScalarType::Int, panel_count * (rounding ? 32 : 16));
+  call.rounding = vector_of<float>(CONV, "rounding", rounding, ScalarType::Float, call.channels * 2);
   call.features = features, call.pitch = call.channels, call.result_pitch = features;
   for (int i = 0; i < 2; ++i)
     call.kernel[i] = kernel[size_t(i)], call.stride[i] = stride[size_t(i)], call.dilation[i] = dilation[size_t(i)];
@@ -58,7 +71,7 @@ Tensor conv(Tensor input, Tensor panels, std::optional<Tensor> bias, int64_t fea
 
   call.bias = vector_of<float>(CONV, "bias", bias, ScalarType::Float, features);
   call.activation = within(CONV, "activation", activation, 0, 13), call.alpha = float(alpha), call.beta = float(beta);
-  const bool planes = may_be_planes(call) && input.is_contiguous();
+  const bool planes = !integers && may_be_planes(call) && input.is_contiguous();
   if (!planes) input = torch::stable::contiguous(input, torch::headeronly::MemoryFormat::ChannelsLast);
   call.channel_stride = planes ? call.height * call.width : 1;
   call.input = static_cast<const float*>(input.const_data_ptr());
@@ -172,9 +185,87 @@ void run_winograd(const Prepared& call) {
   });
 }
 
+// Integers: images become bytes, what a pixel of the result reads becomes a row, and rows are multiplied as those of linear
+// layers are. A scale is of one image, so that no image changes another's results.
+constexpr float LEAST_NUMBER = 1e-30f;  // smaller ones are rounded as if the largest was this
+
+void run_integers(const Convolution& call) {
+  const Kernels& unit = kernels();
+  const int64_t image = call.height * call.width, all = call.images * image, pitch = divide_up(call.channels, 16) * 16;
+  const int64_t of_result = call.rows * call.columns, taps = call.kernel[0] * call.kernel[1], depth = taps * call.channels;
+  const int64_t parts = std::min<int64_t>(divide_up(image, 64), 32), elements = call.channels * 2;
+  const double nanoseconds = double(all) * double(call.channels) / 8;
+  char* const bytes = scratch<PIXELS>(size_t(all + 1) * size_t(pitch + 4));  // the last one is of zeros
+  float* const finite = reinterpret_cast<float*>(bytes + (all + 1) * pitch);
+  std::vector<float> scales(size_t(call.images), 1.f), rounding(size_t(call.images * elements), 0.f);
+  if (!call.rounding) {
+    std::vector<float> largest(size_t(call.images * parts));
+    run_pieces(call.images * parts, nanoseconds, [&](int64_t piece) {
+      const int64_t start = piece / parts * image, part = piece % parts;
+      largest[size_t(piece)] = unit.largest_number(call, start + image * part / parts, start + image * (part + 1) / parts);
+    });
+    for (int64_t i = 0; i < call.images; ++i) {
+      float most = LEAST_NUMBER;
+      for (int64_t part = 0; part < parts; ++part) most = std::max(most, largest[size_t(i * parts + part)]);
+      scales[size_t(i)] = most / 127.f;
+      std::fill_n(rounding.begin() + i * elements, call.channels, 127.f / most);
+    }
+  }
+  std::atomic<bool> special{false};
+  run_pieces(call.images * parts, nanoseconds, [&](int64_t piece) {
+    const int64_t i = piece / parts, part = piece % parts;
+    const int64_t from = i * image + image * part / parts, to = i * image + image * (part + 1) / parts;
+    unit.round_pixels(call, from, to, call.rounding ? call.rounding : rounding.data() + i * elements, pitch,
+                      bytes + from * pitch, finite + from);
+    for (int64_t pixel = from; pixel < to; ++pixel)
+      if (finite[pixel] != finite[pixel]) special = true;
+  });
+  std::vector<float> zero(size_t(call.channels), 0.f);
+  Convolution rounded = call, zeros = call;  // with bytes for pixels
+  zeros.input = zero.data(), zeros.pitch = call.channels;
+  unit.round_pixels(zeros, 0, 1, call.rounding ? call.rounding : rounding.data(), pitch, bytes + all * pitch, finite + all);
+  rounded.input = reinterpret_cast<const float*>(bytes), rounded.pitch = pitch / 4;
+  rounded.zeros = reinterpret_cast<const float*>(bytes + all * pitch);
+
+  Linear product{};
+  product.format = INT8, product.rows = call.images * of_result, product.depth = depth, product.features = call.features;
+  product.panels = call.integers, product.scale = call.scale, product.sums = call.sums, product.bias = call.bias;
+  product.rounding = call.rounding, product.activation = call.activation, product.alpha = call.alpha;
+  product.beta = call.beta, product.residual = call.residual, product.residual_stride = call.features;
+  product.adds_first = true, product.output = call.output, product.output_stride = call.result_pitch;
+  const int64_t row_bytes = unit.linear_row_bytes(product);
+  std::vector<char> specials(special ? size_t(product.rows) : 0);
+  run_linear(product, [&](int64_t first, int64_t last, char* data, float* factors) {
+    unit.gather_rows(rounded, first, last, special ? finite : nullptr, row_bytes, data, factors);
+    for (int64_t row = first; row < last; ++row, ++factors) {
+      if (*factors != *factors) specials[size_t(row)] = 1, *factors = 0.f;  // computed below
+      *factors *= scales[size_t(row / of_result)];
+    }
+  });
+  // What reads NaN or infinity, as float32 computes it: the row as it is, times integers.
+  for (int64_t row = 0; row < int64_t(specials.size()); ++row) {
+    if (!specials[size_t(row)]) continue;
+    std::vector<float> read(size_t(depth), 0.f);
+    const int64_t i = row / of_result, line = row % of_result / call.columns, column = row % call.columns;
+    for (int64_t tap = 0; tap < taps; ++tap) {
+      const int64_t y = line * call.stride[0] - call.padding[0] + tap / call.kernel[1] * call.dilation[0];
+      const int64_t x = column * call.stride[1] - call.padding[1] + tap % call.kernel[1] * call.dilation[1];
+      if (y < 0 || y >= call.height || x < 0 || x >= call.width) continue;
+      const float* const from = call.input + (i * image + y * call.width + x) * call.pitch;
+      for (int64_t k = 0; k < call.channels; ++k)
+        read[size_t(tap * call.channels + k)] = from[k] * (call.rounding ? call.rounding[k] : 1.f);
+    }
+    Linear one = product;
+    one.rows = 1, one.input = read.data(), one.rounding = nullptr, one.output += row * call.result_pitch;
+    if (one.residual) one.residual += row * call.features;
+    run_linear(one);
+  }
+}
+
 }  // namespace
 
 void run_convolution(const Convolution& given) {
+  if (given.integers) return run_integers(given);
   const Kernels& unit = kernels();
   const Prepared call(given);
   const int64_t lines = call.images * call.rows, pixels = lines * call.columns, panels = call.panel_count;

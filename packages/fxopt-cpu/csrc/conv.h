@@ -205,6 +205,70 @@ inline void point(const Convolution& c, const Pixels& pixels, const float** tabl
   }
 }
 
+// The largest finite magnitude.
+float largest_number(const Convolution& c, int64_t first, int64_t last) {
+  Ints largest = {};
+  for (int64_t i = first; i < last; ++i)
+    for (int64_t k = 0; k < c.channels; k += WIDTH) {
+      const Ints size = bits(load(c.input + i * c.pitch + k, c.channels - k)) & 0x7fffffff;
+      largest = (size > largest) & (size < 0x7f800000) ? size : largest;
+    }
+  const int32_t top = largest_lane(largest);
+  float result;
+  std::memcpy(&result, &top, 4);
+  return result;
+}
+
+// Integers as the unit multiplies them, each in one byte: of 16 bits they become when rows are gathered.
+void round_pixels(const Convolution& c, int64_t first, int64_t last, const float* rounding, int64_t pitch, char* to,
+                  float* finite) {
+  for (int64_t i = first; i < last; ++i, to += pitch) {
+    const float* const from = c.input + i * c.pitch;
+    Ints most_bits = {};
+    for (int64_t k = 0; k < c.channels; k += WIDTH) {
+      Floats value = load(from + k, c.channels - k);
+      const Ints size = bits(value) & 0x7fffffff;
+      most_bits = size > most_bits ? size : most_bits;
+      value = value * load(rounding + k, c.channels - k) + load(rounding + c.channels + k, c.channels - k);
+      const Ints rounded = nearest_ints(at_most(at_least(value, splat(-127.f)), splat(127.f)));
+      store(to + k, __builtin_convertvector(rounded + ByteStep::ZERO, Bytes));
+    }
+    if (finite) finite[i - first] = largest_lane(most_bits) < 0x7f800000 ? 1.f : __builtin_nanf("");
+  }
+}
+
+void gather_rows(const Convolution& c, int64_t first, int64_t last, const float* finite, int64_t row_bytes, char* to,
+                 float* scales) {
+  const int64_t taps = c.kernel[0] * c.kernel[1], pitch = c.pitch * 4, depth = taps * c.channels;
+  const char* const image = reinterpret_cast<const char*>(c.input);
+  const float* table[MOST_POINTERS];
+  [[maybe_unused]] char bytes[ByteStep::BYTES == 4 ? 1 : MOST_DEPTH + 64];
+  for (int64_t start = first; start < last;) {
+    const int64_t line = start / c.columns;
+    const Pixels pixels{least(MOST_POINTERS / taps, last - start), line / c.rows, line % c.rows, start % c.columns};
+    point(c, pixels, table);
+    for (int64_t i = 0; i < pixels.count; ++i, to += row_bytes) {
+      float scale = 1.f;
+      char* at = ByteStep::BYTES == 4 ? to : bytes;  // copies go beyond a tap, and the next tap overwrites that
+      for (int64_t tap = 0; tap < taps; ++tap, at += c.channels) {
+        const char* const from = reinterpret_cast<const char*>(table[tap * pixels.count + i]);
+        if (tap + 1 == taps)
+          std::memcpy(at, from, size_t(c.channels));
+        else
+          for (int64_t k = 0; k < c.channels; k += 16) std::memcpy(at + k, from + k, 16);
+        if (finite) scale *= finite[(from - image) / pitch];
+      }
+      *scales++ = scale;
+      if constexpr (ByteStep::BYTES > 4)
+        for (int64_t k = 0; k < depth; k += WIDTH) {
+          const Bytes some = load<Bytes>(bytes + k);
+          ByteStep::write(to + k * ByteStep::BYTES / 4, __builtin_convertvector(some, Ints) << 24 >> 24);
+        }
+    }
+    start += pixels.count;
+  }
+}
+
 // Copies rows of an image, and the zeros around them, with the channels last.
 inline void copy_rows(const Convolution& c, const float* image, int64_t top, int64_t left, int64_t rows, int64_t width,
                       float* to) {

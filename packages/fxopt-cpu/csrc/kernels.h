@@ -4,6 +4,7 @@
 #include <cstdint>
 
 enum Format : int64_t { FLOAT32, BFLOAT16, INT8 };
+constexpr int64_t MOST_DEPTH = 65536;  // of products of integers, whose sums have 32 bits
 
 // result = norm(activation(input @ weight.T + bias) + residual), or activation(gate) * up of two products.
 // Pointers that are not needed are null. The result may overlap with nothing else.
@@ -25,7 +26,9 @@ struct Linear {
   float epsilon;
   bool gated;
   const float* rounding;  // int8: factor and shift of each element of a row, or null for a scale of each row
+  bool adds_first;        // the residual before the activation
   float* output;          // rows of `features` elements
+  int64_t output_stride;  // from row to row, in elements
 };
 
 // Rows in the form that the unit multiplies: where they begin, and from one to the next, in bytes.
@@ -42,7 +45,8 @@ struct Window {
   int64_t pitch, result_pitch;  // from pixel to pixel of the input and of the result: parts of wider images have more
 };
 
-// result = activation(convolution(input) + bias + residual).
+// result = activation(convolution(input) + bias + residual). With integers, inputs are rounded, too: each image in steps of
+// its own, or each channel as `rounding` says.
 constexpr int64_t FEW_CHANNELS = 8;  // below this, images may also have each channel by itself
 constexpr int64_t MOST_COPIED = 4096;  // elements that a pixel of the result reads of such images
 struct Convolution : Window {
@@ -51,6 +55,10 @@ struct Convolution : Window {
   bool depthwise;            // as many groups as channels and features
   const float* input;
   const float* panels;    // (groups * panels of a group, taps * channels of a group, 16); depthwise: (taps, padded features)
+  const void* integers;   // those panels in int8, as a linear layer's, instead; with its scale, sums and rounding
+  const float* scale;
+  const int32_t* sums;
+  const float* rounding;  // factor and shift of each channel
   const float* bias;      // `run_convolution` takes `features` of them or null; kernels take them in panels, as the weight
   const float* residual;  // (images, rows, columns, features), or null
   const float* zeros;     // of `run_convolution`: as many as there are channels
@@ -140,6 +148,14 @@ struct Kernels {
   // The weight in the form that `winograd` takes, panel `first_panel` to `last_panel`; and tiles first to last of all images.
   void (*winograd_weights)(const Convolution&, float* to, int64_t first_panel, int64_t last_panel);
   void (*winograd)(const Convolution&, const float* weights, float* room, int64_t first, int64_t last);
+  // Of integers: the largest finite number of pixels first to last of the input; these pixels as integers, each in `pitch`
+  // bytes, and 1 or NaN for each; and what pixels first to last of the result read, of an image `c` of such bytes, as rows
+  // of so many bytes, and 1 or NaN for each. `finite` may be null.
+  float (*largest_number)(const Convolution&, int64_t first, int64_t last);
+  void (*round_pixels)(const Convolution&, int64_t first, int64_t last, const float* rounding, int64_t pitch, char* to,
+                       float* finite);
+  void (*gather_rows)(const Convolution& c, int64_t first, int64_t last, const float* finite, int64_t row_bytes, char* to,
+                      float* scales);
   // Rows first to last of all images.
   void (*convolve_depthwise)(const Convolution&, int64_t first, int64_t last);
   void (*pool_rows)(const Pool&, int64_t first, int64_t last);

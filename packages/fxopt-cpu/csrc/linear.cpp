@@ -13,6 +13,12 @@ int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
 }  // namespace
 
 void run_linear(const Linear& call) {
+  run_linear(call, [&](int64_t first, int64_t last, char* data, float* scales) {
+    kernels().linear_convert(call, first, last, data, scales);
+  });
+}
+
+void run_linear(const Linear& call, const Convert& convert) {
   const Kernels& unit = kernels();
   const int64_t row_bytes = unit.linear_row_bytes(call), all_panels = divide_up(call.features, 16);
   const double weights = double(call.depth) * double(call.features) * (call.gated ? 2 : 1);
@@ -35,7 +41,7 @@ void run_linear(const Linear& call) {
       run_pieces(divide_up(rows, chunk), double(rows) * double(call.depth) / 4, [&](int64_t piece) {
         const int64_t from = piece * chunk, to = from + chunk < rows ? from + chunk : rows;
         if (from < to)
-          unit.linear_convert(call, first + from, first + to, data + from * row_bytes, scales + from);
+          convert(first + from, first + to, data + from * row_bytes, scales + from);
       });
     }
     // A piece is some rows and some columns; the last one done with its rows norms them.

@@ -334,18 +334,19 @@ struct Epilogue {
     const int64_t columns = least(count, call.features - column);
     for (int64_t r = 0; r < rows; ++r) {
       const float* from = sums + r * width;
-      float* to = call.output + (row + r) * call.features + column;
+      float* to = call.output + (row + r) * call.output_stride + column;
       const float* residual = call.residual ? call.residual + (row + r) * call.residual_stride + column : nullptr;
       for (int64_t c = 0; c < columns; c += WIDTH) {
         Floats value = load(from + c);
         if (call.bias) value += load(call.bias + column + c, columns - c);
+        if (residual && call.adds_first) value += load(residual + c, columns - c);
         value = activate<KIND>(value, call.alpha, call.beta);
         if (call.gated) {
           Floats factor = load(from + count + c);
           if (call.bias) factor += load(call.bias + call.features + column + c, columns - c);
           value *= factor;
         }
-        if (residual) value += load(residual + c, columns - c);
+        if (residual && !call.adds_first) value += load(residual + c, columns - c);
         store(to + c, value, columns - c);
       }
     }

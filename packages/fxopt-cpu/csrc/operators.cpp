@@ -32,7 +32,8 @@ Tensor linear(Tensor input, Tensor panels, std::optional<Tensor> scale, std::opt
   } else if (type == ScalarType::Char) {
     call.format = INT8, together = 4;
     if (!scale || !sums) refuse(LINEAR, ": panels of int8 need scale and sums");
-    if (call.depth > 65536) refuse(LINEAR, ": input has ", call.depth, " columns, and int8 sums hold 65536; use bfloat16");
+    if (call.depth > MOST_DEPTH)
+      refuse(LINEAR, ": input has ", call.depth, " columns, and int8 sums hold ", MOST_DEPTH, "; use bfloat16");
   } else {
     check_type(LINEAR, "panels", panels, ScalarType::Float);
   }
@@ -65,7 +66,7 @@ Tensor linear(Tensor input, Tensor panels, std::optional<Tensor> scale, std::opt
   call.input_stride = row_stride(input);
   call.input = static_cast<const float*>(input.const_data_ptr());
   Tensor result = empty(LINEAR, shape);
-  call.output = static_cast<float*>(result.mutable_data_ptr());
+  call.output = static_cast<float*>(result.mutable_data_ptr()), call.output_stride = features;
   if (call.rows) run_linear(call);
   return result;
 }

@@ -13,7 +13,7 @@
 namespace {
 
 constexpr const char* OP = "fxopt::run";
-constexpr int64_t FORMAT = 5;
+constexpr int64_t FORMAT = 6;
 enum StepKind : int64_t {
   LINEAR_STEP = 1, ATTENTION_STEP, NORM_STEP, EMBEDDING_STEP, ELEMENTWISE_STEP, CONVOLUTION_STEP, POOL_STEP,
   PICK_STEP, BLOCK_STEP
@@ -44,6 +44,7 @@ int64_t size_of(ScalarType type) {
   }
 }
 
+int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
 int64_t product(std::initializer_list<int64_t> factors) { return ::product(OP, factors); }
 
 // The elements from the first to the last of such sizes, of which the first `count` have strides and the rest lie together.
@@ -118,7 +119,7 @@ class Reader {
 void linear(Reader& plan) {
   Linear call{};
   call.format = Format(plan.size(0, 2));
-  call.rows = plan.size(), call.depth = plan.size(0, call.format == INT8 ? 65536 : LARGEST), call.features = plan.size(1);
+  call.rows = plan.size(), call.depth = plan.size(0, call.format == INT8 ? MOST_DEPTH : LARGEST), call.features = plan.size(1);
   call.activation = plan.size(0, 13), call.alpha = plan.real(), call.beta = plan.real();
   call.norm = plan.size(0, 2), call.epsilon = plan.real(), call.gated = plan.size(0, 1);
   const bool rounded = plan.size(0, call.format == INT8);
@@ -137,7 +138,7 @@ void linear(Reader& plan) {
   call.residual = plan.floats(extent<2>({call.rows, call.features}, &call.residual_stride, 1), true);
   call.norm_weight = plan.floats(call.features, true);
   call.norm_bias = plan.floats(call.features, true);
-  call.output = plan.result(product({call.rows, call.features}));
+  call.output = plan.result(product({call.rows, call.features})), call.output_stride = call.features;
   if (call.rows) run_linear(call);
 }
 
@@ -273,8 +274,19 @@ Convolution convolution(Reader& plan, bool reads = true, bool writes = true) {
   const int64_t groups = call.depthwise ? 1 : call.groups, padded = (call.features / groups + 15) / 16 * 16 * groups;
   if (call.result_pitch < call.features || (planes && call.pitch != call.channels))
     refuse(OP, ": step ", plan.step, " of the plan has pixels that lie in each other");
+  const int64_t depth = product({taps, call.channels / call.groups});
+  const bool integers = plan.size(0, 1), rounded = plan.size(0, integers);
+  if (integers && (call.groups != 1 || planes || depth > MOST_DEPTH))
+    refuse(OP, ": step ", plan.step, " of the plan has a layer that integers do not compute");
   if (reads) call.input = plan.floats(pixels_of(call.images, call.height, call.width, call.channels, call.pitch));
-  call.panels = plan.floats(product({padded, taps, call.channels / call.groups}));
+  if (integers)
+    call.integers = plan.operand(ScalarType::Char, product({padded, divide_up(depth, 4), 4}));
+  else
+    call.panels = plan.floats(product({padded, depth}));
+  call.scale = plan.floats(padded, !integers);
+  call.sums = static_cast<const int32_t*>(plan.operand(ScalarType::Int, padded * (rounded ? 2 : 1), !integers));
+  call.rounding = plan.floats(product({2, call.channels}), !rounded);
+  if (call.rounding && !rounded) refuse(OP, ": step ", plan.step, " of the plan rounds images, and has an operand that rounds them");
   call.bias = plan.floats(call.features, true);
   call.residual = plan.floats(product({call.images, call.rows, call.columns, call.features}), true);
   if (writes) call.output = plan.result(pixels_of(call.images, call.rows, call.columns, call.features, call.result_pitch));
@@ -296,7 +308,7 @@ void block(Reader& plan) {
   const Convolution expand = convolution(plan, true, false), deep = convolution(plan, false, !projects);
   const Convolution project = projects ? convolution(plan, false) : deep;
   const bool ends = !projects || (is_pointwise(project) && !project.depthwise && follows(project, deep));
-  if (expand.depthwise || may_be_winograd(expand) || !deep.depthwise || !follows(deep, expand) || !ends)
+  if (expand.integers || project.integers || expand.depthwise || may_be_winograd(expand) || !deep.depthwise || !follows(deep, expand) || !ends)
     refuse(OP, ": step ", plan.step, " of the plan has layers that are no block");
   if (product({rows_read(deep), deep.width, deep.channels}) + product({deep.columns, deep.features}) > MOST_OF_STRIPE)
     refuse(OP, ": step ", plan.step, " of the plan has rows that are too large for a block");

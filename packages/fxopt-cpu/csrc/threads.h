@@ -6,6 +6,7 @@
 #include <atomic>
 #include <cstdint>
 #include <cstdlib>
+#include <functional>
 #include <new>
 
 #include "team.h"
@@ -37,9 +38,14 @@ void run_pieces(int64_t pieces, double nanoseconds, const Function& function) {
   });
 }
 
+// Computes a product whose rows a function converts, instead of the unit's; linear.cpp.
+struct Linear;
+typedef std::function<void(int64_t first, int64_t last, char* data, float* scales)> Convert;
+void run_linear(const Linear&, const Convert& convert);
+
 // This thread's memory for what lasts no longer than a call; it keeps what it has grown to. Aligned to 64 bytes. Each USE has
 // memory of its own: the kernels', and the arena of a plan that calls them.
-enum Use { KERNELS, ARENA, WEIGHTS };
+enum Use { KERNELS, ARENA, WEIGHTS, PIXELS };
 template <Use USE = KERNELS>
 inline char* scratch(size_t bytes) {
   struct Memory {

@@ -35,8 +35,9 @@ def fxopt_pipelines() -> Mapping[str, str]:
     fused = "fuse-scaled-dot-product-attention,fuse-attention,fuse-norms"
     packed = "fuse-linears,fuse-convolutions,plan-regions"
     rounded = {
-        "int8": "fuse-linears{weights='int8'}",
-        "int8-static": "fuse-linears{weights='int8' activations='static'}",
+        "int8": "fuse-linears{weights='int8'},fuse-convolutions{weights='int8'}",
+        "int8-static": "fuse-linears{weights='int8' activations='static'},"
+        "fuse-convolutions{weights='int8' activations='static'}",
         "bf16": "fuse-linears{weights='bfloat16'}",
     }
     return {
@@ -56,4 +57,5 @@ def fxopt_layers() -> Iterable[type[nn.Module]]:
         *(cpu.PanelLinear, *attention, cpu.SumNorm, cpu.EmbeddingNorm),
         cpu.PackedConv1d,
         cpu.PackedConv2d,
+        cpu.QuantizedConv2d,
     )

@@ -10,13 +10,13 @@ from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from fxopt_cpu.layers.epilogue import NONE
 from fxopt_cpu.layers.packed_layer import PackedLayer, bias_fits, runs_by_onednn
 from fxopt_cpu.layers.thawing import Packed, Thawing, thawing
 from fxopt_cpu.operators import onednn
-from fxopt_cpu.operators.conv import unpack_convolution
+from fxopt_cpu.operators.conv import pack_convolution, unpack_convolution
 from fxopt_rewrite import (
     Watched,
     check_settings,
@@ -54,9 +54,15 @@ class ConvolutionPanels(Packed):
 
     Attributes:
         panels: the weight.
+        scale: the scales of integers, by channel of the result; None for floating-point weights.
+        sums: the sums of the integers, and of their products with the inputs' shifts; None likewise.
+        rounding: factors and shifts of inputs; None where each image is rounded by its largest number.
     """
 
     panels: Tensor
+    scale: Tensor | None = None
+    sums: Tensor | None = None
+    rounding: Tensor | None = None
 
 
 class PackedConv2d(PackedLayer):
@@ -242,11 +248,16 @@ class PackedConv2d(PackedLayer):
         even = rows[0] == rows[1] and columns[0] == columns[1]
         padded = input if even else F.pad(input, (*columns, *rows))
         padding = (rows[0], columns[0]) if even else (0, 0)
-        result = F.conv2d(padded, self.weight, self.bias, self.stride, padding, self.dilation, self.groups)
+        result = F.conv2d(
+            padded, self._plain_weight(input), self.bias, self.stride, padding, self.dilation, self.groups
+        )
         result = self.activation(result if other is None else result + other)
         if self.memory_format == "channels_last" and isinstance(result, Tensor) and result.dim() == 4:  # type: ignore[redundant-expr]  # a Proxy while fx traces
             return result if runs_in_transform() else result.contiguous(memory_format=torch.channels_last)
         return result.contiguous() if self.memory_format == "contiguous" else result
+
+    def _plain_weight(self, input: Tensor) -> Tensor:
+        return self.weight
 
     def _pack(self, weight: Tensor, bias: Tensor | None, input: Tensor) -> Tensor | None:
         """Pack the weight, if this processor has the operators and changes of the weight can be noticed."""
@@ -264,23 +275,37 @@ class PackedConv2d(PackedLayer):
             packed = onednn.pack_convolution(weight, plan.padding, *self._operands, tuple(input.shape))
         return self.packing.keep(weight, bias, packed)
 
-    def packed(self, pack: Callable[[Any], Tensor] | None = None) -> ConvolutionPanels | None:
-        """Return the weight as plans read it, while it has not changed; then what a function packs, or None.
+    def packed(self) -> ConvolutionPanels:
+        """Return the weight as plans read it.
 
         The plain weight is dropped as that of `PanelLinear` is, but not where calls of this layer have packed it, too.
         """
-        held = self.holder
         packed: ConvolutionPanels | None = getattr(self, "_panels", None)
-        if packed is not None and packed.stands_for(held, drops=self.drops):
-            return packed
-        self._panels = None
-        if pack is not None:
+        if packed is None or not packed.stands_for(self.holder, drops=self.drops):
+            self._panels = None
             self.packing.clear()
-            panels = pack(self)
-            weight = held["weight"]
-            made = {"weight": partial(_unpacked, panels, weight.shape, self.groups)}
-            self._panels = ConvolutionPanels(Watched([weight]), made, panels)
-        return self._panels
+            packed = self._panels = self._as_panels()
+        return packed
+
+    @property
+    def packable(self) -> bool:
+        """Whether the weight is one that can be packed for plans."""
+        if self.holder.frozen:  # a dropped weight is what they take
+            return True
+        weight = self.weight
+        right = type(weight) is nn.Parameter and weight.shape == self.weight_shape
+        return right and weight.dtype is torch.float32 and weight.is_cpu
+
+    def _as_panels(self) -> ConvolutionPanels:
+        weight = self.weight
+        panels = pack_convolution(self._window(weight.detach()), self.groups)
+        return ConvolutionPanels(Watched([weight]), {"weight": self._unpacks(panels)}, panels)
+
+    def _window(self, weight: Tensor) -> Tensor:
+        return weight if self.dims == 2 else weight.unsqueeze(-2)
+
+    def _unpacks(self, panels: Tensor) -> Callable[[], Tensor]:
+        return partial(_unpacked, panels, self.weight_shape, self.groups)
 
     @property
     def holder(self) -> Thawing:
@@ -295,9 +320,9 @@ class PackedConv2d(PackedLayer):
     def forget_derived(self) -> None:
         """Drop what was made of the weight."""
         super().forget_derived()
-        held = self._parameters
-        if isinstance(held, Thawing):
-            held.thaw()
+        for held in (self._parameters, self._buffers):
+            if isinstance(held, Thawing):
+                held.thaw()
         self._panels = None
 
     def _plan(self, shape: torch.Size) -> ConvolutionPlan | None:

@@ -130,12 +130,6 @@ class PackedLayer(Layer):
         """Return the attributes alone, to be copied and saved."""
         return dict(vars(self))
 
-    def _apply(self, fn: Any, recurse: bool = True) -> PackedLayer:
-        """Drop the packed copy when parameters are converted or moved."""
-        self.forget_derived()
-        applied: PackedLayer = super()._apply(fn, recurse)  # type: ignore[no-untyped-call]  # untyped in torch
-        return applied
-
 
 def bias_fits(bias: Tensor | None, weight: Tensor) -> bool:
     """Return whether a bias is safe for the operators, which do not check its size."""

@@ -265,17 +265,6 @@ class PanelLinear(Layer):
         except AttributeError:
             return None
 
-    def _apply(self, fn: Any, recurse: bool = True) -> PanelLinear:
-        """Drop the panels when parameters are converted or moved; scales and rounding stay in float32."""
-        self.forget_derived()
-        kept = {key: self._buffers[key] for key in ("scale", "rounding") if key in self._buffers}
-        applied: PanelLinear = super()._apply(fn, recurse)  # type: ignore[no-untyped-call]  # untyped in torch
-        for key, tensor in kept.items():
-            moved = self._buffers[key]
-            if tensor is not None and moved is not None and moved.dtype != tensor.dtype:
-                self._buffers[key] = tensor.to(moved.device)
-        return applied
-
     def _plain(self, input: Tensor, residual: Tensor | None) -> Tensor:
         """Return the result of torch's own functions."""
         weight, bias = self.weight, self.bias

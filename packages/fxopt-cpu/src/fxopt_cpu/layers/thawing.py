@@ -161,6 +161,20 @@ class Layer(nn.Module):
         finally:
             changed()
 
+    def forget_derived(self) -> None:
+        """Drop what was made of the weights; the next call makes it again."""
+
+    def _apply(self, fn: Any, recurse: bool = True) -> Layer:
+        """Drop what was made of the weights when they are converted or moved; scales and rounding stay in float32."""
+        self.forget_derived()
+        kept = {key: self._buffers[key] for key in ("scale", "rounding") if key in self._buffers}
+        applied: Layer = super()._apply(fn, recurse)  # type: ignore[no-untyped-call]  # untyped in torch
+        for key, tensor in kept.items():
+            moved = self._buffers[key]
+            if tensor is not None and moved is not None and moved.dtype != tensor.dtype:
+                self._buffers[key] = tensor.to(moved.device)
+        return applied
+
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Take over the attributes of a file or a copy, and tell of it."""
         try:

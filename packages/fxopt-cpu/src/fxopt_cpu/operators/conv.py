@@ -3,6 +3,9 @@
 The weight (out, in of a group, height, width) lies in panels (panels, taps * in, 16), as in `fxopt::linear`, those of
 each group by themselves; that of a depthwise convolution in rows (taps, padded channels). A tap is one place of the
 kernel.
+
+An int8 weight has the panels, scales and sums of an int8 linear layer with taps * in columns. Images are rounded to
+integers, too: each in steps of its own, from its largest magnitude, or all as `rounding` (2, in) says for each channel.
 """
 
 from __future__ import annotations
@@ -14,15 +17,22 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fxopt_cpu.operators.definition import Operator
-from fxopt_cpu.operators.linear import PANEL, activate, pack, unpack
+from fxopt_cpu.operators.linear import LARGEST, PANEL, TOGETHER, activate, pack, quantize, unpack
+
+LEAST_NUMBER = 1e-30  # as in csrc/conv.cpp: the least that counts as the largest of an image
 
 
-def shape_of_panels(features: int, channels: int, taps: int, groups: int) -> tuple[int, ...]:
+def shape_of_panels(
+    features: int, channels: int, taps: int, groups: int, dtype: torch.dtype = torch.float32
+) -> tuple[int, ...]:
     """Return the shape of the packed weight of a convolution.
 
     >>> shape_of_panels(40, 8, 9, groups=2), shape_of_panels(40, 40, 9, groups=40)
     ((4, 36, 16), (9, 48))
     """
+    if dtype is torch.int8:
+        together = TOGETHER[dtype]
+        return -(-features // PANEL), -(-taps * channels // together), PANEL, together
     if _is_depthwise(features, channels // groups, groups):
         return taps, -(-features // PANEL) * PANEL
     return groups * -(-(features // groups) // PANEL), taps * (channels // groups), PANEL
@@ -56,6 +66,19 @@ def unpack_convolution(panels: Tensor, shape: Sequence[int], groups: int = 1) ->
     return rows.reshape(features, height, width, channels).permute(0, 3, 1, 2)
 
 
+def quantize_convolution(weight: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the integers of a weight (out, in, height, width), and one scale (out,) for each channel of the result.
+
+    Key maps name this function. See `quantize`.
+
+    >>> integers, scale = quantize_convolution(torch.tensor([-2.54, 1.27]).view(1, 2, 1, 1))
+    >>> integers.flatten().tolist(), scale
+    ([-127, 64], tensor([0.0200]))
+    """
+    integers, scale = quantize(weight.flatten(1))
+    return integers.view(weight.shape), scale
+
+
 def _is_depthwise(features: int, channels: int, groups: int) -> bool:
     return groups > 1 and channels == 1 and features == groups
 
@@ -74,12 +97,33 @@ def _reference(
     alpha: float,
     beta: float,
     residual: Tensor | None,
+    scale: Tensor | None = None,
+    sums: Tensor | None = None,
+    rounding: Tensor | None = None,
 ) -> Tensor:
     """Compute the convolution by torch's operators."""
-    weight = unpack_convolution(panels, (features, input.shape[1] // groups, *kernel), groups)
+    weight = unpack_convolution(panels, (features, input.shape[1] // groups, *kernel), groups).to(input.dtype)
     top, bottom, left, right = padding
     padded = F.pad(input, (left, right, top, bottom))
-    value = F.conv2d(padded, weight.to(input.dtype), bias, tuple(stride), 0, tuple(dilation), groups)
+    settings = tuple(stride), 0, tuple(dilation), groups
+    if scale is None:
+        value = F.conv2d(padded, weight, bias, *settings)
+    else:
+        weight = weight * scale[:features].to(input.dtype).view(-1, 1, 1, 1)
+        finite = padded.isfinite()
+        numbers = padded.where(finite, 0.0)
+        if rounding is None:
+            largest = numbers.flatten(1).abs().amax(1) if numbers[0:1].numel() else numbers.new_zeros(len(numbers))
+            factor, shift = (LARGEST / largest.clamp_min(LEAST_NUMBER)).view(-1, 1, 1, 1), 0.0
+            rounded = (numbers * factor).round() / factor
+        else:
+            factor, shift = rounding.to(input.dtype).view(2, -1, 1, 1)
+            rounded = (numbers * factor + shift).round().clamp(-LARGEST, LARGEST) - shift
+            padded = padded * factor
+        value = F.conv2d(rounded, weight, bias, *settings)
+        # What reads NaN or infinity is computed as float32 computes it.
+        reads = F.conv2d((~finite).any(1, keepdim=True).to(input.dtype), input.new_ones(1, 1, *kernel), None, *settings)
+        value = F.conv2d(padded, weight, bias, *settings).where(reads > 0, value)
     value = value if residual is None else value + residual
     return activate(value, activation, alpha, beta).contiguous(memory_format=torch.channels_last)
 
@@ -104,7 +148,8 @@ def _fake(
 
 CONV = Operator(
     "conv(Tensor input, Tensor panels, Tensor? bias, int features, int[] kernel, int[] stride, int[] padding,"
-    " int[] dilation, int groups, int activation, float alpha, float beta, Tensor? residual) -> Tensor",
+    " int[] dilation, int groups, int activation, float alpha, float beta, Tensor? residual, Tensor? scale=None,"
+    " Tensor? sums=None, Tensor? rounding=None) -> Tensor",
     _fake,
     _reference,
 )

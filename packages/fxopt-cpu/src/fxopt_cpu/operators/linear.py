@@ -131,9 +131,17 @@ def quantize(weight: Tensor, *, transposed: bool = False) -> tuple[Tensor, Tenso
 def pack_bytes(integers: Tensor, scale: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Return the panels, scales and sums of an int8 weight (out, in) with one scale for each row."""
     panels = pack(integers)
-    padded = scale.new_zeros(panels.shape[0] * PANEL)
-    padded[: scale.shape[0]] = scale
-    return panels, padded, panels.sum((1, 3), dtype=torch.int32).flatten()
+    return panels, padded_scale(scale, panels), sums_of(panels)
+
+
+def padded_scale(scale: Tensor, panels: Tensor) -> Tensor:
+    """Return the scales of columns, with zeros for those that fill up the last panel."""
+    return F.pad(scale, (0, panels.shape[0] * PANEL - scale.shape[0]))
+
+
+def sums_of(panels: Tensor) -> Tensor:
+    """Return the sums of each column's integers."""
+    return panels.sum((1, 3), dtype=torch.int32).flatten()
 
 
 def shifted_sums(panels: Tensor, shift: Tensor) -> Tensor:

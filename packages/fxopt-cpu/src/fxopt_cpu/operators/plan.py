@@ -21,7 +21,7 @@ from fxopt_cpu.operators.conv import shape_of_panels
 from fxopt_cpu.operators.definition import Operator
 from fxopt_cpu.operators.linear import PANEL, TOGETHER
 
-FORMAT = 5
+FORMAT = 6
 LINEAR, ATTENTION, NORM, EMBEDDING, ELEMENTWISE, CONVOLUTION, POOL, PICK, BLOCK = range(1, 10)
 OPERATIONS = ("copy", "add", "subtract", "multiply", "divide")
 FEW_CHANNELS, MOST_COPIED = 8, 4096  # as in csrc/kernels.h
@@ -127,7 +127,7 @@ class _Layer(NamedTuple):
     settings: tuple[object, ...]  # stride and padding
     reach: int  # rows that one row of results reads
     depthwise: bool
-    whole: bool  # perhaps by Winograd's products, which blocks do not compute
+    whole: bool  # of integers, or perhaps by Winograd's products, which blocks do not compute
     residual: bool
 
 
@@ -402,33 +402,37 @@ class PlanBuilder:
         alpha: float = 0.0,
         beta: float = 0.0,
         residual: Value | None = None,
+        scale: Value | None = None,
+        sums: Value | None = None,
+        rounding: Value | None = None,
     ) -> Value:
         """`fxopt::conv`: (images, channels, height, width), channels last in memory."""
-        taps, channels = math.prod(kernel), input.shape[1]
-        expected = shape_of_panels(features, channels, taps, groups)
-        if panels.shape != expected or channels % groups:
+        taps, channels, integers = math.prod(kernel), input.shape[1], panels.layout.dtype is torch.int8
+        expected = shape_of_panels(features, channels, taps, groups, panels.layout.dtype)
+        if panels.shape != expected or channels % groups or (integers and groups > 1):
             raise ValueError(
                 f"conv: panels have shape {panels.shape}, expected {expected} for {features} of {channels} by {groups}"
             )
         # Few channels are copied anyway: they may lie one by one, as those of colour images do.
         few = groups == 1 and channels < FEW_CHANNELS and taps > 1 and taps * channels <= MOST_COPIED
-        planes = few and tuple(dilation) == (1, 1) and input.layout.is_contiguous()
+        planes = few and not integers and tuple(dilation) == (1, 1) and input.layout.is_contiguous()
         images, numbers, sizes = self._window(input, kernel, stride, padding, dilation, planes=planes)
         result = self._result((input.shape[0], *sizes, features))
         other = None if residual is None else self._channels_last(residual, together=True)
         if other is not None and other.shape != result.shape:
             raise ValueError(f"conv: the residual has the layout {other.shape}, expected {result.shape}")
         numbers += [channels if planes else self._pitch(images), self._pitch(result), features, groups, int(planes)]
-        numbers += [activation, _bits(alpha), _bits(beta)]
+        numbers += [activation, _bits(alpha), _bits(beta), int(integers), int(rounding is not None)]
         products = math.prod(result.shape) * taps * (channels // groups)
         pitched = (result,) if planes else (images, result)
         settings, reach = (*stride, *padding), (kernel[0] - 1) * dilation[0] + 1
         deep = groups > 1 and groups == channels == features
-        whole = not few and (*kernel, *stride, *dilation, groups) == (3, 3, 1, 1, 1, 1, 1)
+        whole = integers or (not few and (*kernel, *stride, *dilation, groups) == (3, 3, 1, 1, 1, 1, 1))
         self._layers[len(self._steps)] = _Layer(
             images, result, tuple(kernel), settings, reach, deep, whole, residual is not None
         )
-        self._step(CONVOLUTION, numbers, [images, panels, bias, other, result], products, pitched=pitched)
+        operands = [images, panels, scale, sums, rounding, bias, other, result]
+        self._step(CONVOLUTION, numbers, operands, products // (3 if integers else 1), pitched=pitched)
         return result.permute(0, 3, 1, 2)
 
     def pool(
@@ -536,7 +540,7 @@ class PlanBuilder:
     def _ends(self, project: _Layer, deep: _Layer, step: int) -> bool:
         """Return whether a step computes single pixels of what a depthwise one has computed for it alone."""
         single = project.kernel == (1, 1) and project.settings == (1, 1, 0, 0, 0, 0) and not project.depthwise
-        return single and not deep.residual and self._is_between(deep, project, step)
+        return single and not project.whole and not deep.residual and self._is_between(deep, project, step)
 
     def _is_between(self, first: _Layer, second: _Layer, step: int) -> bool:
         """Return whether the result of the step before goes to this one alone; then it needs no place."""

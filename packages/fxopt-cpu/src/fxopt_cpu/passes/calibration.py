@@ -62,10 +62,11 @@ def _call(given: object) -> Call:
     )
 
 
-def ranges_of(graph_module: GraphModule, depths: Mapping[int, int]) -> dict[int, Tensor]:
+def ranges_of(graph_module: GraphModule, depths: Mapping[int, tuple[int, int]]) -> dict[int, Tensor]:
     """Return the least and the largest of each element of what meets a weight (2, in), by the weight's ``id``.
 
-    Weights that no call reaches are left out. ``depths`` are the inputs' sizes, likewise by the weights' ``id``.
+    Weights that no call reaches are left out. ``depths`` are how many elements they are, and their dimension of the
+    input, likewise by the weights' ``id``.
 
     Raises:
         PreconditionError: The graph module has no data.
@@ -87,7 +88,7 @@ def ranges_of(graph_module: GraphModule, depths: Mapping[int, int]) -> dict[int,
 class _Ranges(TorchFunctionMode):
     """Notes the inputs of products: what stands before a weight among the arguments of a function."""
 
-    def __init__(self, depths: Mapping[int, int]) -> None:
+    def __init__(self, depths: Mapping[int, tuple[int, int]]) -> None:
         super().__init__()
         self.depths = depths
         self.found: dict[int, Tensor] = {}
@@ -96,9 +97,9 @@ class _Ranges(TorchFunctionMode):
         """Note, and compute."""
         values = (*args, *(kwargs or {}).values())
         for input, weight in pairwise(values):
-            depth = self.depths.get(id(weight))
-            if depth is not None and isinstance(input, Tensor) and input.shape[-1:] == (depth,) and input.numel():
-                rows = input.detach().reshape(-1, depth)
+            size, dim = self.depths.get(id(weight), (None, 0))
+            if isinstance(input, Tensor) and input.dim() > dim and input.numel() and input.shape[dim] == size:
+                rows = input.detach().movedim(dim, -1).flatten(0, -2)
                 ends = torch.stack((rows.amin(0), rows.amax(0))).float()
                 former = self.found.get(id(weight), ends)
                 self.found[id(weight)] = torch.stack(

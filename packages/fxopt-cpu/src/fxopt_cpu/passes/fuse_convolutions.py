@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import Any, ClassVar
 
+import torch
+from torch import Tensor
 from torch.fx import Node
 
 from fxopt_core import Refusal
 from fxopt_cpu.layers.epilogue import NONE, Activation
 from fxopt_cpu.layers.packed_conv import PackedConv1d, PackedConv2d, Pair, sides_of
+from fxopt_cpu.layers.quantized_conv import QuantizedConv2d
+from fxopt_cpu.operators.conv import quantize_convolution
 from fxopt_cpu.operators.onednn import ALTER_EXTREMES, HIDE_NAN, why_unsupported
-from fxopt_cpu.passes.matching import REASONS, parameter_of
+from fxopt_cpu.operators.rounding import lost, rounding, static
+from fxopt_cpu.passes import low_precision
+from fxopt_cpu.passes.calibration import ranges_of
+from fxopt_cpu.passes.matching import REASONS, kernels_refusal, parameter_of
 from fxopt_cpu.passes.memory_formats import format_of, is_ambiguous, leave_channels_last
 from fxopt_cpu.passes.neighbours import Padding, Sum, activation_after, padding_before, sum_after
 from fxopt_rewrite import (
@@ -40,6 +47,8 @@ class ConvolutionSite:
         sum: the addition after it, or None.
         last: the node whose value the packed module computes.
         activation: the activation at the end.
+        left_out: by which option the pass leaves it alone, as (reason code, predicate); None if it does not.
+        ends: the least and largest value of each channel of its input, (2, in); None where they are not known.
     """
 
     call: ConvolutionCall
@@ -47,6 +56,8 @@ class ConvolutionSite:
     sum: Sum | None
     last: Node
     activation: Activation
+    left_out: tuple[str, str] | None = None
+    ends: Tensor | None = None
 
     @property
     def label(self) -> str:
@@ -66,7 +77,7 @@ class ConvolutionSite:
         return self.call.input if self.padding is None else self.padding.input
 
 
-class FuseConvolutions(ReversibleSitePass[ConvolutionSite]):
+class FuseConvolutions(low_precision.Options, ReversibleSitePass[ConvolutionSite]):
     """``activation(conv2d(pad(x)) + other)`` -> ``packed(x, other)``: one call of oneDNN's operator.
 
     Zero padding, the addition of a value of the same shape, and an activation (those of `FuseLinears`) are included if
@@ -81,18 +92,41 @@ class FuseConvolutions(ReversibleSitePass[ConvolutionSite]):
 
     Convolutions over one dimension, where a graph has three or more, become `PackedConv1d`, for plans.
 
+    With ``weights="int8"``, weights are rounded, with one scale for each channel of the result, and inputs at each
+    call: the pass approximates, by no more than `promised_sqnr`. Each image is rounded in steps of its own, so that it
+    changes no result of another image; or, with ``activations="static"``, each channel has a range that data have shown
+    (`calibrated`). Convolutions of images in one group of channels become `QuantizedConv2d`.
+
     Refused: other dtypes and devices, processors without the operators, and shared, tied and mutated tensors.
 
     Args:
-        keep_nan: whether these, and hardswish, whose results above 1e37 differ, stay calls of torch's own.
+        weights: ``"float32"`` or ``"int8"``.
+        activations: ``"dynamic"``, by images, or ``"static"``; for int8.
+        where: glob pattern over full module names; layers with other names are left alone.
+        keep: glob patterns; layers with such names are left alone.
+        keep_first: how many convolutions are left alone at the beginning.
+        keep_last: how many are left alone at the end.
+        min_weights: the least number of weights of a layer in int8: with fewer, rounding the image takes longer than
+            the product gains.
+        keep_originals: whether the former weights are kept beside those in int8, so that the pass can be undone and
+            the original ``state_dict`` be had.
+        keep_nan: whether oneDNN's activations that hide NaN, and hardswish, whose results above 1e37 differ, stay calls
+            of torch's own.
+
+    Raises:
+        PassOptionError: ``weights`` or ``activations`` is something else, or a count is negative.
+        PreconditionError: ``activations`` is ``"static"``, and there are no data.
+        NotReversibleError: It is to be undone, weights were rounded, and ``keep_originals`` is off.
 
     Source:
         ``torch.ops.mkldnn._convolution_pointwise``, which inductor calls on CPUs, too: oneDNN applies the
-        element-wise operation before it writes the result.
+        element-wise operation before it writes the result. Integers: Jacob et al., Quantization and Training of Neural
+        Networks for Efficient Integer-Arithmetic-Only Inference, https://arxiv.org/abs/1712.05877.
 
     Cost:
         One call instead of several, and no tensors between them. From the first call on, the module holds a packed
-        copy of the weight besides the parameter.
+        copy of the weight besides the parameter. In int8, the packed weight takes the place of the plain one, and a
+        quarter of its memory.
 
     >>> import torch
     >>> from torch import nn
@@ -107,10 +141,30 @@ class FuseConvolutions(ReversibleSitePass[ConvolutionSite]):
         "fewer gain too little in a plan. Nothing to do: plans or torch compute the others.",
         "padding-mode": "The convolution pads by reflection, replication or around the edge, and the operators pad "
         "with zeros. Nothing to do: one operator cannot do both.",
+        "not-in-int8": "In int8, only convolutions of images with one group of channels are computed. Nothing to do: "
+        "the pipelines pack the others in float32.",
+        **low_precision.REASONS,
     }
+    kinds = ("float32", "int8")
+    arithmetic = (quantize_convolution, static, lost)
 
-    def __init__(self, *, keep_nan: bool = False) -> None:
-        self.keep_nan = keep_nan
+    def __init__(
+        self,
+        *,
+        weights: str = "float32",
+        activations: str = "dynamic",
+        where: str = "*",
+        keep: Sequence[str] = (),
+        keep_first: int = 0,
+        keep_last: int = 0,
+        min_weights: int = 64 * 128,
+        keep_originals: bool = False,
+        keep_nan: bool = False,
+    ) -> None:
+        self.weights, self.activations, self.where, self.keep = weights, activations, where, keep
+        self.keep_first, self.keep_last = keep_first, keep_last
+        self.min_weights, self.keep_originals, self.keep_nan = min_weights, keep_originals, keep_nan
+        self.check_options()
 
     def match(self, index: GraphIndex) -> Iterator[ConvolutionSite | Refusal]:
         """Yield the convolutions over one and two dimensions."""
@@ -138,25 +192,66 @@ class FuseConvolutions(ReversibleSitePass[ConvolutionSite]):
                 found = f"convolution `{call.label}` is {kind}, over {call.dims} dimension{plural}"
                 message = f"{found}; expected a plain one over 1 or 2"
                 sites.append(index.refuse(call.label, "other-convolution", message, node))
-        yield from _without_early_overwrites(sites, index)
+        ranges: dict[int, Tensor] = {}
+        if self.is_static and plain:
+            ranges = ranges_of(index.graph_module, {id(each.weight.tensor): (each.in_channels, 1) for each in plain})
+        found, place = sum(isinstance(site, ConvolutionSite) for site in sites), 0
+        for site in _without_early_overwrites(sites, index):
+            if isinstance(site, ConvolutionSite):
+                ends = ranges.get(id(site.call.weight.tensor))
+                left_out = self.left_out(site.label, place, found - 1 - place)
+                place += 1
+                yield replace(site, left_out=left_out, ends=ends)
+            else:
+                yield site
 
     def check(self, site: ConvolutionSite, index: GraphIndex) -> Refusal | None:
         """Refuse what oneDNN cannot compute, other padding than zeros, and shared, tied or mutated tensors."""
         call = site.call
+        if site.left_out is not None:
+            return index.refuse(
+                call.label, site.left_out[0], f"convolution `{call.label}` {site.left_out[1]}", call.node
+            )
         if call.padding_mode != "zeros":
             message = f"convolution `{site.label}` has padding_mode={call.padding_mode!r}; oneDNN only pads with zeros"
             return index.refuse(site.label, "padding-mode", message, call.node)
         unsupported = why_unsupported(call.weight.tensor.dtype, call.weight.tensor.device)
         if unsupported is not None:
             return index.refuse(call.label, unsupported[0], f"convolution `{call.label}` {unsupported[1]}", call.node)
-        return tensors_refusal(call, index) or sharing_refusal(call, [call.node], index)
+        problem = self._problem(site) if self.weights == "int8" else None
+        if problem is not None:
+            return index.refuse(call.label, problem[0], f"convolution `{call.label}` {problem[1]}", call.node)
+        refusal = tensors_refusal(call, index) or sharing_refusal(call, [call.node], index)
+        return refusal or (kernels_refusal(call.label, index, call.node) if self.weights == "int8" else None)
+
+    def _problem(self, site: ConvolutionSite) -> tuple[str, str] | None:
+        """Return why a layer cannot be computed in int8, as (reason code, predicate)."""
+        call, size = site.call, site.call.weight.tensor.numel()
+        if call.dims != 2 or call.groups != 1:
+            return "not-in-int8", f"has {call.dims} dimensions and {call.groups} groups, expected 2 and 1"
+        if call.training:
+            return "training", "is in train mode"
+        if call.weight.tensor.dtype is not torch.float32:
+            return "unsupported-dtype", f"is {call.weight.tensor.dtype}; panels in int8 are made of torch.float32"
+        if size < self.min_weights or call.in_channels < FEWEST_CHANNELS:
+            found, least = f"{size} weights of {call.in_channels} channels", f"min_weights={self.min_weights}"
+            return "too-small", f"has {found}, expected {least} and {FEWEST_CHANNELS} channels"
+        if size > MOST_DEPTH * call.out_channels:
+            return "not-in-int8", f"sums {size // call.out_channels} products, and 32 bits hold {MOST_DEPTH}"
+        if not low_precision.is_finite(call.weight.tensor):
+            return "out-of-range", f"has NaN or infinite values in `{call.weight.name}`"
+        if self.is_static and (site.ends is None or not site.ends.isfinite().all()):
+            return low_precision.NO_RANGE
+        return None
 
     def rewrite(self, site: ConvolutionSite, edit: Editor) -> None:
         """Insert one module with the same parameters, and drop what it replaces."""
         if site.activation.name in HIDE_NAN:
             edit.note(f"oneDNN's {site.activation.name} makes a number of NaN")
-        call, nodes, module = site.call, site.nodes, _packed(site)
+        call, nodes, is_int8 = site.call, site.nodes, self.weights == "int8"
+        module = _packed(site, is_int8)
         refs = {key: ref for key, ref in (("weight", call.weight), ("bias", call.bias)) if ref is not None}
+        weight = refs.pop("weight") if is_int8 else call.weight
         for key, ref in refs.items():
             module.register_parameter(key, parameter_of(ref.tensor))
         full = call.module_name or call.weight.name
@@ -166,7 +261,16 @@ class FuseConvolutions(ReversibleSitePass[ConvolutionSite]):
         edit.replace(nodes[-1], edit.call_module(name, *inputs, before=before, like=nodes[::-1]))
         for node in reversed(nodes[:-1]):
             edit.erase(node)
-        edit.drop(call, {ref.name: Piece(f"{name}.{key}") for key, ref in refs.items()}, twin=name)
+        pieces = {ref.name: Piece(f"{name}.{key}") for key, ref in refs.items()}
+        if is_int8:
+            for key, tensor in _rounded(weight.tensor, site.ends).items():
+                setattr(module, key, tensor)
+            if self.keep_originals:
+                module.register_parameter("original_weight", parameter_of(weight.tensor))
+                pieces[weight.name] = Piece(f"{name}.original_weight")
+            made = "conv:quantize_convolution" if site.ends is None else "rounding:static"
+            edit.derived(low_precision.derived(weight.name, name, made, ("weight", "scale")))
+        edit.drop(call, pieces, twin=name)
         for node in nodes:
             if node is not call.node and node.op == "call_module":
                 edit.drop_unused(node)
@@ -233,27 +337,35 @@ def _fits(call: ConvolutionCall, padding: Padding | None, found: Sum, index: Gra
     return mine is not None and other is not None and same_sizes(mine.shape, other.shape)
 
 
-def _packed(site: ConvolutionSite) -> PackedConv2d:
+def _rounded(weight: Tensor, ends: Tensor | None) -> dict[str, Tensor]:
+    """Return a weight in int8, with what belongs to it."""
+    found, plain = {}, weight.detach()
+    if ends is not None:
+        ends = torch.stack((ends[0].clamp_max(0), ends[1].clamp_min(0)))  # so that padding has a number
+        factors = found["rounding"] = rounding(plain.movedim(1, -1).flatten(0, -2), ends)
+        plain = plain / factors[0].view(-1, 1, 1)
+    found["weight"], found["scale"] = quantize_convolution(plain)
+    return found
+
+
+def _packed(site: ConvolutionSite, is_int8: bool) -> PackedConv2d:
     """Return the packed module of a site, without its parameters."""
     call, kernel = site.call, sides_of(site.call.weight.tensor.shape[2:])
     own = _padding_of(call)
     outer = ((0, 0), (0, 0)) if site.padding is None else site.padding.sides
     rows, columns = ((a[0] + b[0], a[1] + b[1]) for a, b in zip(own, outer, strict=True))
-    return _LAYERS[call.dims](
-        call.in_channels,
-        call.out_channels,
-        kernel,
-        stride=sides_of(call.stride),
-        padding=(rows, columns),
-        dilation=sides_of(call.dilation),
-        groups=call.groups,
-        bias=call.bias is not None,
-        activation=tuple(site.activation),
-        memory_format=_format(site) if call.dims == 2 else "preserve",
-        adds=site.sum is not None,
-        overwrites=call.dims == 2 and site.sum is not None and site.sum.last and site.sum.other is not site.input,
-        device="meta",
-    )
+    settings: dict[str, Any] = {
+        "stride": sides_of(call.stride), "padding": (rows, columns), "dilation": sides_of(call.dilation),
+        "groups": call.groups, "bias": call.bias is not None, "activation": tuple(site.activation),
+        "memory_format": _format(site) if call.dims == 2 else "preserve", "adds": site.sum is not None,
+    }  # fmt: skip
+    if is_int8:
+        settings["rounding"] = site.ends is not None
+    else:
+        last = call.dims == 2 and site.sum is not None and site.sum.last
+        settings["overwrites"] = last and site.sum.other is not site.input
+    layer = QuantizedConv2d if is_int8 else _LAYERS[call.dims]
+    return layer(call.in_channels, call.out_channels, kernel, device="meta", **settings)
 
 
 def _padding_of(call: ConvolutionCall) -> tuple[Pair, Pair]:
@@ -270,4 +382,6 @@ def _padding_of(call: ConvolutionCall) -> tuple[Pair, Pair]:
 
 # Fewer keep their names, as Whisper's, whose strides `generate` reads.
 FEWEST_LINES = 3
+FEWEST_CHANNELS = 16  # of an image, as a kernel in int8 copies so many at once
+MOST_DEPTH = 65536  # as in csrc/kernels.h
 _LAYERS: Mapping[int, type[PackedConv2d]] = {1: PackedConv1d, 2: PackedConv2d}

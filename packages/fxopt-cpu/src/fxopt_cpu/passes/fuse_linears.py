@@ -10,12 +10,12 @@ import torch
 from torch import Tensor, nn
 from torch.fx import Node
 
-from fxopt_core import PassOptionError, Refusal
+from fxopt_core import Refusal
 from fxopt_cpu.layers.epilogue import Activation, Norm, activation_named
 from fxopt_cpu.layers.panel_linear import PanelLinear
 from fxopt_cpu.operators.linear import quantize
 from fxopt_cpu.operators.rounding import lost, narrowed, static
-from fxopt_cpu.passes import linear_weights
+from fxopt_cpu.passes import low_precision
 from fxopt_cpu.passes.calibration import ranges_of
 from fxopt_cpu.passes.layouts import layout_of, operation, source_of
 from fxopt_cpu.passes.matching import REASONS, is_float, kernels_refusal, parameter_of, sole_user, take_out
@@ -95,7 +95,7 @@ class ProductSite:
         return (self, *self.again)
 
 
-class FuseLinears(ReversibleSitePass[ProductSite]):
+class FuseLinears(low_precision.Options, ReversibleSitePass[ProductSite]):
     """``norm(activation(x @ W.T + b) + r)`` -> ``panel_linear(x, r)``: a product and what follows it as one operator.
 
     Whatever of this follows a linear layer goes with it, as long as nothing else reads the values between: one of ReLU,
@@ -147,7 +147,7 @@ class FuseLinears(ReversibleSitePass[ProductSite]):
     PanelLinear(in_features=4, out_features=8, bias=True, activation=gelu)
     """
 
-    reasons: ClassVar[Mapping[str, str]] = {**REASONS, **linear_weights.REASONS}
+    reasons: ClassVar[Mapping[str, str]] = {**REASONS, **low_precision.REASONS}
     arithmetic = (quantize, static, narrowed, lost)
 
     def __init__(
@@ -162,24 +162,10 @@ class FuseLinears(ReversibleSitePass[ProductSite]):
         min_weights: int = 128 * 128,
         keep_originals: bool = False,
     ) -> None:
-        if isinstance(keep, str) or min(keep_first, keep_last) < 0:
-            found = f"keep={keep!r}, keep_first={keep_first!r}, keep_last={keep_last!r}"
-            raise PassOptionError(f"FuseLinears takes patterns as keep, and counts from 0 on, not {found}")
-        if weights not in linear_weights.KINDS or activations not in ("dynamic", "static"):
-            raise PassOptionError(
-                f"FuseLinears takes 'float32', 'bfloat16' or 'int8' as weights, and 'dynamic' or 'static' as "
-                f"activations, not weights={weights!r}, activations={activations!r}"
-            )
-        self.weights, self.activations = weights, activations
-        self.where = where
-        self.keep = tuple(keep)
+        self.weights, self.activations, self.where, self.keep = weights, activations, where, keep
         self.keep_first, self.keep_last = keep_first, keep_last
-        self.min_weights = min_weights
-        self.keep_originals = keep_originals
-        # Facts about this one.
-        self.preserves_computation = weights == "float32"  # type: ignore[misc]
-        self.promised_sqnr = linear_weights.PROMISED_SQNR.get(weights)  # type: ignore[misc]
-        self.reversible = keep_originals or weights == "float32"  # type: ignore[misc]
+        self.min_weights, self.keep_originals = min_weights, keep_originals
+        self.check_options()
 
     def match(self, index: GraphIndex) -> Iterator[ProductSite | Refusal]:
         """Yield the linear layers, with what follows them."""
@@ -192,21 +178,16 @@ class FuseLinears(ReversibleSitePass[ProductSite]):
                 key = (call.module_name, call.transposed, *[(ref.key, id(ref.tensor)) for ref in call.tensors])
                 layers.setdefault(key, []).append(ProductSite(call, call.input, node))
         ranges: dict[int, Tensor] = {}
-        if self._is_static:
+        if self.is_static:
             calls = [sites[0].call for sites in layers.values()]
-            ranges = ranges_of(index.graph_module, {id(each.weight.tensor): each.in_features for each in calls})
+            ranges = ranges_of(index.graph_module, {id(each.weight.tensor): (each.in_features, -1) for each in calls})
         claimed: set[Node] = set()
-        ends = self.keep_first, self.keep_last
         for place, sites in enumerate(layers.values()):
             after, call = len(layers) - 1 - place, sites[0].call
-            left_out = linear_weights.left_out(call.label, place, after, self.where, self.keep, ends)
+            left_out = self.left_out(call.label, place, after)
             site = sites[0] if left_out is not None else _as_one(index, sites, claimed)
             claimed.update(() if left_out is not None else site.nodes)
             yield replace(site, left_out=left_out, ends=ranges.get(id(call.weight.tensor)))
-
-    @property
-    def _is_static(self) -> bool:
-        return self.weights == "int8" and self.activations == "static"
 
     def check(self, site: ProductSite, index: GraphIndex) -> Refusal | None:
         """Refuse what the operator does not take, and shared, tied or mutated tensors."""
@@ -214,7 +195,7 @@ class FuseLinears(ReversibleSitePass[ProductSite]):
         problem = self._problem(site)
         if problem is not None:
             return index.refuse(call.label, problem[0], f"linear `{call.label}` {problem[1]}", call.node)
-        if self.weights != "float32" and not linear_weights.is_finite(call.weight.tensor):
+        if self.weights != "float32" and not low_precision.is_finite(call.weight.tensor):
             message = f"`{call.weight.name}` of `{call.label}` holds NaN or infinite values"
             return index.refuse(call.label, "out-of-range", message, call.node)
         for each in site.calls:
@@ -230,7 +211,7 @@ class FuseLinears(ReversibleSitePass[ProductSite]):
         """Return why a layer is left alone, as (reason code, predicate)."""
         if site.left_out is not None:
             return site.left_out
-        unfit = linear_weights.unfit(site.call, self.weights)
+        unfit = low_precision.unfit(site.call, self.weights)
         if unfit is not None:
             return unfit
         known, size = tensor_facts(site.input), site.call.weight.tensor.numel()
@@ -238,8 +219,8 @@ class FuseLinears(ReversibleSitePass[ProductSite]):
             return "unsupported-dtype", f"takes values of {known.dtype}; the operators take torch.float32"
         if self.weights == "int8" and size < self.min_weights:
             return "too-small", f"has {size} weights, fewer than min_weights={self.min_weights}"
-        if self._is_static and (site.ends is None or not site.ends.isfinite().all()):
-            return "no-range", "was not reached by the calls of the calibration, or by numbers that are not finite"
+        if self.is_static and (site.ends is None or not site.ends.isfinite().all()):
+            return low_precision.NO_RANGE
         return None
 
     def rewrite(self, site: ProductSite, edit: Editor) -> None:
@@ -255,7 +236,11 @@ class FuseLinears(ReversibleSitePass[ProductSite]):
         if self.weights == "float32":
             pieces[call.weight.name] = Piece(f"{name}.weight", transposed=call.transposed)
         else:
-            edit.derived(linear_weights.derived(call, self.weights, site.ends, name))
+            made = {"bfloat16": "rounding:narrowed", "int8": "linear:quantize"}[self.weights]
+            outputs = ("weight", "scale") if self.weights == "int8" else ("weight",)
+            made = made if site.ends is None else "rounding:static"
+            settings = (("transposed", call.transposed),)
+            edit.derived(low_precision.derived(call.weight.name, name, made, outputs, settings))
             if self.keep_originals:
                 pieces[call.weight.name] = Piece(f"{name}.original_weight")
         if call.bias is not None:
@@ -278,7 +263,7 @@ class FuseLinears(ReversibleSitePass[ProductSite]):
         )  # fmt: skip
         weight = call.weight.tensor
         if self.weights != "float32":
-            for key, tensor in linear_weights.rounded(call, self.weights, site.ends).items():
+            for key, tensor in low_precision.rounded(call, self.weights, site.ends).items():
                 setattr(module, key, tensor)
             if self.keep_originals:
                 module.original_weight = parameter_of(weight)

@@ -12,6 +12,7 @@ from fxopt_cpu.layers.attention import MergedAttention, RowAttention
 from fxopt_cpu.layers.norms import EmbeddingNorm, SumNorm
 from fxopt_cpu.layers.packed_conv import PackedConv1d, PackedConv2d
 from fxopt_cpu.layers.panel_linear import PanelLinear
+from fxopt_cpu.layers.quantized_conv import QuantizedConv2d
 from fxopt_cpu.passes.layouts import SPLITS, STEPS, operation
 from fxopt_cpu.passes.matching import is_float
 from fxopt_cpu.regions.images import (
@@ -140,7 +141,7 @@ def _joins(index: GraphIndex, node: Node, images: bool) -> bool:
     module = index.module_of(node)
     is_view = isinstance(module, VIEW_MODULES) and len(node.args) == 1 and is_plain_module(module)
     if module is not None and not is_view:
-        known = type(module) in LAYERS or (images and type(module) in (PackedConv1d, PackedConv2d))
+        known = type(module) in LAYERS or (images and type(module) in (PackedConv1d, PackedConv2d, QuantizedConv2d))
         return known and is_plain_module(module)
     if node.op not in ("call_function", "call_method", "call_module"):
         return False

@@ -37,17 +37,7 @@ _NEAREST = ("nearest", "nearest-exact")
 
 def fits(layer: PackedConv2d) -> bool:
     """Return whether the operator computes a convolution, and its kernel has at most 256 places."""
-    if layer.kernel_size[0] * layer.kernel_size[1] > 256:
-        return False
-    if layer.holder.frozen:  # a dropped weight is what the operator takes
-        return True
-    weight = layer.weight
-    return (
-        type(weight) is nn.Parameter
-        and weight.shape == layer.weight_shape
-        and weight.dtype is torch.float32
-        and weight.is_cpu
-    )
+    return math.prod(layer.kernel_size) <= 256 and layer.packable
 
 
 def convolutions_fit(index: GraphIndex) -> bool:
@@ -56,15 +46,17 @@ def convolutions_fit(index: GraphIndex) -> bool:
     return bool(found) and isa() not in (None, "portable") and all(map(fits, found))
 
 
-def convolve(builder: PlanBuilder, layer: PackedConv2d, panels: Value, bias: Value | None, *args: Value) -> Value:
+def convolve(builder: PlanBuilder, layer: PackedConv2d, *args: Value) -> Value:
     """Add a convolution to a plan; the arguments are its input and, optionally, the value to add."""
     input, *residuals = map(_as_images, args)
-    activation = layer.activation
+    activation, packed = layer.activation, layer.packed()
+    held = dict.get(layer._parameters, "bias"), packed.scale, packed.sums, packed.rounding  # which does not thaw
+    bias, scale, sums, rounding = (None if each is None else builder.weight(each) for each in held)
     made = builder.conv(
-        input, panels, features=layer.out_channels, kernel=layer.kernel_size, stride=layer.stride,
-        padding=(*layer.padding[0], *layer.padding[1]), dilation=layer.dilation, groups=layer.groups, bias=bias,
-        activation=CODES[activation.name], alpha=activation.alpha, beta=activation.beta,
-        residual=residuals[0] if residuals else None,
+        input, builder.weight(packed.panels), features=layer.out_channels, kernel=layer.kernel_size,
+        stride=layer.stride, padding=(*layer.padding[0], *layer.padding[1]), dilation=layer.dilation,
+        groups=layer.groups, bias=bias, activation=CODES[activation.name], alpha=activation.alpha, beta=activation.beta,
+        residual=residuals[0] if residuals else None, scale=scale, sums=sums, rounding=rounding,
     )  # fmt: skip
     return _like(args[0], made)
 
@@ -77,11 +69,6 @@ def _as_images(value: Value) -> Value:
 def _like(input: Value, made: Value) -> Value:
     """Return what was made of `_as_images` with as many dimensions as the input has."""
     return made if len(input.shape) == 4 else Value(made.buffer, made.layout.squeeze(-2))
-
-
-def panels_of(layer: PackedConv2d) -> Tensor:
-    """Return the weight of a convolution as the operator reads it."""
-    return pack_convolution(_window(layer.weight.detach()), layer.groups)
 
 
 def _window(weight: Tensor) -> Tensor:

@@ -13,8 +13,8 @@ from torch.fx.node import map_arg
 from fxopt_cpu.layers.attention import LARGEST_HEAD, MergedAttention, RowAttention
 from fxopt_cpu.layers.epilogue import CODES, NORM_CODES, Activation
 from fxopt_cpu.layers.norms import EmbeddingNorm, SumNorm
-from fxopt_cpu.layers.packed_conv import ConvolutionPanels, PackedConv2d
-from fxopt_cpu.layers.panel_linear import PanelLinear, Panels
+from fxopt_cpu.layers.packed_conv import PackedConv2d
+from fxopt_cpu.layers.panel_linear import PanelLinear
 from fxopt_cpu.operators.plan import Plan, PlanBuilder, Value
 from fxopt_cpu.passes.layouts import operation
 from fxopt_cpu.regions import images, strides
@@ -45,11 +45,6 @@ class Planned(NamedTuple):
         """Return the outputs of a call with their strides."""
         pairs = zip(outputs, self.results, strict=True)
         return [each if result is None else each.as_strided(*result) for each, result in pairs]
-
-
-def packed_of(module: PanelLinear | PackedConv2d) -> Panels | ConvolutionPanels | None:
-    """Return what a layer is packed into for plans, all of which share it; None where it cannot be."""
-    return module.packed() if isinstance(module, PanelLinear) else module.packed(images.panels_of)
 
 
 def plan_of(graph_module: GraphModule, region: Region, values: Sequence[Any], kept: Kept) -> Planned | None:
@@ -174,10 +169,7 @@ class _Step:
         if isinstance(module, PackedConv2d):
             _need(all(len(each.shape) == module.dims + 2 and each.layout.dtype is torch.float32 for each in args))
             _need(args[0].shape[1] == module.in_channels)
-            packed = packed_of(module)
-            assert packed is not None
-            panels, bias = self.builder.weight(packed.panels), dict.get(module.holder, "bias")  # which does not thaw
-            return images.convolve(self.builder, module, panels, self._weight(bias), *args)
+            return images.convolve(self.builder, module, *args)
         if isinstance(module, EmbeddingNorm):
             _need(all(each.layout.dtype is torch.int64 for each in args))
             tables = [self.builder.weight(self._tensor(held)) for held in module.tables]

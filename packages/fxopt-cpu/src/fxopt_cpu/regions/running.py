@@ -20,7 +20,7 @@ from fxopt_cpu.operators.definition import without_gradient
 from fxopt_cpu.operators.plan import Plan
 from fxopt_cpu.regions.finding import regions_of
 from fxopt_cpu.regions.images import Kept, plain_layer_of
-from fxopt_cpu.regions.planning import PACKED, Planned, packed_of, plan_of
+from fxopt_cpu.regions.planning import PACKED, Planned, plan_of
 from fxopt_rewrite import (
     GraphIndex,
     Watched,
@@ -56,7 +56,7 @@ class Unchanged:
             found = self._walk(graph_module, target, tables)
             if isinstance(found, nn.Module):
                 modules[found] = None
-        self._packed = [(module, packed_of(module)) for module in modules if isinstance(module, PACKED)]
+        self._packed = [(module, module.packed()) for module in modules if isinstance(module, PACKED)]
         makers: dict[nn.Module, Any] = {module: packed.makers for module, packed in self._packed if packed is not None}
         for module in modules:
             for key in ("_parameters", "_buffers"):

@@ -1,0 +1,137 @@
+"""`QuantizedConv2d`: a convolution with an int8 weight, a sum and an activation in one operator."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from fxopt_cpu.layers.epilogue import CODES
+from fxopt_cpu.layers.packed_conv import ConvolutionPanels, PackedConv2d
+from fxopt_cpu.layers.thawing import Thawing, thawing
+from fxopt_cpu.library import isa
+from fxopt_cpu.operators.conv import pack_convolution
+from fxopt_cpu.operators.definition import without_gradient
+from fxopt_cpu.operators.linear import padded_scale, shifted_sums, sums_of
+from fxopt_rewrite import Watched, is_plain_tensor, needs_gradient, runs_plainly
+
+CONV = without_gradient(torch.ops.fxopt.conv.default)
+_FLOAT = torch.float32
+
+
+class QuantizedConv2d(PackedConv2d):
+    """``activation(conv2d(pad(x), weight * scale, bias) + other)`` of integers; ``other`` is optional.
+
+    ``x`` is (N, in_channels, H, W) in float32 and rounded to integers at each call: each image in steps of its own,
+    from its largest magnitude, or each channel by a buffer ``rounding`` (2, in_channels), ``x * factor + shift``. The
+    buffers ``weight`` (out_channels, in_channels, height, width) in int8 and ``scale`` (out_channels,) are packed by
+    the first call without gradients, as `PanelLinear` packs its weight. What reads NaN or infinity is computed as
+    float32 computes it. Settings are those of `PackedConv2d`, with one group.
+
+    Args:
+        in_channels: number of channels of the input.
+        out_channels: number of channels of the result.
+        kernel_size: height and width of the kernel.
+        rounding: whether inputs are rounded by factors and shifts.
+        device: of the tensors.
+        settings: others of `PackedConv2d`.
+
+    >>> conv = QuantizedConv2d(1, 1, (1, 1), bias=False, activation=("relu",))
+    >>> _ = conv.weight.fill_(100), conv.scale.fill_(0.01)
+    >>> conv(torch.tensor([[[[1.27, -1.0]]]])).round(decimals=4)
+    tensor([[[[1.2700, 0.0000]]]])
+    """
+
+    __slots__ = ()
+    own_parameters: ClassVar = frozenset({"bias", "original_weight"})
+    own_buffers: ClassVar = frozenset({"weight", "scale", "rounding"})
+
+    scale: Tensor
+    rounding: Tensor
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        kernel_size: tuple[int, int],
+        *,
+        rounding: bool = False,
+        device: torch.device | str | None = None,
+        **settings: Any,
+    ) -> None:
+        super().__init__(in_channels, out_channels, kernel_size, device="meta", **settings)
+        del self.weight
+        self.register_buffer("weight", torch.zeros(self.weight_shape, dtype=torch.int8, device=device))
+        self.register_buffer("scale", torch.ones(out_channels, device=device))
+        if rounding:
+            self.register_buffer("rounding", torch.ones(2, in_channels, device=device))
+        if self.bias is not None:
+            self.bias = torch.nn.Parameter(torch.zeros(out_channels, device=device))
+
+    def check_attributes(self) -> None:
+        """Raise a ValueError where a file has set what no operator takes, or several groups."""
+        super().check_attributes()
+        if self.groups != 1:
+            raise ValueError(f"groups is {self.groups}, expected 1")
+
+    def forward(self, input: Tensor, other: Tensor | None = None) -> Tensor:
+        """Return the result for an input and, optionally, a value to add."""
+        plain = runs_plainly() and is_plain_tensor(input, _FLOAT) and (other is None or is_plain_tensor(other, _FLOAT))
+        bias = self.bias
+        if not plain or needs_gradient(input, other, bias) or not (bias is None or is_plain_tensor(bias.data, _FLOAT)):
+            return self._plain(input, other)
+        plan = self._plan(input.shape)
+        if plan is None or isa() is None or not self.packable or not (other is None or other.shape == plan.output):
+            return self._plain(input, other)
+        packed, (activation, alpha, beta), (rows, columns) = self.packed(), self._activation, self.padding
+        result: Tensor = CONV(
+            input, packed.panels, bias, self.out_channels, self.kernel_size, self.stride, (*rows, *columns),
+            self.dilation, 1, CODES[activation], alpha, beta, other, packed.scale, packed.sums, packed.rounding,
+        )  # fmt: skip
+        return self._in_format(result, input)
+
+    @property
+    def holder(self) -> Thawing:
+        """The dictionary that has the weight."""
+        return thawing(self, "_buffers")
+
+    @property
+    def packable(self) -> bool:
+        """Whether the weight is one that can be packed."""
+        if self.holder.frozen:
+            return True
+        held = {key: getattr(self, key) for key in self._buffers}
+        kinds = {"weight": (torch.int8, self.weight_shape), "scale": (_FLOAT, (self.out_channels,))}
+        kinds["rounding"] = (_FLOAT, (2, self.in_channels))
+        return self.groups == 1 and all(
+            (each.dtype, tuple(each.shape)) == kinds[key] and each.is_cpu and not each.is_inference()
+            for key, each in held.items()
+        )
+
+    def _as_panels(self) -> ConvolutionPanels:
+        weight, scale, rounding = self.weight, self.scale, self._buffers.get("rounding")
+        panels = pack_convolution(weight)
+        padded, sums = padded_scale(scale, panels), sums_of(panels)
+        makers = {"weight": self._unpacks(panels), "scale": partial(_first, padded, self.out_channels)}
+        if rounding is not None:
+            shifts = rounding[1].repeat(self.kernel_size[0] * self.kernel_size[1])
+            rounding, sums = rounding.clone(), torch.cat([sums, shifted_sums(panels, shifts)])
+            makers["rounding"] = rounding.clone
+        held: Any = self.holder
+        watched = Watched([held[key] for key in makers])
+        return ConvolutionPanels(watched, makers, panels, padded, sums, rounding)
+
+    def _plain_weight(self, input: Tensor) -> Tensor:
+        weight = self.weight.float() * self.scale.view(-1, 1, 1, 1)
+        weight = weight * self.rounding[0].view(-1, 1, 1) if "rounding" in self._buffers else weight
+        return weight.to(input.dtype)
+
+    def extra_repr(self) -> str:
+        """Return the settings in the form of ``nn.Conv2d``."""
+        return super().extra_repr() + (", static" if "rounding" in self._buffers else "")
+
+
+def _first(padded: Tensor, count: int) -> Tensor:
+    return padded[:count].clone()

@@ -1,0 +1,145 @@
+"""Weights in bfloat16 and int8: the options of the passes that have them, for which layers, and how they are made."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from fnmatch import fnmatchcase
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from fxopt_core import Derived, PassOptionError
+from fxopt_cpu.library import ISAS, isa
+from fxopt_cpu.operators.linear import quantize
+from fxopt_cpu.operators.rounding import narrowed, rounding
+from fxopt_rewrite import LinearCall
+
+KINDS = ("float32", "bfloat16", "int8")
+PROMISED_SQNR = {"bfloat16": 25.0, "int8": 15.0}
+"""In dB, on ordinary data: a layer alone has 50 and 40, and rounding errors add up over a model's depth."""
+REASONS = {
+    "kept": "The pass is told to leave this layer as it is. Change `keep`, `keep_first` or `keep_last`.",
+    "no-range": "No call of the calibration reached the layer, or its inputs were not finite. Calibrate with calls "
+    "that use it.",
+    "too-small": "Quantizing the input of so small a layer takes longer than its product. Lower `min_weights` to "
+    "quantize it all the same.",
+}
+_TAKEN = {
+    "float32": (torch.float32,),
+    "bfloat16": (torch.float32,),
+    "int8": (torch.float32, torch.bfloat16, torch.float16),
+}
+
+
+class Options:
+    """The options that the passes share: the kind of weights, and which layers are left alone."""
+
+    kinds: ClassVar[tuple[str, ...]] = KINDS
+    weights: str
+    activations: str
+    where: str
+    keep: Sequence[str]
+    keep_first: int
+    keep_last: int
+    keep_originals: bool
+
+    def check_options(self) -> None:
+        """Set what follows from the options, and raise a PassOptionError for impossible ones."""
+        name, (first, last) = type(self).__name__, (self.keep_first, self.keep_last)
+        if isinstance(self.keep, str) or min(first, last) < 0:
+            found = f"keep={self.keep!r}, keep_first={first!r}, keep_last={last!r}"
+            raise PassOptionError(f"{name} takes patterns as keep, and counts from 0 on, not {found}")
+        if self.weights not in self.kinds or self.activations not in ("dynamic", "static"):
+            kinds = " or ".join((", ".join(map(repr, self.kinds[:-1])), repr(self.kinds[-1])))
+            raise PassOptionError(
+                f"{name} takes {kinds} as weights, and 'dynamic' or 'static' as activations, not "
+                f"weights={self.weights!r}, activations={self.activations!r}"
+            )
+        self.keep = tuple(self.keep)
+        exact = self.weights == "float32"
+        self.preserves_computation, self.reversible = exact, exact or self.keep_originals
+        self.promised_sqnr = PROMISED_SQNR.get(self.weights)
+
+    @property
+    def is_static(self) -> bool:
+        """Whether inputs are rounded by ranges from data."""
+        return self.weights == "int8" and self.activations == "static"
+
+    def left_out(self, name: str, place: int, after: int) -> tuple[str, str] | None:
+        """Return by which option a layer is left alone, as (reason code, predicate).
+
+        Args:
+            name: of the layer.
+            place: how many layers come before it.
+            after: how many come after it.
+        """
+        if self.where != "*" and not fnmatchcase(name, self.where):
+            return "filtered", f"does not match where={self.where!r}"
+        pattern = next((each for each in self.keep if fnmatchcase(name, each)), None)
+        if pattern is not None:
+            return "kept", f"matches {pattern!r}, one of keep"
+        if place < self.keep_first:
+            return "kept", f"is among the first {self.keep_first}, which are kept"
+        return ("kept", f"is among the last {self.keep_last}, which are kept") if after < self.keep_last else None
+
+
+NO_RANGE = "no-range", "was not reached by the calls of the calibration, or by numbers that are not finite"
+
+
+def unfit(call: LinearCall, kind: str) -> tuple[str, str] | None:
+    """Return why a layer cannot have such a weight, as (reason code, predicate)."""
+    weight = call.weight.tensor
+    if weight.device.type not in ("cpu", "meta"):
+        return "not-on-cpu", f"is on {weight.device}; the operators run on the CPU alone"
+    if call.training:
+        return "training", "is in train mode"
+    if weight.dtype not in _TAKEN[kind]:
+        taken = ", ".join(map(str, _TAKEN[kind]))
+        return "unsupported-dtype", f"is {weight.dtype}; panels in {kind} are made of {taken}"
+    if weight.numel() == 0:
+        return "unsupported-call", "has a weight of no numbers"
+    if kind == "bfloat16" and weight.is_cpu and isa() in ISAS[: ISAS.index("avx512bf16")]:
+        return "no-operators", "would be slower in bfloat16: this processor has no instructions for it"
+    return None
+
+
+def is_finite(weight: Tensor) -> bool:
+    """Return whether a weight holds no NaN and no infinity."""
+    return weight.is_meta or bool(torch.isfinite(torch.stack(torch.aminmax(weight.detach()))).all())  # without a copy
+
+
+def rounded(call: LinearCall, kind: str, ends: Tensor | None) -> dict[str, Tensor]:
+    """Return the weight of a call in bfloat16 or int8, with what belongs to it; tensors are none of inference mode."""
+    with torch.inference_mode(False), torch.no_grad():
+        weight = call.weight.tensor
+        plain = weight.clone() if weight.is_inference() else weight
+        if kind == "bfloat16":
+            return {"weight": nn.Parameter(narrowed(plain, transposed=call.transposed), weight.requires_grad)}
+        found = {}
+        if ends is not None:
+            factors = found["rounding"] = rounding(plain, ends, transposed=call.transposed)
+            plain = plain / (factors[0].unsqueeze(1) if call.transposed else factors[0])
+        found["weight"], found["scale"] = quantize(plain, transposed=call.transposed)
+        return found
+
+
+def derived(
+    weight: str, layer: str, made: str, outputs: Sequence[str], settings: tuple[tuple[str, Any], ...] = ()
+) -> Derived:
+    """Return how a checkpoint of the original becomes the weight of a layer.
+
+    Args:
+        weight: the name of the original.
+        layer: the name of the layer.
+        made: the function, as ``module:function`` below ``fxopt_cpu.operators``.
+        outputs: the names of its results in the layer.
+        settings: of the function.
+    """
+    return Derived(
+        function=f"fxopt_cpu.operators.{made}",
+        inputs=(("weight", weight),),
+        settings=settings,
+        outputs=tuple(f"{layer}.{key}" for key in outputs),
+        restore="fxopt_cpu.operators.rounding:lost",
+    )
