@@ -29,7 +29,6 @@ from fxopt_cpu import PackedConv2d, PanelLinear
 from fxopt_cpu.layers.thawing import Thawing
 from fxopt_cpu.library import ISAS, isa
 from fxopt_cpu.regions import running
-from fxopt_cpu.regions.planning import packed_of
 from fxopt_cpu.regions.running import plans_of
 
 pytestmark = pytest.mark.skipif(isa() not in ISAS[1:], reason="convolutions are planned on processors with AVX2")
@@ -398,9 +397,9 @@ def test_threads_that_run_after_a_change() -> None:
 def test_panels_of_before_never_stand_for_a_weight_that_another_thread_has_packed() -> None:
     graph_module, _ = planned()
     for layer in layers_of(graph_module):
-        before: Any = packed_of(layer)
+        before: Any = layer.packed()
         layer.weight.mul_(2)
-        now: Any = packed_of(layer)
+        now: Any = layer.packed()
         assert now is not before
         assert now.stands_for(layer.holder)
         assert layer.holder.frozen

@@ -76,7 +76,7 @@ def quantize_convolution(weight: Tensor) -> tuple[Tensor, Tensor]:
     ([-127, 64], tensor([0.0200]))
     """
     integers, scale = quantize(weight.flatten(1))
-    return integers.view(weight.shape), scale
+    return integers.view(weight.shape).clone(), scale  # no view, so that panels can take its place
 
 
 def _is_depthwise(features: int, channels: int, groups: int) -> bool:

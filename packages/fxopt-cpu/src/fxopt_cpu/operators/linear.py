@@ -136,7 +136,9 @@ def pack_bytes(integers: Tensor, scale: Tensor) -> tuple[Tensor, Tensor, Tensor]
 
 def padded_scale(scale: Tensor, panels: Tensor) -> Tensor:
     """Return the scales of columns, with zeros for those that fill up the last panel."""
-    return F.pad(scale, (0, panels.shape[0] * PANEL - scale.shape[0]))
+    padded = scale.new_zeros(panels.shape[0] * PANEL)
+    padded[: scale.shape[0]] = scale
+    return padded
 
 
 def sums_of(panels: Tensor) -> Tensor:

@@ -254,6 +254,11 @@ class FuseConvolutions(low_precision.Options, ReversibleSitePass[ConvolutionSite
         weight = refs.pop("weight") if is_int8 else call.weight
         for key, ref in refs.items():
             module.register_parameter(key, parameter_of(ref.tensor))
+        if is_int8:
+            for key, tensor in _rounded(weight.tensor, site.ends).items():
+                setattr(module, key, tensor)
+            if self.keep_originals:
+                module.register_parameter("original_weight", parameter_of(weight.tensor))
         full = call.module_name or call.weight.name
         name = edit.add_module(full, f"{full.rpartition('.')[2]}_packed", module.train(call.training))
         inputs = [site.input] if site.sum is None else [site.input, site.sum.other]
@@ -263,10 +268,7 @@ class FuseConvolutions(low_precision.Options, ReversibleSitePass[ConvolutionSite
             edit.erase(node)
         pieces = {ref.name: Piece(f"{name}.{key}") for key, ref in refs.items()}
         if is_int8:
-            for key, tensor in _rounded(weight.tensor, site.ends).items():
-                setattr(module, key, tensor)
             if self.keep_originals:
-                module.register_parameter("original_weight", parameter_of(weight.tensor))
                 pieces[weight.name] = Piece(f"{name}.original_weight")
             made = "conv:quantize_convolution" if site.ends is None else "rounding:static"
             edit.derived(low_precision.derived(weight.name, name, made, ("weight", "scale")))

@@ -1,0 +1,410 @@
+"""Convolutions in int8: the operator, `QuantizedConv2d`, and `FuseConvolutions(weights="int8")`."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.fx import GraphModule
+
+from fxopt_capture import capture, load, save
+from fxopt_checkpoints import key_map, load_original_state_dict, original_state_dict
+from fxopt_core import FxoptError, NotReversibleError, PassOptionError, undo
+from fxopt_cpu import FuseConvolutions, PlanRegions, QuantizedConv2d, calibrated, isa
+from fxopt_cpu.library import ISAS, limit_isa
+from fxopt_cpu.operators.conv import CONV, pack_convolution, quantize_convolution
+from fxopt_cpu.operators.linear import ACTIVATIONS, pack_bytes, shifted_sums
+from fxopt_cpu.operators.plan import PlanBuilder
+from fxopt_cpu.passes import matching
+from fxopt_cpu.regions.running import plans_of
+from fxopt_testing.forms import Form
+from fxopt_testing.rewrites import FORMS, fingerprint, graph_of, refusals, refused, structure
+
+pytestmark = pytest.mark.skipif(isa() is None, reason="the library was not built")
+SMALL = FuseConvolutions(weights="int8", min_weights=1)
+KEEPING = FuseConvolutions(weights="int8", min_weights=1, keep_originals=True)
+STATIC = FuseConvolutions(weights="int8", min_weights=1, activations="static")
+X = torch.randn(2, 16, 12, 11)
+NAN, INF = float("nan"), float("inf")
+
+
+class Net(nn.Module):
+    """Three convolutions: padded around, strided with a sum, and over single pixels."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two = nn.Conv2d(16, 32, 3, padding=1), nn.Conv2d(32, 32, 3, 2, 1, bias=False)
+        self.short, self.last = nn.Conv2d(16, 32, 1, 2), nn.Conv2d(32, 24, 1)
+
+    def forward(self, x: Tensor) -> Any:
+        return self.last(F.relu(self.two(F.relu(self.one(x))) + self.short(x)))
+
+
+def layers(graph_module: nn.Module) -> list[QuantizedConv2d]:
+    return [module for module in graph_module.modules() if isinstance(module, QuantizedConv2d)]
+
+
+@torch.no_grad()
+def sqnr(found: nn.Module, model: nn.Module, x: Tensor = X) -> float:
+    """Signal over error of a graph, in dB."""
+    expected = model(x)
+    return float(10 * torch.log10(expected.square().sum() / (found(x) - expected).square().sum()))
+
+
+# --- The operator
+
+
+@pytest.fixture(params=ISAS)
+def instruction_set(request: pytest.FixtureRequest) -> Any:
+    before = isa()
+    if before is None or limit_isa(request.param) != request.param:
+        limit_isa(before or ISAS[-1])
+        pytest.skip(f"this processor, or this build, has no kernels for {request.param}")
+    yield request.param
+    limit_isa(before)
+
+
+def packed(weight: Tensor, rounding: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+    integers, scale = quantize_convolution(weight)
+    panels, scales, sums = pack_bytes(integers.permute(0, 2, 3, 1).flatten(1), scale)
+    assert torch.equal(panels, pack_convolution(integers))
+    if rounding is not None:
+        sums = torch.cat([sums, shifted_sums(panels, rounding[1].repeat(weight[0, 0].numel()))])
+    return panels, scales, sums
+
+
+def drawn(seed: int) -> list[Any]:
+    """Operands of a call; some images have NaN or infinity, some channels factors and shifts of their own."""
+    draw = random.Random(seed)
+    torch.manual_seed(seed)
+    channels, features = draw.choice((1, 3, 8, 16, 20, 33, 64, 130)), draw.choice((1, 5, 16, 40, 64, 100))
+    kernel, stride = draw.choice(((1, 1), (3, 3), (5, 2), (7, 7), (1, 4))), (draw.choice((1, 2)), draw.choice((1, 3)))
+    dilation, padding = (draw.choice((1, 2)), 1), [draw.randint(0, 3) for _ in range(4)]
+    sizes = [dilation[i] * (kernel[i] - 1) + 1 + draw.randint(0, 20) for i in range(2)]
+    x = torch.randn(draw.choice((0, 1, 2, 3)), channels, *sizes)
+    if len(x) and seed % 5 == 0:
+        x[0, 0, sizes[0] // 2, sizes[1] // 2] = NAN
+    if len(x) and seed % 7 == 0:
+        x[-1, -1, 0, 0] = INF
+    weight = torch.randn(features, channels, *kernel) / (channels * kernel[0] * kernel[1]) ** 0.5
+    scaled = torch.stack((torch.rand(channels) * 20 + 10, torch.randint(-100, 100, (channels,)).float()))
+    rounding = scaled if seed % 2 else None
+    panels, scale, sums = packed(weight, rounding)
+    bias, activation = torch.randn(features) if seed % 3 else None, draw.randrange(len(ACTIVATIONS))
+    numbers = [features, kernel, stride, padding, dilation, 1, activation, 0.1, 0.9]
+    shape = CONV.fake(x, panels, bias, *numbers, None).shape
+    residual = torch.randn(shape) if seed % 4 else None
+    return [x, panels, bias, *numbers, residual, scale, sums, rounding]
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_the_kernel_computes_what_the_reference_does(seed: int, instruction_set: str) -> None:
+    given = drawn(seed)
+    found, wanted = torch.ops.fxopt.conv(*given), CONV.reference(*given)
+    assert found.shape == wanted.shape
+    # A number between two integers may be rounded to either.
+    torch.testing.assert_close(found, wanted, rtol=1e-3, atol=0.03, equal_nan=True)
+    if not len(found) or wanted.isfinite().sum() < 9:
+        return
+    difference = (found - wanted)[wanted.isfinite()]
+    assert difference.square().mean() < 1e-5 * wanted[wanted.isfinite()].square().mean() + 1e-12
+
+
+@pytest.mark.parametrize("size", [1e-38, 1e-20, 1e30, 3e38])
+def test_images_of_any_size(size: float, instruction_set: str) -> None:
+    torch.manual_seed(0)
+    x, weight = torch.rand(1, 16, 6, 6) * size, torch.rand(16, 16, 1, 1) / 16
+    panels, scale, sums = packed(weight, None)
+    found = torch.ops.fxopt.conv(x, panels, None, 16, *[(1, 1)] * 2, [0] * 4, (1, 1), 1, 0, 0.0, 0.0, None, scale, sums)
+    torch.testing.assert_close(found, F.conv2d(x, weight), rtol=0.03, atol=1e-30)
+
+
+def test_threads_and_other_images_change_no_bit() -> None:
+    torch.manual_seed(0)
+    x, weight = torch.randn(3, 48, 40, 41), torch.randn(70, 48, 3, 3)
+    panels, scale, sums = packed(weight, None)
+
+    def call(images: Tensor) -> Tensor:
+        numbers = (70, (3, 3), (1, 1), (1, 1, 1, 1), (1, 1), 1, 0, 0.0, 0.0)
+        result: Tensor = torch.ops.fxopt.conv(images, panels, None, *numbers, None, scale, sums)
+        return result
+
+    threads, results = torch.get_num_threads(), []
+    try:
+        for count in (1, 2, 3):
+            torch.set_num_threads(count)
+            results.append(call(x))
+    finally:
+        torch.set_num_threads(threads)
+    assert torch.equal(results[0], results[1]) and torch.equal(results[0], results[2])
+    assert torch.equal(results[0][1:2], call(x[1:2]))
+    x[0] = 1e6
+    assert torch.equal(results[0][1:], call(x)[1:])
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"scale": None}, "panels of int8 need scale and sums, one group"),
+        ({"groups": 2}, "panels of int8 need scale and sums, one group"),
+        ({"panels": torch.zeros(1, 36, 16, 2).char()}, r"expected \(1, 18, 16, 4\), contiguous"),
+        ({"panels": torch.zeros(1, 72, 16)}, "panels of float32 take no scale, sums and rounding"),
+        ({"sums": torch.zeros(15, dtype=torch.int32)}, r"sums has shape \(15\), expected 16 elements"),
+        ({"rounding": torch.zeros(2, 7)}, r"sums has shape \(16\), expected 32 elements"),
+        ({"scale": torch.zeros(16).double()}, "scale is Double, expected Float"),
+    ],
+)
+def test_wrong_operands_are_named(change: dict[str, object], message: str) -> None:
+    panels, scale, sums = packed(torch.randn(8, 8, 3, 3), None)
+    given: dict[str, object] = {
+        "input": torch.randn(1, 8, 9, 9), "panels": panels, "bias": None, "features": 8, "kernel": (3, 3),
+        "stride": (1, 1), "padding": (1, 1, 1, 1), "dilation": (1, 1), "groups": 1, "activation": 0, "alpha": 0.0,
+        "beta": 0.0, "residual": None, "scale": scale, "sums": sums, "rounding": None,
+    }  # fmt: skip
+    with pytest.raises(RuntimeError, match=f"fxopt::conv: .*{message}"):
+        torch.ops.fxopt.conv(*(given | change).values())
+
+
+@pytest.mark.parametrize("static", [False, True])
+def test_plans_read_and_write_parts_of_wider_images(static: bool) -> None:
+    """The input is some channels of a concatenation, the result some of another; no block takes integers in."""
+    torch.manual_seed(0)
+    x, wide = torch.randn(2, 16, 9, 8), torch.randn(2, 9, 8, 24)
+    weights = [torch.randn(32, 16, 1, 1) / 4, torch.randn(16, 32, 1, 1) / 6]
+    deep = torch.randn(32, 1, 3, 3)
+    rounding = torch.stack((torch.full((16,), 30.0), torch.full((16,), 4.0))) if static else None
+    roundings = [rounding, None if rounding is None else rounding.repeat(1, 2)]
+    builder = PlanBuilder()
+    first, second = builder.input(x), builder.input(wide)
+    both = builder.concatenate([builder.elementwise(first.permute(0, 2, 3, 1)), second], 3)
+    value, expected = both.narrow(3, 0, 16).permute(0, 3, 1, 2), x
+    for weight, its in zip(weights, roundings, strict=True):
+        panels, scale, sums = packed(weight, its)
+        options: dict[str, Any] = {
+            key: None if each is None else builder.weight(each)
+            for key, each in (("scale", scale), ("sums", sums), ("rounding", its))
+        }
+        value = builder.conv(value, builder.weight(panels), features=len(weight), kernel=(1, 1), **options)
+        numbers = (len(weight), (1, 1), (1, 1), [0] * 4, (1, 1), 1, 0, 0.0, 0.0, None)
+        expected = torch.ops.fxopt.conv(expected, panels, None, *numbers, scale, sums, its)
+        if len(weight) == 32:
+            panels = pack_convolution(deep, 32)
+            value = builder.conv(
+                value, builder.weight(panels), features=32, kernel=(3, 3), groups=32, padding=(1, 1, 1, 1)
+            )
+            expected = F.conv2d(expected, deep, None, 1, 1, 1, 32)
+    last = builder.concatenate([second, value.permute(0, 2, 3, 1)], 3)
+    builder.output(builder.elementwise(last))
+    (found,) = builder.build()(x, wide)
+    torch.testing.assert_close(found, torch.cat([wide, expected.permute(0, 2, 3, 1)], 3), rtol=1e-3, atol=0.05)
+
+
+# --- Which layers
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_every_form_of_graph_is_rewritten_at_the_same_sites(form: Form) -> None:
+    model = Net().eval()
+    before = fingerprint(model)
+    graph_module = SMALL(graph_of(model, form, X), expect=4)
+    assert len(layers(graph_module)) == 4
+    assert sqnr(graph_module, model) > 30
+    assert fingerprint(model) == before
+    once = structure(graph_module)
+    SMALL(graph_module, expect=0)
+    assert structure(graph_module) == once
+
+
+@pytest.mark.parametrize(
+    ("options", "left"),
+    [
+        ({"where": "*o*"}, [("last", "filtered")]),
+        ({"keep": ("last", "t*")}, [("two", "kept"), ("last", "kept")]),
+        ({"keep_first": 1}, [("one", "kept")]),
+        ({"keep_last": 1}, [("last", "kept")]),
+        ({"min_weights": 600}, [("short", "too-small")]),
+    ],
+    ids=str,
+)
+def test_options_leave_layers_as_they_are(options: dict[str, Any], left: list[tuple[str, str]]) -> None:
+    transformation = FuseConvolutions(**{"weights": "int8", "min_weights": 1, **options})
+    graph_module = transformation(torch.fx.symbolic_trace(Net().eval()))
+    assert [each for each in refused(graph_module) if each[1] in ("kept", "filtered", "too-small")] == left
+    assert len(layers(graph_module)) == 4 - len(left)
+    FuseConvolutions()(graph_module, expect=len(left))
+
+
+@pytest.mark.parametrize("options", [{"keep": "up"}, {"keep_first": -1}, {"weights": "bfloat16"}], ids=str)
+def test_impossible_options_are_errors(options: dict[str, Any]) -> None:
+    with pytest.raises(PassOptionError, match="FuseConvolutions takes"):
+        FuseConvolutions(**options)
+
+
+def test_what_cannot_be_rounded_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = nn.Sequential(
+        nn.Conv2d(16, 16, 3, groups=4), nn.Conv2d(16, 16, 1), nn.Conv2d(16, 16, 1), nn.Conv2d(16, 16, 1).double(),
+        nn.Conv2d(8, 16, 1), nn.Conv2d(16, 16, 1),
+    ).eval()  # fmt: skip
+    model[1].train()
+    model[2].weight.data[0, 0, 0, 0] = NAN
+    model[5].register_forward_hook(lambda *_: None)
+    graph_module = SMALL(torch.fx.symbolic_trace(model), expect=0)
+    assert dict(refused(graph_module)) == {
+        "0": "not-in-int8", "1": "training", "2": "out-of-range", "3": "unsupported-dtype", "4": "too-small",
+        "5": "hooks",
+    }  # fmt: skip
+    assert all(f"`{refusal.site}`" in refusal.message for refusal in refusals(graph_module))
+    monkeypatch.setattr(matching, "isa", lambda: None)
+    assert {reason for _, reason in refused(SMALL(torch.fx.symbolic_trace(Net().eval())))} == {"no-kernels"}
+
+
+def test_layers_of_meta_models_take_no_memory() -> None:
+    with torch.device("meta"):
+        model = Net().eval()
+    graph_module = SMALL(torch.fx.symbolic_trace(model), expect=4)
+    assert all(tensor.is_meta for tensor in graph_module.state_dict().values())
+
+
+# --- Ranges from data
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_static_ranges_are_those_of_the_calls(form: Form) -> None:
+    torch.manual_seed(0)
+    model = Net().eval()
+    x = torch.randn(8, 16, 12, 11) * torch.logspace(-1, 1, 16).view(-1, 1, 1) + torch.randn(16, 1, 1)
+    graph_module = graph_of(model, form, x)
+    with calibrated(graph_module, [x, (x.flip(0),)]):
+        graph_module = STATIC(graph_module)
+    assert len(layers(graph_module)) == 4 and all(hasattr(layer, "rounding") for layer in layers(graph_module))
+    assert sqnr(graph_module, model, x) > 30
+    with torch.no_grad():
+        assert graph_module(torch.full_like(x, 1e6)).abs().max() < 1e3  # what lies beyond is cut off
+    with pytest.raises(FxoptError, match="ranges that were found with the former weights"):
+        load_original_state_dict(graph_module, model.state_dict())
+
+
+def test_static_ranges_need_calls_that_reach_the_layer() -> None:
+    with pytest.raises(FxoptError, match="needs data to calibrate with"):
+        STATIC(graph_of(Net().eval(), "modules", X))
+    graph_module = graph_of(Net().eval(), "modules", X)
+    with calibrated(graph_module, [torch.full((1, 16, 9, 9), INF)]):
+        assert {refusal.reason for refusal in refusals(STATIC(graph_module))} == {"no-range"}
+    dense = torch.fx.symbolic_trace(nn.Sequential(nn.Linear(4, 4)))
+    STATIC(dense, expect=0)  # nothing to calibrate
+
+
+# --- Checkpoints, undo, copies
+
+
+@pytest.mark.parametrize("form", ["modules", "export"])
+def test_a_checkpoint_of_the_original_is_quantized_when_it_is_loaded(form: Form) -> None:
+    graph_module, other = SMALL(graph_of(Net().eval(), form, X)), Net().eval()
+    load_original_state_dict(graph_module, other.state_dict())
+    expected = SMALL(graph_of(other, form, X))
+    assert all(map(torch.equal, graph_module.state_dict().values(), expected.state_dict().values()))
+    assert torch.equal(graph_module(X), expected(X))
+    assert any("quantize_convolution" in str(step) for step in key_map(graph_module).steps)
+
+
+def test_without_the_originals_there_is_no_way_back() -> None:
+    graph_module = SMALL(torch.fx.symbolic_trace(Net().eval()))
+    with pytest.raises(NotReversibleError, match="keep_originals=True"):
+        original_state_dict(graph_module)
+    with pytest.raises(NotReversibleError, match="fuse-convolutions"):
+        undo(graph_module)
+    assert len(layers(graph_module)) == 4
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_kept_originals_come_back_bit_for_bit(form: Form) -> None:
+    model = Net().eval()
+    graph_module = graph_of(model, form, X)
+    before = structure(graph_module)
+    KEEPING(graph_module)
+    found = original_state_dict(graph_module)
+    assert list(found) == list(model.state_dict())
+    assert all(torch.equal(found[key], value) for key, value in model.state_dict().items())
+    undo(graph_module)
+    assert structure(graph_module) == before
+
+
+@pytest.mark.parametrize("static", [False, True])
+def test_copies_pickles_and_archives_compute_the_same(static: bool, tmp_path: Path) -> None:
+    graph_module = capture(Net().eval(), (X,))
+    with calibrated(graph_module, [X]):
+        graph_module = (STATIC if static else SMALL)(graph_module)
+    with torch.no_grad():
+        expected = graph_module(X)
+        save(graph_module, tmp_path / "quantized.fxopt")
+        for again in (
+            load(tmp_path / "quantized.fxopt"), copy.deepcopy(graph_module), pickle.loads(pickle.dumps(graph_module)),
+        ):  # fmt: skip
+            assert torch.equal(again(X), expected)
+            assert len(layers(again)) == 4
+            planned = PlanRegions()(again)
+            assert torch.equal(planned(X), expected)
+            assert [layer.weight.dtype for layer in layers(planned)] == [torch.int8] * 4
+
+
+def test_a_file_cannot_set_groups() -> None:
+    layer = QuantizedConv2d(16, 16, (1, 1))
+    layer.groups = 2
+    with pytest.raises(ValueError, match="groups is 2, expected 1"):
+        layer.check_attributes()
+
+
+# --- What reaches a layer
+
+
+@pytest.mark.parametrize("planned", [False, True])
+@torch.no_grad()
+def test_a_changed_scale_is_seen_and_panels_take_the_place_of_the_weight(planned: bool) -> None:
+    graph_module = SMALL(graph_of(Net().eval(), "export", X))
+    graph_module = PlanRegions()(graph_module) if planned else graph_module
+    before = graph_module(X)
+    assert torch.equal(graph_module(X), before)
+    if planned:
+        assert len(plans_of(graph_module)) == 1
+    assert all(layer.holder.frozen for layer in layers(graph_module))
+    for layer in layers(graph_module):
+        layer.scale.mul_(2)
+    assert not torch.equal(graph_module(X), before)
+    for layer in layers(graph_module):
+        layer.scale.div_(2)
+    assert torch.equal(graph_module(X), before)
+
+
+@pytest.mark.parametrize("value", [INF, -INF, NAN])
+@torch.no_grad()
+def test_a_value_that_is_not_finite_reaches_what_reads_it_alone(value: float) -> None:
+    model = nn.Sequential(nn.Conv2d(16, 16, 3, padding=1)).eval()
+    graph_module, x = SMALL(torch.fx.symbolic_trace(model)), X.clone()
+    x[1, 2, 5, 5] = value
+    found, before = graph_module(x), graph_module(X)
+    assert torch.equal(found[0], before[0])
+    assert torch.equal(found.isfinite(), model(x).isfinite())
+
+
+def test_gradients_reach_the_input() -> None:
+    x = X.clone().requires_grad_()
+    SMALL(graph_of(Net().eval(), "modules", X))(x).sum().backward()
+    assert x.grad is not None and x.grad.abs().max() > 0
+
+
+@torch.no_grad()
+def test_other_dtypes_go_to_torch() -> None:
+    graph_module = SMALL(torch.fx.symbolic_trace(Net().eval()))
+    expected = graph_module(X)
+    assert isinstance(graph_module, GraphModule)
+    for layer in layers(graph_module):
+        layer.double()
+        assert layer.scale.dtype is torch.float32
+    torch.testing.assert_close(graph_module(X.double()).float(), expected, rtol=0.05, atol=0.05)
