@@ -50,6 +50,7 @@ from reason_models import (
     DenseOnRows,
     Floored,
     FunctionalPair,
+    Grouped,
     Hidden,
     LazyNorm,
     NormTwice,
@@ -235,6 +236,7 @@ _OF_OPERATORS = [
     Case("kept", INT8_BUT_ONE, Dense, ("dense",), mend=without_weight, mended_by=INT8),
     Case("too-small", FuseLinears(weights="int8"), Dense, ("dense",), mend=without_weight, mended_by=INT8),
     Case("padding-mode", PACK, Convolution, ("conv",), set_to("conv.padding_mode", "reflect")),
+    *_in_all_forms("not-in-int8", FuseConvolutions(weights="int8"), Grouped, ("conv",)),
     *_in_all_forms("other-convolution", PACK, OverVolumes, ("conv",)),
 ]
 _OF_NO_USE = [

@@ -188,6 +188,19 @@ class OverVolumes(nn.Module):
         return self.conv(x)
 
 
+class Grouped(nn.Module):
+    """A convolution of two groups of channels."""
+
+    shape = (1, 4, 5, 5)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(4, 4, 3, groups=2)
+
+    def forward(self, x: Tensor) -> Any:
+        return self.conv(x)
+
+
 class Convolution(nn.Module):
     """Batch norm after a convolution."""
 

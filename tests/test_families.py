@@ -28,7 +28,11 @@ PASSES = {
     "fuse-activations": ("fxopt-simplify", True),
     "fuse-products": ("fxopt-simplify", True),
 }
-APPROXIMATE = ["fuse-linears{weights='int8' min-weights=1}", "fuse-linears{weights='bfloat16'}"]
+APPROXIMATE = [
+    "fuse-linears{weights='int8' min-weights=1}",
+    "fuse-linears{weights='bfloat16'}",
+    "fuse-convolutions{weights='int8' min-weights=1 min-channels=1}",
+]
 REVERSIBLE = "merge-linears,fuse-bias-in-linear,change-true-div-to-mul-by-inverse"
 ALL = f"fuse-batch-norm2d-in-conv2d,fuse-batch-norm1d-in-linear,{REVERSIBLE}"
 

@@ -32,11 +32,12 @@ from fxopt_cpu import (
     MergedAttention,
     PackedConv2d,
     PanelLinear,
+    QuantizedConv2d,
     RowAttention,
     SumNorm,
 )
 from fxopt_cpu.library import OPERATORS, isa
-from fxopt_cpu.operators.conv import pack_convolution
+from fxopt_cpu.operators.conv import pack_convolution, quantize_convolution
 from fxopt_cpu.operators.linear import pack, pack_bytes, quantize, shifted_sums
 from fxopt_cpu.operators.plan import PlanBuilder
 from fxopt_simplify import ShapeTables
@@ -176,7 +177,13 @@ def conv(draw: Random) -> list[Any]:
     panels = pack_convolution(weight, groups)
     stride, dilation = ([draw.randint(1, 2), draw.randint(1, 2)] for _ in "sd")
     padding = [draw.randint(2, 3) for _ in range(4)]
-    return [x, panels, torch.randn(features), features, kernel, stride, padding, dilation, groups, 1, 0.0, 0.0, None]
+    more: list[Any] = []
+    if groups == 1 and draw.random() < 0.5:
+        integers, scale = quantize_convolution(weight)
+        panels, scale, sums = pack_bytes(integers.permute(0, 2, 3, 1).flatten(1), scale)
+        more = [scale, sums, None]
+    bias = torch.randn(features)
+    return [x, panels, bias, features, kernel, stride, padding, dilation, groups, 1, 0.0, 0.0, None, *more]
 
 
 def run(draw: Random) -> list[Any]:
@@ -195,6 +202,8 @@ def run(draw: Random) -> list[Any]:
     pixels = builder.conv(second, builder.weight(pack_convolution(torch.randn(8, 3, 3, 3))), features=8, kernel=(3, 3))
     deep = builder.weight(pack_convolution(torch.randn(8, 1, 3, 3), groups=8))
     pixels = builder.conv(pixels, deep, features=8, groups=8, kernel=(3, 3), padding=(1, 1, 1, 1))
+    panels, *more = map(builder.weight, pack_bytes(*quantize(torch.randn(8, 8))))
+    pixels = builder.conv(pixels, panels, features=8, kernel=(1, 1), **dict(zip(("scale", "sums"), more, strict=True)))
     builder.output(builder.pool(pixels, kernel=(2, 2), largest=draw.random() < 0.5, padding=(1, 1, 0, 0)))
     larger = builder.pick(pixels, [row // 2 for row in range(14)], [0, 3, 3, 6])
     builder.output(builder.concatenate([larger.permute(0, 2, 3, 1), larger.permute(0, 2, 3, 1)], draw.randrange(4)))
@@ -244,6 +253,7 @@ def model() -> GraphModule:
             (torch.randn(1, 3, 9, 9),),
         ),
         "pointwise": (PackedConv2d(3, 4, (1, 1)), (torch.randn(1, 3, 9, 9),)),
+        "rounded": (QuantizedConv2d(3, 4, (3, 2), rounding=True), (torch.randn(1, 3, 9, 9),)),
         "tables": (ShapeTables.of(tables, ["size"]), (5,)),
     }
     graph, root, results = Graph(), nn.Module(), []

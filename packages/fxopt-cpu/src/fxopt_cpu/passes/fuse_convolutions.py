@@ -108,6 +108,8 @@ class FuseConvolutions(low_precision.Options, ReversibleSitePass[ConvolutionSite
         keep_last: how many are left alone at the end.
         min_weights: the least number of weights of a layer in int8: with fewer, rounding the image takes longer than
             the product gains.
+        min_channels: the least number of input channels of a layer in int8: fewer, those of photographs say, take
+            longer to gather than to multiply.
         keep_originals: whether the former weights are kept beside those in int8, so that the pass can be undone and
             the original ``state_dict`` be had.
         keep_nan: whether oneDNN's activations that hide NaN, and hardswish, whose results above 1e37 differ, stay calls
@@ -158,12 +160,14 @@ class FuseConvolutions(low_precision.Options, ReversibleSitePass[ConvolutionSite
         keep_first: int = 0,
         keep_last: int = 0,
         min_weights: int = 64 * 128,
+        min_channels: int = 16,
         keep_originals: bool = False,
         keep_nan: bool = False,
     ) -> None:
         self.weights, self.activations, self.where, self.keep = weights, activations, where, keep
         self.keep_first, self.keep_last = keep_first, keep_last
-        self.min_weights, self.keep_originals, self.keep_nan = min_weights, keep_originals, keep_nan
+        self.min_weights, self.min_channels, self.keep_nan = min_weights, min_channels, keep_nan
+        self.keep_originals = keep_originals
         self.check_options()
 
     def match(self, index: GraphIndex) -> Iterator[ConvolutionSite | Refusal]:
@@ -233,9 +237,10 @@ class FuseConvolutions(low_precision.Options, ReversibleSitePass[ConvolutionSite
             return "training", "is in train mode"
         if call.weight.tensor.dtype is not torch.float32:
             return "unsupported-dtype", f"is {call.weight.tensor.dtype}; panels in int8 are made of torch.float32"
-        if size < self.min_weights or call.in_channels < FEWEST_CHANNELS:
-            found, least = f"{size} weights of {call.in_channels} channels", f"min_weights={self.min_weights}"
-            return "too-small", f"has {found}, expected {least} and {FEWEST_CHANNELS} channels"
+        if size < self.min_weights:
+            return "too-small", f"has {size} weights, fewer than min_weights={self.min_weights}"
+        if call.in_channels < self.min_channels:
+            return "too-small", f"has {call.in_channels} input channels, fewer than min_channels={self.min_channels}"
         if size > MOST_DEPTH * call.out_channels:
             return "not-in-int8", f"sums {size // call.out_channels} products, and 32 bits hold {MOST_DEPTH}"
         if not low_precision.is_finite(call.weight.tensor):
@@ -384,6 +389,5 @@ def _padding_of(call: ConvolutionCall) -> tuple[Pair, Pair]:
 
 # Fewer keep their names, as Whisper's, whose strides `generate` reads.
 FEWEST_LINES = 3
-FEWEST_CHANNELS = 16  # of an image, as a kernel in int8 copies so many at once
 MOST_DEPTH = 65536  # as in csrc/kernels.h
 _LAYERS: Mapping[int, type[PackedConv2d]] = {1: PackedConv1d, 2: PackedConv2d}

@@ -22,8 +22,8 @@ REASONS = {
     "kept": "The pass is told to leave this layer as it is. Change `keep`, `keep_first` or `keep_last`.",
     "no-range": "No call of the calibration reached the layer, or its inputs were not finite. Calibrate with calls "
     "that use it.",
-    "too-small": "Quantizing the input of so small a layer takes longer than its product. Lower `min_weights` to "
-    "quantize it all the same.",
+    "too-small": "Quantizing the input of so small a layer takes longer than its product. Lower `min_weights`, or "
+    "`min_channels` of `fuse-convolutions`, to quantize it all the same.",
 }
 _TAKEN = {
     "float32": (torch.float32,),
