@@ -240,6 +240,7 @@ void round_pixels(const Convolution& c, int64_t first, int64_t last, const float
 void gather_rows(const Convolution& c, int64_t first, int64_t last, const float* finite, int64_t row_bytes, char* to,
                  float* scales) {
   const int64_t taps = c.kernel[0] * c.kernel[1], pitch = c.pitch * 4, depth = taps * c.channels;
+  const bool wide = c.channels % (4 * WIDTH) == 0;  // no copy goes beyond a tap
   const char* const image = reinterpret_cast<const char*>(c.input);
   const float* table[MOST_POINTERS];
   [[maybe_unused]] char bytes[ByteStep::BYTES == 4 ? 1 : MOST_DEPTH + 64];
@@ -252,7 +253,9 @@ void gather_rows(const Convolution& c, int64_t first, int64_t last, const float*
       char* at = ByteStep::BYTES == 4 ? to : bytes;  // copies go beyond a tap, and the next tap overwrites that
       for (int64_t tap = 0; tap < taps; ++tap, at += c.channels) {
         const char* const from = reinterpret_cast<const char*>(table[tap * pixels.count + i]);
-        if (tap + 1 == taps)
+        if (wide)
+          for (int64_t k = 0; k < c.channels; k += 4 * WIDTH) store(at + k, load(from + k));
+        else if (tap + 1 == taps)
           std::memcpy(at, from, size_t(c.channels));
         else
           for (int64_t k = 0; k < c.channels; k += 16) std::memcpy(at + k, from + k, 16);

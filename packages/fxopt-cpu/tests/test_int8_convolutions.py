@@ -253,7 +253,7 @@ def test_what_cannot_be_rounded_is_refused(monkeypatch: pytest.MonkeyPatch) -> N
         nn.Conv2d(8, 16, 1), nn.Conv2d(16, 16, 1),
     ).eval()  # fmt: skip
     model[1].train()
-    model[2].weight.data[0, 0, 0, 0] = NAN
+    next(model[2].parameters()).data[0, 0, 0, 0] = NAN
     model[5].register_forward_hook(lambda *_: None)
     graph_module = SMALL(torch.fx.symbolic_trace(model), expect=0)
     assert dict(refused(graph_module)) == {
@@ -405,6 +405,6 @@ def test_other_dtypes_go_to_torch() -> None:
     expected = graph_module(X)
     assert isinstance(graph_module, GraphModule)
     for layer in layers(graph_module):
-        layer.double()
+        nn.Module.double(layer)
         assert layer.scale.dtype is torch.float32
     torch.testing.assert_close(graph_module(X.double()).float(), expected, rtol=0.05, atol=0.05)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any, ClassVar
 
@@ -114,7 +115,8 @@ class QuantizedConv2d(PackedConv2d):
         weight, scale, rounding = self.weight, self.scale, self._buffers.get("rounding")
         panels = pack_convolution(weight)
         padded, sums = padded_scale(scale, panels), sums_of(panels)
-        makers = {"weight": self._unpacks(panels), "scale": partial(_first, padded, self.out_channels)}
+        makers: dict[str, Callable[[], Tensor]] = {"weight": self._unpacks(panels)}
+        makers["scale"] = partial(_first, padded, self.out_channels)
         if rounding is not None:
             shifts = rounding[1].repeat(self.kernel_size[0] * self.kernel_size[1])
             rounding, sums = rounding.clone(), torch.cat([sums, shifted_sums(panels, shifts)])

@@ -199,15 +199,15 @@ class FuseConvolutions(low_precision.Options, ReversibleSitePass[ConvolutionSite
         ranges: dict[int, Tensor] = {}
         if self.is_static and plain:
             ranges = ranges_of(index.graph_module, {id(each.weight.tensor): (each.in_channels, 1) for each in plain})
-        found, place = sum(isinstance(site, ConvolutionSite) for site in sites), 0
-        for site in _without_early_overwrites(sites, index):
-            if isinstance(site, ConvolutionSite):
-                ends = ranges.get(id(site.call.weight.tensor))
-                left_out = self.left_out(site.label, place, found - 1 - place)
+        count, place = sum(isinstance(each, ConvolutionSite) for each in sites), 0
+        for each in _without_early_overwrites(sites, index):
+            if isinstance(each, ConvolutionSite):
+                ends = ranges.get(id(each.call.weight.tensor))
+                left_out = self.left_out(each.label, place, count - 1 - place)
                 place += 1
-                yield replace(site, left_out=left_out, ends=ends)
+                yield replace(each, left_out=left_out, ends=ends)
             else:
-                yield site
+                yield each
 
     def check(self, site: ConvolutionSite, index: GraphIndex) -> Refusal | None:
         """Refuse what oneDNN cannot compute, other padding than zeros, and shared, tied or mutated tensors."""
@@ -369,8 +369,8 @@ def _packed(site: ConvolutionSite, is_int8: bool) -> PackedConv2d:
     if is_int8:
         settings["rounding"] = site.ends is not None
     else:
-        last = call.dims == 2 and site.sum is not None and site.sum.last
-        settings["overwrites"] = last and site.sum.other is not site.input
+        added = site.sum if call.dims == 2 else None
+        settings["overwrites"] = added is not None and added.last and added.other is not site.input
     layer = QuantizedConv2d if is_int8 else _LAYERS[call.dims]
     return layer(call.in_channels, call.out_channels, kernel, device="meta", **settings)
 

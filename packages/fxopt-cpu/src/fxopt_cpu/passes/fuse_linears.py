@@ -236,11 +236,11 @@ class FuseLinears(low_precision.Options, ReversibleSitePass[ProductSite]):
         if self.weights == "float32":
             pieces[call.weight.name] = Piece(f"{name}.weight", transposed=call.transposed)
         else:
-            made = {"bfloat16": "rounding:narrowed", "int8": "linear:quantize"}[self.weights]
+            function = {"bfloat16": "rounding:narrowed", "int8": "linear:quantize"}[self.weights]
             outputs = ("weight", "scale") if self.weights == "int8" else ("weight",)
-            made = made if site.ends is None else "rounding:static"
+            function = function if site.ends is None else "rounding:static"
             settings = (("transposed", call.transposed),)
-            edit.derived(low_precision.derived(call.weight.name, name, made, outputs, settings))
+            edit.derived(low_precision.derived(call.weight.name, name, function, outputs, settings))
             if self.keep_originals:
                 pieces[call.weight.name] = Piece(f"{name}.original_weight")
         if call.bias is not None:

@@ -9,7 +9,6 @@ from torch import SymInt
 from torch.fx import Node
 
 from fxopt_cpu.layers.packed_conv import PackedConv2d
-from fxopt_cpu.layers.quantized_conv import QuantizedConv2d
 from fxopt_cpu.layers.thawing import Layer
 from fxopt_rewrite import GraphIndex, TensorFacts, is_python_number, same_size, tensor_facts
 
@@ -79,7 +78,7 @@ def leave_channels_last(index: GraphIndex) -> Iterable[Node]:
             continue
         free.add(node)
         module = index.module_of(node)
-        if type(module) in (PackedConv2d, QuantizedConv2d) and module.memory_format != "channels_last":
+        if isinstance(module, PackedConv2d) and module.dims == 2 and module.memory_format != "channels_last":
             module.memory_format = "channels_last"
             changed[node] = None
     waiting = list(changed)
