@@ -18,6 +18,7 @@ from benchmarks import (
     never_slower,
     passes,
     plans,
+    quantized,
 )
 from benchmarks.suite import Topic
 
@@ -26,6 +27,7 @@ TOPICS: Mapping[str, Topic] = {
     "correctness": correctness.tables,
     "folding": folding.tables,
     "cpu-inference": cpu_inference.tables,
+    "quantized": quantized.tables,
     "encoders": encoders.tables,
     "plans": plans.tables,
     "never-slower": never_slower.tables,

@@ -112,6 +112,11 @@ bool may_be_winograd(const Convolution& call) {
   return call.groups == 1 && !may_be_planes(call);
 }
 
+bool is_pointwise(const Convolution& call) {
+  return call.kernel[0] * call.kernel[1] * call.stride[0] * call.stride[1] == 1 && call.rows == call.height &&
+         call.columns == call.width && !call.padding[0] && !call.padding[1];
+}
+
 bool fit(const char* op, Window& window, const int64_t (&padding)[4]) {
   int64_t sizes[2];
   product(op, {window.height + padding[0] + padding[1], window.width + padding[2] + padding[3], window.channels});
@@ -185,87 +190,127 @@ void run_winograd(const Prepared& call) {
   });
 }
 
-// Integers: images become bytes, what a pixel of the result reads becomes a row, and rows are multiplied as those of linear
+// Integers: inputs are rounded, what a pixel of the result reads becomes a row, and rows are multiplied as those of linear
 // layers are. A scale is of one image, so that no image changes another's results.
 constexpr float LEAST_NUMBER = 1e-30f;  // smaller ones are rounded as if the largest was this
 
-void run_integers(const Convolution& call) {
-  const Kernels& unit = kernels();
-  const int64_t image = call.height * call.width, all = call.images * image, pitch = divide_up(call.channels, 16) * 16;
-  const int64_t of_result = call.rows * call.columns, taps = call.kernel[0] * call.kernel[1], depth = taps * call.channels;
-  const int64_t parts = std::min<int64_t>(divide_up(image, 64), 32), elements = call.channels * 2;
-  const double nanoseconds = double(all) * double(call.channels) / 8;
-  char* const bytes = scratch<PIXELS>(size_t(all + 1) * size_t(pitch + 4));  // the last one is of zeros
-  float* const finite = reinterpret_cast<float*>(bytes + (all + 1) * pitch);
-  std::vector<float> scales(size_t(call.images), 1.f), rounding(size_t(call.images * elements), 0.f);
-  if (!call.rounding) {
-    std::vector<float> largest(size_t(call.images * parts));
-    run_pieces(call.images * parts, nanoseconds, [&](int64_t piece) {
-      const int64_t start = piece / parts * image, part = piece % parts;
-      largest[size_t(piece)] = unit.largest_number(call, start + image * part / parts, start + image * (part + 1) / parts);
+class Integers {
+ public:
+  explicit Integers(const Convolution& call)
+      : call_(call), image_(call.height * call.width), parts_(std::min<int64_t>(divide_up(image_, 64), 32)),
+        nanoseconds_(double(call.images * image_) * double(call.channels) / 8), scales_(size_t(call.images), 1.f) {
+    product_.format = INT8, product_.rows = call.images * call.rows * call.columns, product_.features = call.features;
+    product_.depth = call.kernel[0] * call.kernel[1] * call.channels, product_.rounding = call.rounding;
+    product_.panels = call.integers, product_.scale = call.scale, product_.sums = call.sums, product_.bias = call.bias;
+    product_.activation = call.activation, product_.alpha = call.alpha, product_.beta = call.beta;
+    product_.residual = call.residual, product_.residual_stride = call.features, product_.adds_first = true;
+    product_.output = call.output, product_.output_stride = call.result_pitch;
+    if (!call.rounding) measure();
+  }
+  void run() { is_pointwise(call_) ? multiply_pixels() : multiply_windows(); }
+
+ private:
+  const Convolution& call_;
+  const int64_t image_, parts_;  // pixels, and the parts that they are worked on in
+  const double nanoseconds_;
+  std::vector<float> scales_, factors_;  // of each image; factors and shifts of its channels
+  Linear product_{};
+
+  const float* rounding(int64_t image) const {
+    return call_.rounding ? call_.rounding : factors_.data() + image * call_.channels * 2;
+  }
+  template <class Function>
+  void each_part(const Function& function) const {
+    run_pieces(call_.images * parts_, nanoseconds_, [&](int64_t piece) {
+      const int64_t image = piece / parts_, part = piece % parts_, start = image * image_;
+      function(piece, image, start + image_ * part / parts_, start + image_ * (part + 1) / parts_);
     });
-    for (int64_t i = 0; i < call.images; ++i) {
+  }
+
+  void measure() {
+    std::vector<float> largest(size_t(call_.images * parts_));
+    each_part([&](int64_t piece, int64_t, int64_t first, int64_t last) {
+      largest[size_t(piece)] = kernels().largest_number(call_, first, last);
+    });
+    factors_.resize(size_t(call_.images * call_.channels * 2), 0.f);
+    for (int64_t i = 0; i < call_.images; ++i) {
       float most = LEAST_NUMBER;
-      for (int64_t part = 0; part < parts; ++part) most = std::max(most, largest[size_t(i * parts + part)]);
-      scales[size_t(i)] = most / 127.f;
-      std::fill_n(rounding.begin() + i * elements, call.channels, 127.f / most);
+      for (int64_t part = 0; part < parts_; ++part) most = std::max(most, largest[size_t(i * parts_ + part)]);
+      scales_[size_t(i)] = most / 127.f;
+      std::fill_n(factors_.begin() + i * call_.channels * 2, call_.channels, 127.f / most);
     }
   }
-  std::atomic<bool> special{false};
-  run_pieces(call.images * parts, nanoseconds, [&](int64_t piece) {
-    const int64_t i = piece / parts, part = piece % parts;
-    const int64_t from = i * image + image * part / parts, to = i * image + image * (part + 1) / parts;
-    unit.round_pixels(call, from, to, call.rounding ? call.rounding : rounding.data() + i * elements, pitch,
-                      bytes + from * pitch, finite + from);
-    for (int64_t pixel = from; pixel < to; ++pixel)
-      if (finite[pixel] != finite[pixel]) special = true;
-  });
-  std::vector<float> zero(size_t(call.channels), 0.f);
-  Convolution rounded = call, zeros = call;  // with bytes for pixels
-  zeros.input = zero.data(), zeros.pitch = call.channels;
-  unit.round_pixels(zeros, 0, 1, call.rounding ? call.rounding : rounding.data(), pitch, bytes + all * pitch, finite + all);
-  rounded.input = reinterpret_cast<const float*>(bytes), rounded.pitch = pitch / 4;
-  rounded.zeros = reinterpret_cast<const float*>(bytes + all * pitch);
 
-  Linear product{};
-  product.format = INT8, product.rows = call.images * of_result, product.depth = depth, product.features = call.features;
-  product.panels = call.integers, product.scale = call.scale, product.sums = call.sums, product.bias = call.bias;
-  product.rounding = call.rounding, product.activation = call.activation, product.alpha = call.alpha;
-  product.beta = call.beta, product.residual = call.residual, product.residual_stride = call.features;
-  product.adds_first = true, product.output = call.output, product.output_stride = call.result_pitch;
-  const int64_t row_bytes = unit.linear_row_bytes(product);
-  std::vector<char> specials(special ? size_t(product.rows) : 0);
-  run_linear(product, [&](int64_t first, int64_t last, char* data, float* factors) {
-    unit.gather_rows(rounded, first, last, special ? finite : nullptr, row_bytes, data, factors);
-    for (int64_t row = first; row < last; ++row, ++factors) {
-      if (*factors != *factors) specials[size_t(row)] = 1, *factors = 0.f;  // computed below
-      *factors *= scales[size_t(row / of_result)];
+  // A pixel is a row.
+  void multiply_pixels() {
+    product_.input = call_.input, product_.input_stride = call_.pitch;
+    const int64_t row_bytes = kernels().linear_row_bytes(product_);
+    run_linear(product_, [&](int64_t first, int64_t last, char* data, float* factors) {
+      for (int64_t row = first, end; row < last; row = end) {
+        const int64_t i = row / image_;
+        end = std::min(last, (i + 1) * image_);
+        Linear rounded = product_;
+        rounded.rounding = rounding(i);
+        kernels().linear_convert(rounded, row, end, data + (row - first) * row_bytes, factors + (row - first));
+        for (int64_t r = row; r < end; ++r) factors[r - first] *= scales_[size_t(i)];
+      }
+    });
+  }
+
+  // Images become bytes, of which windows are copied.
+  void multiply_windows() {
+    const Kernels& unit = kernels();
+    const int64_t all = call_.images * image_, pitch = divide_up(call_.channels, 16) * 16;
+    char* const bytes = scratch<PIXELS>(size_t(all + 1) * size_t(pitch + 4));  // the last pixel is of zeros
+    float* const finite = reinterpret_cast<float*>(bytes + (all + 1) * pitch);
+    std::atomic<bool> special{false};
+    each_part([&](int64_t, int64_t i, int64_t first, int64_t last) {
+      unit.round_pixels(call_, first, last, rounding(i), pitch, bytes + first * pitch, finite + first);
+      for (int64_t pixel = first; pixel < last; ++pixel)
+        if (finite[pixel] != finite[pixel]) special = true;
+    });
+    const std::vector<float> zero(size_t(call_.channels), 0.f);
+    Convolution zeros = call_, rounded = call_;
+    zeros.input = zero.data();
+    unit.round_pixels(zeros, 0, 1, rounding(0), pitch, bytes + all * pitch, finite + all);
+    rounded.input = reinterpret_cast<const float*>(bytes), rounded.pitch = pitch / 4;
+    rounded.zeros = reinterpret_cast<const float*>(bytes + all * pitch);
+    const int64_t row_bytes = unit.linear_row_bytes(product_), of_result = call_.rows * call_.columns;
+    std::vector<char> specials(special ? size_t(product_.rows) : 0);
+    run_linear(product_, [&](int64_t first, int64_t last, char* data, float* factors) {
+      unit.gather_rows(rounded, first, last, special ? finite : nullptr, row_bytes, data, factors);
+      for (int64_t row = first; row < last; ++row, ++factors) {
+        if (*factors != *factors) specials[size_t(row)] = 1, *factors = 0.f;  // computed below
+        *factors *= scales_[size_t(row / of_result)];
+      }
+    });
+    for (int64_t row = 0; row < int64_t(specials.size()); ++row)
+      if (specials[size_t(row)]) multiply_special(row);
+  }
+
+  // What reads NaN or infinity, as float32 computes it: the window as it is, times integers.
+  void multiply_special(int64_t row) {
+    const int64_t pixel = row % (call_.rows * call_.columns), start = row / (call_.rows * call_.columns) * image_;
+    std::vector<float> window(size_t(product_.depth), 0.f);
+    for (int64_t tap = 0; tap < call_.kernel[0] * call_.kernel[1]; ++tap) {
+      const int64_t y = pixel / call_.columns * call_.stride[0] - call_.padding[0] + tap / call_.kernel[1] * call_.dilation[0];
+      const int64_t x = pixel % call_.columns * call_.stride[1] - call_.padding[1] + tap % call_.kernel[1] * call_.dilation[1];
+      if (y < 0 || y >= call_.height || x < 0 || x >= call_.width) continue;
+      const float* const from = call_.input + (start + y * call_.width + x) * call_.pitch;
+      for (int64_t k = 0; k < call_.channels; ++k)
+        window[size_t(tap * call_.channels + k)] = from[k] * (call_.rounding ? call_.rounding[k] : 1.f);
     }
-  });
-  // What reads NaN or infinity, as float32 computes it: the row as it is, times integers.
-  for (int64_t row = 0; row < int64_t(specials.size()); ++row) {
-    if (!specials[size_t(row)]) continue;
-    std::vector<float> read(size_t(depth), 0.f);
-    const int64_t i = row / of_result, line = row % of_result / call.columns, column = row % call.columns;
-    for (int64_t tap = 0; tap < taps; ++tap) {
-      const int64_t y = line * call.stride[0] - call.padding[0] + tap / call.kernel[1] * call.dilation[0];
-      const int64_t x = column * call.stride[1] - call.padding[1] + tap % call.kernel[1] * call.dilation[1];
-      if (y < 0 || y >= call.height || x < 0 || x >= call.width) continue;
-      const float* const from = call.input + (i * image + y * call.width + x) * call.pitch;
-      for (int64_t k = 0; k < call.channels; ++k)
-        read[size_t(tap * call.channels + k)] = from[k] * (call.rounding ? call.rounding[k] : 1.f);
-    }
-    Linear one = product;
-    one.rows = 1, one.input = read.data(), one.rounding = nullptr, one.output += row * call.result_pitch;
-    if (one.residual) one.residual += row * call.features;
+    Linear one = product_;
+    one.rows = 1, one.input = window.data(), one.rounding = nullptr, one.output += row * call_.result_pitch;
+    if (one.residual) one.residual += row * call_.features;
     run_linear(one);
   }
-}
+};
 
 }  // namespace
 
 void run_convolution(const Convolution& given) {
-  if (given.integers) return run_integers(given);
+  if (given.integers) return Integers(given).run();
   const Kernels& unit = kernels();
   const Prepared call(given);
   const int64_t lines = call.images * call.rows, pixels = lines * call.columns, panels = call.panel_count;

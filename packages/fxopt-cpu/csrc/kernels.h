@@ -173,6 +173,7 @@ bool fit(const char* op, Window&, const int64_t (&padding)[4]);
 bool is_depthwise(int64_t groups, int64_t channels, int64_t features);
 bool may_be_planes(const Convolution&);
 bool may_be_winograd(const Convolution&);
+bool is_pointwise(const Convolution&);  // over single pixels, all of them
 void run_convolution(const Convolution&);
 constexpr int64_t MOST_OF_STRIPE = 1 << 20;  // elements between the layers of a block that one row of results needs
 int64_t rows_read(const Window&);            // by one row of results

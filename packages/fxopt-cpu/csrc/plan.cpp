@@ -298,11 +298,6 @@ bool follows(const Convolution& next, const Convolution& call) {
          next.channels == call.features && next.pitch == next.channels && call.result_pitch == call.features && !call.residual;
 }
 
-bool is_pointwise(const Convolution& call) {
-  return call.kernel[0] * call.kernel[1] * call.stride[0] * call.stride[1] == 1 && call.rows == call.height &&
-         call.columns == call.width && !call.padding[0] && !call.padding[1];
-}
-
 void block(Reader& plan) {
   const bool projects = plan.size(0, 1);
   const Convolution expand = convolution(plan, true, false), deep = convolution(plan, false, !projects);
