@@ -10,7 +10,8 @@ from generated_models import generated_cases
 from house_properties import HOUSE
 
 from fxopt_core import compose
-from fxopt_cpu import FuseConvolutions, FuseLinears, PlanRegions
+from fxopt_cpu import FuseConvolutions, FuseLinears, PlanRegions, isa
+from fxopt_cpu.passes.low_precision import SLOW_IN_INT8
 from fxopt_linear import FuseBiasInLinear, MergeLinears
 from fxopt_norm import FuseBatchNorm1dInLinear, FuseBatchNorm2dInConv2d
 from fxopt_testing import Property, conformance_tests, passes_of, zoo
@@ -35,9 +36,10 @@ test_a_composition = conformance_tests(
 )
 test_planning = conformance_tests(compose(FuseLinears(), PlanRegions()), models=SOME)
 test_quantizing = conformance_tests(FuseLinears(weights="int8", min_weights=1, keep_originals=True))
-test_quantizing_convolutions = conformance_tests(
-    FuseConvolutions(weights="int8", min_weights=1, min_channels=1, keep_originals=True), models=SOME
-)
+if isa() not in SLOW_IN_INT8:
+    test_quantizing_convolutions = conformance_tests(
+        FuseConvolutions(weights="int8", min_weights=1, min_channels=1, keep_originals=True), models=SOME
+    )
 test_a_reversible_composition = conformance_tests(compose(FuseBiasInLinear(), MergeLinears()), models=SOME)
 
 

@@ -22,7 +22,7 @@ from fxopt_cpu.library import ISAS, limit_isa
 from fxopt_cpu.operators.conv import CONV, pack_convolution, quantize_convolution
 from fxopt_cpu.operators.linear import ACTIVATIONS, pack_bytes, shifted_sums
 from fxopt_cpu.operators.plan import PlanBuilder
-from fxopt_cpu.passes import matching
+from fxopt_cpu.passes import low_precision, matching
 from fxopt_cpu.regions.running import plans_of
 from fxopt_testing.forms import Form
 from fxopt_testing.rewrites import FORMS, fingerprint, graph_of, refusals, refused, structure
@@ -207,6 +207,25 @@ def test_plans_read_and_write_parts_of_wider_images(static: bool) -> None:
 
 
 # --- Which layers
+
+
+@pytest.fixture(autouse=True)
+def every_processor(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rewrite also where float32 is faster."""
+    monkeypatch.setattr(low_precision, "SLOW_IN_INT8", ())
+
+
+@pytest.mark.skipif(isa() == "portable", reason="the processor has no other instructions")
+def test_processors_without_vnni_stay_with_float32(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    before = str(isa())
+    try:
+        limit_isa("avx2")
+        graph_module = SMALL(torch.fx.symbolic_trace(Net().eval()), expect=0)
+    finally:
+        limit_isa(before)
+    assert {refusal.reason for refusal in refusals(graph_module)} == {"no-operators"}
+    assert "(VNNI)" in refusals(graph_module)[0].message
 
 
 @pytest.mark.parametrize("form", FORMS)

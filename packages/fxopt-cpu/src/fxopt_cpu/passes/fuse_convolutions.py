@@ -14,6 +14,7 @@ from fxopt_core import Refusal
 from fxopt_cpu.layers.epilogue import NONE, Activation
 from fxopt_cpu.layers.packed_conv import PackedConv1d, PackedConv2d, Pair, sides_of
 from fxopt_cpu.layers.quantized_conv import QuantizedConv2d
+from fxopt_cpu.library import isa
 from fxopt_cpu.operators.conv import quantize_convolution
 from fxopt_cpu.operators.onednn import ALTER_EXTREMES, HIDE_NAN, why_unsupported
 from fxopt_cpu.operators.rounding import lost, rounding, static
@@ -97,7 +98,8 @@ class FuseConvolutions(low_precision.Options, ReversibleSitePass[ConvolutionSite
     changes no result of another image; or, with ``activations="static"``, each channel has a range that data have shown
     (`calibrated`). Convolutions of images in one group of channels become `QuantizedConv2d`.
 
-    Refused: other dtypes and devices, processors without the operators, and shared, tied and mutated tensors.
+    Refused: other dtypes and devices, processors without the operators, for int8 those without VNNI, and shared, tied
+    and mutated tensors.
 
     Args:
         weights: ``"float32"`` or ``"int8"``.
@@ -243,6 +245,8 @@ class FuseConvolutions(low_precision.Options, ReversibleSitePass[ConvolutionSite
             return "too-small", f"has {call.in_channels} input channels, fewer than min_channels={self.min_channels}"
         if size > MOST_DEPTH * call.out_channels:
             return "not-in-int8", f"sums {size // call.out_channels} products, and 32 bits hold {MOST_DEPTH}"
+        if call.weight.tensor.is_cpu and isa() in low_precision.SLOW_IN_INT8:
+            return "no-operators", "would be slower in int8: this processor has no instructions for it (VNNI)"
         if not low_precision.is_finite(call.weight.tensor):
             return "out-of-range", f"has NaN or infinite values in `{call.weight.name}`"
         if self.is_static and (site.ends is None or not site.ends.isfinite().all()):

@@ -18,6 +18,8 @@ from fxopt_rewrite import LinearCall
 KINDS = ("float32", "bfloat16", "int8")
 PROMISED_SQNR = {"bfloat16": 25.0, "int8": 15.0}
 """In dB, on ordinary data: a layer alone has 50 and 40, and rounding errors add up over a model's depth."""
+SLOW_IN_INT8 = ("portable", "avx2", "avx512")
+"""Instruction sets without VNNI, which multiply images in float32 faster: by Winograd's products above all."""
 REASONS = {
     "kept": "The pass is told to leave this layer as it is. Change `keep`, `keep_first` or `keep_last`.",
     "no-range": "No call of the calibration reached the layer, or its inputs were not finite. Calibrate with calls "
