@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import fxopt
-from benchmarks.apart import Make, Ready, Timed, rounds_apart
+from benchmarks.apart import Make, Ready, rounds_apart
 from benchmarks.models import CONVOLUTIONAL, SMALL
 from benchmarks.peers import peer
 from benchmarks.runners import onnx_session, openvino_request
@@ -55,7 +55,7 @@ def rows(name: str, settings: Settings) -> Iterator[Row]:
         if isinstance(each, Absent) or isinstance(plain, Absent):
             yield Row(way, (each, "", "", "", "") if isinstance(each, Absent) else ("", "", "", "", ""))
             continue
-        speed: Cell = each.ratio(plain).steady() if isinstance(each, Timed) else ""
+        speed: Cell = each.ratio(plain).steady()
         notes = (each.note[key] for key in ("cosine", "first", "five"))
         yield Row(way, (Measured.of(each.seconds).steady(), speed, *notes))
 
@@ -69,18 +69,18 @@ def images(count: int, size: tuple[int, ...], seed: int) -> Tensor:
 
 def made(name: str, way: str) -> Ready | Absent:
     """Prepare a model in one way, and compare its results."""
-    subject = (CONVOLUTIONAL | SMALL)[name]()
+    subject = {**CONVOLUTIONAL, **SMALL}[name]()
     if isinstance(subject, Absent):
         return subject
     model, x = subject
     seen, tried = images(CALIBRATION, tuple(x.shape), 1), images(TRIED, tuple(x.shape), 2)
     try:
-        call = WAYS[way](model, x, list(seen.split(1)))
+        call = WAYS[way](model, x, list(seen.chunk(len(seen))))
     except ModuleNotFoundError as error:
         return Absent(str(error))
     with torch.no_grad():
-        wanted = torch.cat([model(each).flatten(1) for each in tried.split(1)])
-        found = torch.cat([torch.as_tensor(call(each)).flatten(1) for each in tried.split(1)])
+        wanted = torch.cat([model(each).flatten(1) for each in tried.chunk(len(tried))])
+        found = torch.cat([torch.as_tensor(call(each)).flatten(1) for each in tried.chunk(len(tried))])
     five = [set(one.tolist()) & set(other.tolist()) for one, other in zip(_five(wanted), _five(found), strict=True)]
     note = {
         "cosine": f"{F.cosine_similarity(wanted, found).mean():.4f}",
@@ -134,11 +134,11 @@ def _quantized(seen: list[Tensor], path: Path) -> Path:
 
 def by_openvino(model: nn.Module, x: Tensor, seen: list[Tensor], *, int8: bool = True) -> Call:
     """The model in OpenVINO, quantized by nncf."""
-    nncf = peer("nncf") if int8 else None
-    if isinstance(nncf, Absent):
-        raise ModuleNotFoundError(nncf.reason)
 
     def changed(found: Any) -> Any:
+        nncf = peer("nncf")
+        if isinstance(nncf, Absent):
+            raise ModuleNotFoundError(nncf.reason)
         given = nncf.Dataset([each.numpy() for each in seen])
         return nncf.quantize(found, given, subset_size=len(seen))
 
