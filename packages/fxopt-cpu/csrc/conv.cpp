@@ -316,22 +316,25 @@ void run_convolution(const Convolution& given) {
   const int64_t lines = call.images * call.rows, pixels = lines * call.columns, panels = call.panel_count;
   const double nanoseconds = call.nanoseconds;
   if (call.depthwise) {
-    const int64_t part = divide_up(lines, threads_for(nanoseconds) * 4);
+    const int64_t part = fair_part(lines, threads_for(nanoseconds), 8);
     run_pieces(divide_up(lines, part), nanoseconds, [&](int64_t piece) {
       unit.convolve_depthwise(call, piece * part, piece * part + part < lines ? piece * part + part : lines);
     });
     return;
   }
   if (is_winograd(call)) return run_winograd(call);
-  // A piece is a block of pixels, whose inputs stay in the second cache, and some panels.
+  // A piece is a block of pixels, whose inputs stay in the second cache, and some panels. Threads share the panels where
+  // these are larger than the input, which each of them reads then, and the pixels otherwise.
   const int64_t threads = threads_for(nanoseconds), wanted = BLOCK_BYTES / (call.channels * 4) / 48 * 48;
-  const int64_t fair = divide_up(pixels, threads > 1 ? threads * 4 : 1), most = wanted < 48 ? 48 : wanted;
-  int64_t part = most < pixels ? most : pixels;
-  if (fair < part) part = fair < 48 ? 48 : fair;
-  const int64_t blocks = divide_up(pixels, part);
-  int64_t columns = panels;
-  if (threads > 1 && blocks < threads * 4) columns = divide_up(divide_up(panels, divide_up(threads * 4, blocks)), 4) * 4;
-  const int64_t column_pieces = divide_up(panels, columns);
+  const int64_t most = wanted < 48 ? 48 : wanted, weights = panels * 16 * call.kernel[0] * call.kernel[1] / call.groups;
+  int64_t blocks = divide_up(pixels * 4, most * 5), columns = panels;  // no small rest
+  if (threads > 1 && weights > pixels) {
+    columns = fair_part(panels, threads, 4);
+  } else if (threads > 1) {
+    blocks = std::max(blocks, std::min(threads * 4, divide_up(pixels, 48)));
+    if (blocks < threads * 4) columns = divide_up(divide_up(panels, divide_up(threads * 4, blocks)), 4) * 4;
+  }
+  const int64_t part = divide_up(pixels, blocks), column_pieces = divide_up(panels, columns);
   run_pieces(blocks * column_pieces, nanoseconds, [&](int64_t piece) {
     const int64_t first = piece / column_pieces * part, panel = piece % column_pieces * columns;
     unit.convolve(call, first, first + part < pixels ? first + part : pixels, panel,
@@ -353,7 +356,9 @@ void run_block(const Convolution& expand, const Convolution& deep, const Convolu
   stripe = stripe < 1 ? 1 : stripe < deep.rows ? stripe : deep.rows;
   const int64_t room = std::min((stripe - 1) * step + least, deep.height) * line;
   const double nanoseconds = first.nanoseconds + second.nanoseconds + (project ? third.nanoseconds : 0);
-  const int64_t threads = threads_for(nanoseconds), parts = threads > 1 ? std::min(threads * 2, deep.rows) : 1;
+  // Where parts meet, both expand the rows that the windows share.
+  const int64_t threads = threads_for(nanoseconds), wide_enough = deep.rows / (16 * std::max<int64_t>(reach - step, 1));
+  const int64_t parts = threads > 1 ? std::min(std::clamp(wide_enough, threads, threads * 2), deep.rows) : 1;
   run_pieces(deep.images * parts, nanoseconds, [&](int64_t piece) {
     const int64_t image = piece / parts, part = piece % parts, end = deep.rows * (part + 1) / parts;
     float* const wide = reinterpret_cast<float*>(scratch(size_t(room + stripe * result) * 4));

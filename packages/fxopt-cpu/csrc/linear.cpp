@@ -46,10 +46,10 @@ void run_linear(const Linear& call, const Convert& convert) {
     }
     // A piece is some rows and some columns; the last one done with its rows norms them.
     const int64_t row_pieces = divide_up(rows, part), row_size = divide_up(rows, row_pieces);
-    int64_t column_pieces = threads > 1 ? divide_up(threads * 4, row_pieces) : 1;
-    int64_t columns = divide_up(divide_up(all_panels, column_pieces), 8) * 8;
-    if (!columns) columns = 1;
-    column_pieces = divide_up(all_panels, columns);
+    const int64_t at_once = row_size > 6 ? 2 : row_size > 1 ? 4 : 8;  // panels of a tile
+    const bool shares = threads > 1 && row_pieces < threads * 4 && all_panels;
+    const int64_t columns = shares ? fair_part(divide_up(all_panels, at_once), threads, 4, row_pieces) * at_once : all_panels + !all_panels;
+    const int64_t column_pieces = divide_up(all_panels, columns);
     std::vector<std::atomic<int64_t>> done(call.norm ? size_t(row_pieces) : 0);
     run_pieces(row_pieces * column_pieces, share, [&](int64_t piece) {
       const int64_t which = piece / column_pieces, panel = piece % column_pieces * columns;

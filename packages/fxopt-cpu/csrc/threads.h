@@ -38,6 +38,18 @@ void run_pieces(int64_t pieces, double nanoseconds, const Function& function) {
   });
 }
 
+// How much of `total` a piece has, where each part falls into so many pieces, so that the thread with most of them has as
+// little as may be; two to `most` pieces for each thread.
+inline int64_t fair_part(int64_t total, int64_t threads, int64_t most, int64_t of_part = 1) {
+  int64_t best = total, least = INT64_MAX;
+  for (int64_t pieces = threads * 2; pieces <= threads * most; ++pieces) {
+    const int64_t parts = (pieces + of_part - 1) / of_part, part = (total + parts - 1) / parts;
+    const int64_t share = ((total + part - 1) / part * of_part + threads - 1) / threads * part;
+    if (share < least) best = part, least = share;
+  }
+  return best;
+}
+
 // Computes a product whose rows a function converts, instead of the unit's; linear.cpp.
 struct Linear;
 typedef std::function<void(int64_t first, int64_t last, char* data, float* scales)> Convert;
