@@ -82,10 +82,15 @@ def _regions(index: GraphIndex, run: list[Node]) -> Iterator[Region]:
 
 
 def _region(index: GraphIndex, nodes: list[Node]) -> Iterator[Region]:
+    before: list[Node] = []
     while nodes and not (_is_layer(index, nodes[0]) or operation(index, nodes[0]) in COPIES):
+        before.append(nodes[0])
         nodes = nodes[1:]
     while nodes and not _is_layer(index, nodes[-1]):
         nodes = nodes[:-1]
+    # A size that only the region reads costs more than its plan does with it.
+    while nodes and before and operation(index, before[-1]) == "size" and set(before[-1].users) <= set(nodes):
+        nodes = [before.pop(), *nodes]
     if sum(_multiplies(index, node) for node in nodes) < _FEWEST_LAYERS:
         return
     region = Region.of(nodes)
