@@ -49,7 +49,7 @@ def test_requests_are_answered_with_the_encoders_vectors(folder: Path, monkeypat
 
 
 def test_the_image_is_made_of_what_there_is() -> None:
-    """Docker is not needed: each instruction is compared with the packages, the pins, the command and the application."""
+    """Without Docker: each instruction is compared with packages, pins, the command and the application."""
     lines = [line for line in (EXAMPLE / "Dockerfile").read_text(encoding="utf-8").splitlines() if line[:1] not in "#"]
     instructions = [line.partition(" ")[::2] for line in lines]
     assert instructions[0][0] == "FROM"

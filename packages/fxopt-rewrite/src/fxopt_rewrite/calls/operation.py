@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache, cached_property
-from typing import Any
+from typing import Any, cast
 
 from torch import nn
 from torch.fx import GraphModule, Node
@@ -19,7 +19,7 @@ from fxopt_core import (
     check_graph_module,
     iter_nodes,
 )
-from fxopt_rewrite.calls.records import Obstacle, TensorRef
+from fxopt_rewrite.calls.records import Obstacle, Operand, TensorRef
 from fxopt_rewrite.index import GraphIndex
 from fxopt_rewrite.layers import conv1d_class, module_problem
 from fxopt_rewrite.ops.names import MISSING
@@ -78,8 +78,8 @@ class Operation:
         return value if isinstance(value, Node) else None
 
     @property
-    def operands(self) -> tuple[Any, ...]:
-        """The first two of its arguments, as far as they are no settings: nodes and numbers."""
+    def operands(self) -> tuple[Operand, ...]:
+        """The first two of its arguments that are not settings."""
         names = ("input", "other", "exponent", "mat2")
         return tuple(self.arguments[name] for name in names if name in self.arguments)
 
@@ -262,8 +262,10 @@ def is_call(node: Node, *operations: Callable[..., object]) -> bool:
     return _is_one_of(node, node.graph.owning_module, list(map(_wanted, operations)))
 
 
-def operands_of(node: Node) -> tuple[Any, ...]:
+def operands_of(node: Node) -> tuple[Operand, ...]:
     """Return the operands of a call of one or two, in order, whether they are given by position or by name.
+
+    Of a function that is not torch's, they are its first two positional arguments, whatever these are.
 
     >>> import torch
     >>> graph = torch.fx.Graph()
@@ -272,7 +274,7 @@ def operands_of(node: Node) -> tuple[Any, ...]:
     (x, 2)
     """
     operation = read_call(node)
-    return tuple(node.args[:2]) if operation is None else operation.operands
+    return cast("tuple[Operand, ...]", node.args[:2]) if operation is None else operation.operands
 
 
 def _wanted(operation: Any) -> tuple[object, tuple[str, bool] | None]:
