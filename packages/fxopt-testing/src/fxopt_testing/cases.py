@@ -124,7 +124,7 @@ class ModelCase:
     def capture(self) -> Captured:
         """Return the model and its graph module, equal ones each time.
 
-        Exporting and tracing is slow, so the model is made once, until somebody writes into it or `forget` is called.
+        Exporting and tracing is slow, so the model is made once, until something writes into it or `forget` is called.
         The graph module is a new one each time.
         """
         if self.form in ("graph", "capture"):

@@ -292,7 +292,7 @@ class Live(edits.EditVisitor):
         self.tables.modules.of(parent._modules).remove(key)
 
     def _count(self, parent: nn.Module, module: nn.Module, times: int) -> None:
-        """Take notice of the names of a module, and of what it holds: as many as its parent has."""
+        """Record the names of a module and of what it holds: as many as its parent has."""
         for item in identities(module):
             self.uses[item] += times * self.uses[id(parent)]
 

@@ -67,7 +67,7 @@ class Attention:
 
     Attributes:
         scores: what the softmax takes.
-        weights: the softmax, and the casts and dropouts behind it.
+        weights: the softmax, and the casts and dropouts after it.
         value: (..., S, V).
         product: the last call.
         values: what is known of the masks of its graph.
