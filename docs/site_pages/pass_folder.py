@@ -62,9 +62,9 @@ def _linked(text: str) -> str:
 _INTRODUCTION = """\
 # Passes
 
-In the drawings, red and dashed nodes are gone, green ones are new, and yellow ones have other arguments.
-
 Each pass has a page: the rewrite as an equation, a model before and after, its options, the reasons for which it leaves
 a site alone, what it costs, and an example. The pages are made from the passes themselves whenever this site is built,
-so that those of any installed family are here. In a shell, `fxopt list` and `fxopt show PASS` print the same.\
+so that those of any installed family are here. In a shell, `fxopt list` and `fxopt show PASS` print the same.
+
+In the drawings, red and dashed nodes are gone, green ones are new, and yellow ones have other arguments.\
 """

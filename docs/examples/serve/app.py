@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from threading import Lock
-from typing import Annotated, Any
+from typing import Annotated
 
 from fastapi import Body, FastAPI
 
@@ -22,9 +22,8 @@ turn = Lock()
 def embed(texts: Annotated[list[str], Body(embed=True)]) -> list[list[float]]:
     """Return a vector for each text."""
     with turn:
-        vectors: Any = encoder.encode(texts)
-    found: list[list[float]] = vectors.tolist()
-    return found
+        vectors: list[list[float]] = encoder.encode(texts).tolist()
+    return vectors
 
 
 @app.get("/health")
