@@ -87,8 +87,8 @@ class Operation:
 def read_operation(index: GraphIndex, node: Node) -> Operation | None:
     """Return what a node computes, the same for modules, functions, methods, ``aten`` and Python's operators.
 
-    None for inputs, attributes and outputs, for what is not torch's, and for modules that are no plain ones: with
-    hooks, of a subclass, or with state of their own.
+    None for inputs, attributes and outputs, for what is not torch's, and for modules that are not plain: with hooks,
+    of a subclass, or with extra state.
 
     >>> import torch
     >>> model = nn.Sequential(nn.Conv2d(3, 8, 1))
@@ -224,7 +224,7 @@ def calls_of(graph_module: GraphModule, *operations: Callable[..., object]) -> l
     See `is_call`. The list does not change with the graph, so that the graph may be edited on the way.
 
     Raises:
-        PreconditionError: It is no graph module.
+        PreconditionError: It is not a graph module.
         TypeError: An operation is no function, or a class of layers that have parameters or settings.
 
     >>> import operator, torch
@@ -247,8 +247,8 @@ def is_call(node: Node, *operations: Callable[..., object]) -> bool:
     Synonyms count (``torch.multiply`` for ``torch.mul``). In-place forms (``mul_``, ``inplace=True``, ``out=``) do not,
     unless they are asked for: they do more. Nor do ``torch.add`` with an ``alpha``, ``torch.div`` with a
     ``rounding_mode``, ``rsub``, whose operands are exchanged, and modules that have hooks. Of modules, activations
-    without settings count; read layers by `read_operation` and its like. A function that torch does not have is the
-    same as itself alone. Read one or two operands by `operands_of`.
+    without settings count; read layers by `read_operation` and its like. A function that is not torch's equals only
+    itself. Read one or two operands by `operands_of`.
 
     Raises:
         TypeError: See `calls_of`.

@@ -199,7 +199,7 @@ class LayerNormCall(ParameterisedCall):
 
     Attributes:
         normalized_shape: the sizes of those dimensions.
-        eps: added to the variance; None for that of the dtype, in RMS norms alone.
+        eps: added to the variance; None for that of the dtype, in RMS norms only.
         centred: whether the mean is subtracted; False for an RMS norm.
     """
 
