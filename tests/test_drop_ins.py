@@ -265,7 +265,9 @@ def test_batches_of_images(tmp_path: Path) -> None:
 
 def test_batches_need_a_folder_that_fxopt_wrote_and_one_row_for_each(tmp_path: Path) -> None:
     for path in (tmp_path / "nowhere", stored(tmp_path / "plain", "Model")):
-        with pytest.raises(fxopt.PreconditionError, match="is no folder that fxopt wrote: make one with `fxopt optim"):
+        with pytest.raises(
+            fxopt.PreconditionError, match="is not a folder that fxopt wrote: make one with `fxopt optim"
+        ):
             fxopt.BatchEncoder(path)
     fxopt.optimize(sparse(tmp_path / "sparse")).save(str(tmp_path / "fast"))
     with pytest.raises(fxopt.PreconditionError, match="holds a SparseEncoder, which does not give a row of numbers"):

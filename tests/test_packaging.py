@@ -63,7 +63,7 @@ def declared(name: str, *, extras: bool = False) -> dict[str, Requirement]:
 
 @for_each_package
 def test_run_time_dependencies_are_those_agreed(name: str) -> None:
-    """A dependency more is a decision: it belongs into docs/decisions.md and into this table."""
+    """Another dependency is a decision: it belongs in docs/decisions.md and in this table."""
     assert declared(name).keys() == RUN_TIME[name]
 
 
@@ -106,7 +106,7 @@ def test_torch_is_constrained_to_a_version_that_is_allowed() -> None:
 
 @pytest.mark.parametrize("python", ["3.10", "3.11", "3.12", "3.13"])
 def test_everything_that_sessions_install_is_pinned(python: str) -> None:
-    """To a version that is asked for, so that a new release of somebody else breaks nothing: `nox -s lock` pins."""
+    """To a version that is asked for, so that a new release elsewhere breaks nothing: `nox -s lock` pins."""
     lines = (ROOT / f".ci/constraints-{python}.txt").read_text(encoding="utf-8").splitlines()
     pins = {canonicalize_name(each.name): str(each.specifier)[2:] for each in map(Requirement, uncommented(lines))}
     project = pytest.importorskip("tomllib").loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
@@ -229,7 +229,7 @@ def wheel(name: str) -> zipfile.ZipFile:
 @for_each_package
 def test_the_wheel_holds_the_package_and_nothing_else(name: str, wheel: zipfile.ZipFile) -> None:
     """Stubs, data and licence included, tests not."""
-    files = wheel.namelist()
+    files = [file for file in wheel.namelist() if not file.endswith("/")]  # auditwheel lists folders too
     module = name.replace("-", "_")
     assert f"{module}/py.typed" in files
     assert any(re.fullmatch(rf"{module}-[^/]*\.dist-info/licenses/LICENSE", file) for file in files)

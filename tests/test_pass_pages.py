@@ -137,7 +137,8 @@ def test_a_plugin_has_pages_by_itself(tmp_path: Path, monkeypatch: pytest.Monkey
     files = {f"{name}.{suffix}" for name in names for suffix in ("md", "svg")}
     assert {path.name for path in stale.parent.iterdir()} == {"index.md", *files}
     index = (stale.parent / "index.md").read_text(encoding="utf-8")
-    assert "| [remove-dropout](remove-dropout.md) | ``dropout(x)`` in eval mode -> ``x``. | yes |" in index
+    drawing = "[![before and after](remove-dropout.svg)](remove-dropout.md)"
+    assert f"| [remove-dropout](remove-dropout.md) | ``dropout(x)`` in eval mode -> ``x``. | {drawing} | yes |" in index
     assert "\nfold-query-scale\nfuse-query-scale\nremove-dropout\n```" in index
     assert "| `attention` | `remove-dropout`, " in index
     for found in pages.values():

@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 from test_floors import FLOORS
 
+from fxopt_rewrite.ops.vocabulary import MODULES, SYNONYMS
+from site_pages.operations import operations_page
 from site_pages.references import groups_of, installed_packages, write_references
 
 ROOT = Path(__file__).parent.parent
@@ -38,6 +40,15 @@ def test_the_umbrella_documents_its_own_names_alone() -> None:
     documented = {each for group in groups_of(importlib.import_module("fxopt")) for each in group.names}
     assert {"optimize"} <= documented
     assert not {"MergeLinears", "verify", "registry"} & documented
+
+
+def test_operations_are_listed_by_the_names_that_readers_return() -> None:
+    page = operations_page()
+    rows = dict(re.findall(r"^\| `(\w+)` \| `(.*?)` \|", page, re.MULTILINE))
+    assert rows["conv2d"] == "input, weight, bias=None, stride=(1, 1), padding=(0, 0), dilation=(1, 1), groups=1"
+    assert {*MODULES.values(), *SYNONYMS.values(), "view", "scaled_dot_product_attention"} <= rows.keys()
+    assert not SYNONYMS.keys() & rows.keys()
+    assert "| `div` | `input, other, rounding_mode=None` | `operator.truediv`, `divide`, `true_divide` |" in page
 
 
 @pytest.mark.nightly  # the session docs makes them all, and each warning is an error there

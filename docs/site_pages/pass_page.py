@@ -82,7 +82,7 @@ def _facts(info: PassInfo) -> str:
     cls = info.transformation
     module = public_module(cls)
     name = f"{{py:class}}`{module}.{cls.__name__}`" if module else f"`{cls.__module__}.{cls.__qualname__}`"
-    undo = "yes, exactly: see [undo](../trust.md#undo)" if info.reversible else "no: keep a copy"
+    undo = "yes, exactly: see [undo](../undo.md)" if info.reversible else "no: keep a copy"
     same = "yes, up to rounding" if info.preserves_computation else "no"
     origin = f"`{info.distribution}` {info.version}" if info.distribution else f"the plugin `{info.family}`"
     rows = [("class", name), ("comes with", origin), ("can be undone", undo), ("computes the same", same)]

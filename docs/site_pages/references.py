@@ -19,6 +19,8 @@ from itertools import pairwise
 from pathlib import Path
 from types import ModuleType
 
+from site_pages.operations import operations_page
+
 
 @dataclass(frozen=True)
 class Group:
@@ -66,6 +68,7 @@ def write_references(folder: Path, packages: Iterable[str] | None = None) -> Non
         (folder / name).mkdir()
         for group in groups:
             (folder / name / f"{group.page}.md").write_text(_group_page(package, group), encoding="utf-8")
+    (folder / "operations.md").write_text(operations_page(), encoding="utf-8")
     (folder / "index.md").write_text(_index(chosen), encoding="utf-8")
 
 
@@ -122,9 +125,10 @@ def _index(packages: Iterable[str]) -> str:
     rows = [f"| [{name.replace('_', '-')}]({name}.md) | {_first_line(sys.modules[name])} |" for name in packages]
     parts = [
         "# Packages",
-        "What each package exports, from its docstrings. Modules below a package are its own: import from the top.",
+        "What each package exports, from its docstrings. Modules below a package are its own: import from the top. "
+        "[Operations](operations.md) lists the names that readers of graphs return.",
         "\n".join(["| package | holds |", "|---|---|", *rows]),
-        "\n".join(["```{toctree}", ":hidden:", "", *packages, "```"]),
+        "\n".join(["```{toctree}", ":hidden:", "", *packages, "operations", "```"]),
     ]
     return "\n\n".join(parts) + "\n"
 

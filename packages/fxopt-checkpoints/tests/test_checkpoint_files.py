@@ -120,11 +120,11 @@ def test_a_header_that_lies_is_one_error(tmp_path: Path, header: str) -> None:
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        (b"", "no safetensors file, or it is damaged"),
-        (b"this is only some text, and more", "no safetensors file, or it is damaged"),
-        ((2**64 - 1).to_bytes(8, "little") + b"{}", "no safetensors file, or it is damaged"),
-        ((10**7).to_bytes(8, "little") + b"{}", "no safetensors file, or it is damaged"),
-        (b"PK\x03\x04" + bytes(40), "no safetensors file, or it is damaged"),
+        (b"", "not a safetensors file, or it is damaged"),
+        (b"this is only some text, and more", "not a safetensors file, or it is damaged"),
+        ((2**64 - 1).to_bytes(8, "little") + b"{}", "not a safetensors file, or it is damaged"),
+        ((10**7).to_bytes(8, "little") + b"{}", "not a safetensors file, or it is damaged"),
+        (b"PK\x03\x04" + bytes(40), "not a safetensors file, or it is damaged"),
         (b"version https://git-lfs.github.com/spec/v1\noid sha256:0", "git lfs pull"),
     ],
 )
@@ -173,7 +173,7 @@ def test_an_index_and_shards_that_differ(tmp_path: Path) -> None:
         stored_tensors(tmp_path)
     write_shards(tmp_path, _shards())
     (tmp_path / TWO).write_bytes((tmp_path / TWO).read_bytes()[:-1])
-    with pytest.raises(CheckpointError, match=f"`.*{TWO}` is no safetensors file, or it is damaged"):
+    with pytest.raises(CheckpointError, match=f"`.*{TWO}` is not a safetensors file, or it is damaged"):
         stored_tensors(tmp_path)
 
 

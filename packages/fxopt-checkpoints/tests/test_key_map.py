@@ -295,5 +295,5 @@ def test_a_nested_key_map_is_one_error(text: str) -> None:
 def test_settings_in_a_key_map_are_data() -> None:
     settings = [["eps", {"name": "os:system"}]]
     step = {"function": "m:f", "pass_name": "p", "inputs": [], "outputs": [], "settings": settings}
-    with pytest.raises(FxoptError, match="settings of `m:f` that are no numbers"):
+    with pytest.raises(FxoptError, match="settings of `m:f` that are not numbers"):
         KeyMap.from_json(json.dumps({"fxopt_key_map": 2, "originals": [], "steps": [{"Derivation": step}]}))

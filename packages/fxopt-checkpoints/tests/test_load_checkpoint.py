@@ -176,7 +176,7 @@ def test_a_buffer_that_no_checkpoint_has_is_refused_by_name(tmp_path: Path) -> N
     write_safetensors(tmp_path / "model.safetensors", _filled().state_dict())
     graph_module = capture(_meta(Buffers), IDS)
     before = _state(graph_module)
-    with pytest.raises(CheckpointError, match="`scale` is no part of a checkpoint, since it is not saved"):
+    with pytest.raises(CheckpointError, match="`scale` is not part of a checkpoint, since it is not saved"):
         load_checkpoint(graph_module, tmp_path)
     assert _unchanged(graph_module, before)
     graph_module.scale = torch.ones(4)

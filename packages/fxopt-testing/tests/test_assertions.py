@@ -44,7 +44,7 @@ def test_arguments_keep_their_own_names() -> None:
 
 
 def test_what_is_no_code_is_said_so() -> None:
-    with pytest.raises(PreconditionError, match="no Python code"):
+    with pytest.raises(PreconditionError, match="not Python code"):
         assert_code(torch.fx.symbolic_trace(Product()), "mul = = 2")
 
 

@@ -50,7 +50,7 @@ def test_a_reproducer_fails_again(tmp_path: Path) -> None:
 
 def test_what_is_no_reproducer_is_refused(tmp_path: Path) -> None:
     torch.save(X, tmp_path / "x.pt")
-    with pytest.raises(PreconditionError, match="is no reproducer"):
+    with pytest.raises(PreconditionError, match="is not a reproducer"):
         reproduce(tmp_path / "x.pt")
     with pytest.raises(PreconditionError, match="cannot be written"):
         write_reproducer(tmp_path / "nowhere" / "x.pt", steps(1), AddToSub(wrong_at="add"))

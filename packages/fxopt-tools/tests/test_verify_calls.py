@@ -117,7 +117,7 @@ def test_lost_nans_are_counted() -> None:
     x[1, 2] = math.nan
     report = verify(nn.ReLU(), Calls(lambda x: x.nan_to_num().relu()), x)
     assert not report
-    assert report.notes[-1] == "`output` of input 0 has 1 element that is NaN in the original alone"
+    assert report.notes[-1] == "`output` of input 0 has 1 element that is NaN only in the original"
 
 
 def test_gradients_are_judged_on_request() -> None:

@@ -113,13 +113,13 @@ def test_inputs_of_a_wrong_size_are_one_line(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("architectures", "words"),
     [
-        ('["BertModle"]', "names the architecture 'BertModle', which is no model of transformers"),
+        ('["BertModle"]', "names the architecture 'BertModle', which is not a model of transformers"),
         ('["BertModle"]', "did you mean BertModel"),
-        ('["BertTokenizer"]', "names the architecture 'BertTokenizer', which is no model"),
-        ('["pipeline"]', "names the architecture 'pipeline', which is no model"),
-        ('["__class__"]', "names the architecture '__class__', which is no model"),
-        ('"Nothing"', "names the architecture 'Nothing', which is no model"),
-        ("[3]", "names the architecture 3, which is no model"),
+        ('["BertTokenizer"]', "names the architecture 'BertTokenizer', which is not a model"),
+        ('["pipeline"]', "names the architecture 'pipeline', which is not a model"),
+        ('["__class__"]', "names the architecture '__class__', which is not a model"),
+        ('"Nothing"', "names the architecture 'Nothing', which is not a model"),
+        ("[3]", "names the architecture 3, which is not a model"),
         ('[["BertModel"]]', "A model with code of its own can be loaded by a factory"),
     ],
 )

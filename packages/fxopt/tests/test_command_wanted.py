@@ -44,7 +44,7 @@ def test_what_cannot_be_had(option: str, value: str, words: str, code: int, fold
 
 def test_a_folder_is_written_for_a_folder_alone_and_replaces_no_other(folder: Path) -> None:
     said = fxopt("optimize", ATTENTION, "-o", "out", code=3).stderr
-    assert "names a folder, and command_models:attention is no folder in Hugging Face format" in said
+    assert "names a folder, and command_models:attention is not a folder in Hugging Face format" in said
     (folder / "bert").mkdir()
     (folder / "bert" / "config.json").write_text("{}")
     (folder / "mine").mkdir()

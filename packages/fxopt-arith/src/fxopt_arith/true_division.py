@@ -77,7 +77,7 @@ class ChangeTrueDivToMulByInverse(ReversibleSitePass[ConstantDivision]):
         "shape-arithmetic": "The dividend is a Python number that is computed from shapes; a product would round. "
         "Nothing to do: no tensor is divided.",
         "rounded-quotient": "What reads the quotient rounds it, compares it or makes it an integer. "
-        "Nothing to do, but to divide by a power of two, whose inverse is exact.",
+        "Nothing to do, except to divide by a power of two, whose inverse is exact.",
     }
 
     def match(self, index: GraphIndex) -> Iterator[ConstantDivision | Refusal]:

@@ -128,7 +128,7 @@ def _check(key_map: KeyMap) -> None:
         if isinstance(step, Assembly):
             _check_regions(step, shapes)
         elif not all(is_plain_data(value) for _, value in step.settings):
-            raise ValueError(f"found settings of `{step.function}` that are no numbers, texts or tuples of such")
+            raise ValueError(f"found settings of `{step.function}` that are not numbers, texts or tuples of these")
     if unknown:
         raise ValueError(f"found `{unknown[0]}`, which is neither an original key nor made by a step before")
 

@@ -53,7 +53,7 @@ def load_original_state_dict(
         The original keys that are missing, and those that are not of the original model, as in torch.
 
     Raises:
-        CheckpointError: Keys are missing or unexpected, values are no tensors or have wrong shapes, tied keys differ,
+        CheckpointError: Keys are missing or unexpected, values are not tensors or have wrong shapes, tied keys differ,
             or folded weights would not be finite. All is named at once, and nothing is loaded.
         FxoptError: See `key_map`.
 

@@ -25,7 +25,7 @@ class OriginalTensor:
 
     Attributes:
         key: its full name.
-        shape: its shape; None where the layer has no such tensor, or where it is no tensor.
+        shape: its shape; None where the layer has no such tensor, or where it is not a tensor.
         dtype: its dtype when a pass took it out, or now; None where it has no shape.
         kind: "parameter", "buffer", or "extra-state" for what a module saves besides tensors.
         persistent: whether it is in the ``state_dict``; buffers need not be.

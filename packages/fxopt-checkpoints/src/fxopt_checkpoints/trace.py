@@ -52,7 +52,7 @@ def key_map(graph_module: GraphModule) -> KeyMap:
         The map. It says nothing of values, and is the same before and after training.
 
     Raises:
-        PreconditionError: It is no graph module.
+        PreconditionError: It is not a graph module.
         CheckpointError: A pass changed keys without recording how, the module was edited by other means since, or its
             ledger was lost.
         FxoptError: A newer version of fxopt wrote the ledger.

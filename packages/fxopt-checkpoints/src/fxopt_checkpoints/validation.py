@@ -198,7 +198,7 @@ def copying_problem(values: Tensor, target: Tensor, assign: bool) -> str | None:
     if target.is_meta and not values.is_meta:
         return "is on the meta device in the model and holds nothing: pass assign=True, which puts new tensors there"
     if target.is_inference() and not torch.is_inference_mode_enabled():
-        return "was made in inference mode in the model, and can be written in that mode alone: pass assign=True"
+        return "was made in inference mode in the model, and can be written only in that mode: pass assign=True"
     if values.is_meta and not target.is_meta:
         return "is on the meta device in the checkpoint and holds nothing: read the checkpoint onto another device"
     if is_unusual(values) and not is_sharded(values):

@@ -59,11 +59,11 @@ def fxopt(
         options: ``pipeline``, the text or the name of the passes, by default ``cpu-inference`` on CPUs, if it is
             installed, and ``inference`` elsewhere; ``then``, ``"eager"`` or ``"inductor"``; ``verify``, whether each
             rewritten graph is compared with the original one on its first inputs.
-        mode: as ``torch.compile`` takes it; it is for inductor alone, and changes nothing here.
+        mode: as ``torch.compile`` takes it; it affects only inductor, not this backend.
 
     Raises:
         PassOptionError: An option or a name in the pipeline is unknown.
-        VerificationError: From the first call, if ``verify`` finds another result.
+        VerificationError: At the first call, if ``verify`` finds a different result.
     """
     del mode
     fix_numbers(graph_module)

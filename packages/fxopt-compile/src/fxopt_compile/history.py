@@ -124,12 +124,12 @@ def _history_of(graph: LiveGraph) -> GraphHistory:
 
 
 def undo(model: nn.Module) -> nn.Module:
-    """Return the plain model, which was never changed, and drop what was made of its weights.
+    """Return the plain model, which was never changed, and drop what was derived from its weights.
 
     After ``model.compile(backend="fxopt")``, the model itself is plain again, and so are compiled modules in it.
 
     Raises:
-        PreconditionError: It is no module.
+        PreconditionError: It is not a module.
     """
     _tensors_of(model, "undo")
     from torch._dynamo.eval_frame import OptimizedModule  # which loads dynamo

@@ -59,14 +59,14 @@ class TransformationPass(PassBase):
 def as_pass_base(transformation: Transformation) -> TransformationPass:
     """Return a transformation as a pass for torch's `PassManager`.
 
-    It lints, rolls back on an error and writes the ledger as ever. ``modified`` is told truly, so that a manager with
+    It lints, rolls back on an error and writes the ledger as usual. ``modified`` is accurate, so a manager with
     several steps stops when nothing changes any more.
 
     Args:
         transformation: a pass, or a composition.
 
     Raises:
-        PreconditionError: The argument is no transformation.
+        PreconditionError: The argument is not a transformation.
 
     >>> import torch
     >>> from torch.fx.passes.infra.pass_manager import PassManager
@@ -136,7 +136,7 @@ class InductorPass:
         if module is not None:
             raise PostconditionError(
                 f"pass `{self.transformation.name}` left node `{module.name}`, which calls module {module.target}; "
-                "inductor's graphs call functions alone. Run this pass before torch.compile"
+                "inductor's graphs call only functions. Run this pass before torch.compile"
             )
 
     def uuid(self) -> str | None:
@@ -192,7 +192,7 @@ def as_inductor_pass(transformation: Transformation) -> InductorPass:
         transformation: a pass, or a composition, that edits its graph module in place.
 
     Raises:
-        PreconditionError: The argument is no transformation.
+        PreconditionError: The argument is not a transformation.
     """
     from torch._inductor.custom_graph_pass import CustomGraphPass  # importing inductor takes longer than torch
 

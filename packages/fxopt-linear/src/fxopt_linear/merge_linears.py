@@ -114,8 +114,8 @@ class MergeLinears(ReversibleSitePass[LinearGroup]):
     """
 
     reasons: ClassVar[Mapping[str, str]] = {
-        "opaque-call": "The graph calls a module or operator that contains the layers as a whole. Capture the model by "
-        "torch.export.",
+        "opaque-call": "The graph calls a module or operator that contains the layers as a whole. Capture the model "
+        "with torch.export.",
         "mixed-mode": "Some of the modules are in train mode and some in eval mode. Call eval() or train() on all.",
         "group-too-small": "Fewer linear layers share this input than `min_group` requires. Lower `min_group` if it is "
         "above 2; the message says what keeps others out.",

@@ -123,7 +123,7 @@ class MergeParallelConvolutions(SitePass[BranchSite]):
     the kernel has more than one element, and their kernels centred on the same one: padding
     ``dilation * (kernel - 1) / 2`` apart. Refused in training mode, if something else reads a branch, and
     for shared, tied or partly frozen tensors. It cannot be undone; checkpoints can be loaded and saved.
-    Where branches give infinities of unlike signs, so that their sum is NaN, the merged one may give an infinity.
+    Where branches give infinities of opposite signs, so that their sum is NaN, the merged one may give an infinity.
 
     Source:
         Ding et al., RepVGG, https://arxiv.org/abs/2101.03697, section 3.3.

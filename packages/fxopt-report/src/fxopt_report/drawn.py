@@ -37,7 +37,7 @@ class DrawnNode:
         label: what it does, in a word: "Linear", "add", "input".
         target: what it calls or reads, in full.
         arguments: its arguments as text, with ``%name`` for nodes.
-        outline: the same without the names of nodes: equal where only the inputs are others.
+        outline: the same without the names of nodes: equal where only the inputs differ.
         inputs: names of the nodes that it reads, each once.
         value: dtype and shape of its value, "" where they are unknown.
         module: class and settings of the module that it calls, or "".

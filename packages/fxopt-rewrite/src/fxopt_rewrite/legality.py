@@ -83,8 +83,8 @@ def mixed_flags_refusal(site: str, calls: Collection[ParameterisedCall], index: 
 def replacement_refusal(site: str, node: Node, index: GraphIndex, *values: Node) -> Refusal | None:
     """Return why the readers of a node may not read other tensors with the same contents, made of these values.
 
-    Somebody may notice: the caller, if the graph returns the node's value or what shares its memory, and whatever
-    writes it later, or one of the values, which are other memory than the node's.
+    That may be noticed by the caller, if the graph returns the node's value or what shares its memory, and by
+    whatever writes it later, or one of the values, which are other memory than the node's.
 
     >>> import torch
     >>> def copies(x):

@@ -76,7 +76,7 @@ def check_values(graph: Graph) -> None:
     """
     for node in iter_nodes(graph):
         if not is_plain_identifier(node.name):
-            raise MalformedError(f"{node.name!r:.60} is no name of a node")
+            raise MalformedError(f"{node.name!r:.60} is not the name of a node")
         for value in (*node.args, *node.kwargs.values()):
             if not (is_plain_value(value) or is_plain_operator(value)):
                 raise MalformedError(f"node `{node.name}` has {describe(value)} among its arguments, and no data")

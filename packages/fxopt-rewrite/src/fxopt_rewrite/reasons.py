@@ -9,11 +9,11 @@ from fxopt_core import GENERAL
 
 REASONS: Mapping[str, str] = MappingProxyType(
     {
-        "subclass": "The module is an instance of a subclass, whose forward may differ. Capture the model by "
+        "subclass": "The module is an instance of a subclass, whose forward may differ. Capture the model with "
         "torch.export.",
-        "hooks": "The module, or the gradient of its tensor, has hooks (pruning and weight norm work by hooks). Remove "
+        "hooks": "The module, or the gradient of its tensor, has hooks (pruning and weight norm use hooks). Remove "
         "them, or make them permanent.",
-        "parametrized": "A parametrization computes the module's tensors. Remove it by "
+        "parametrized": "A parametrization computes the module's tensors. Remove it with "
         "torch.nn.utils.parametrize.remove_parametrizations.",
         "patched-forward": "The module's forward was replaced on the instance. Restore it (`del module.forward`).",
         "extra-state": "The module has attributes or tensors that its class does not have. Remove them first.",
@@ -22,7 +22,7 @@ REASONS: Mapping[str, str] = MappingProxyType(
         "lazy": "The module is lazy and has no weights yet. Run the model once before capturing it.",
         "decomposed": "The operation was decomposed into others. Transform the graph before `run_decompositions()`.",
         "computed-weight": "A tensor of the layer is an input, or computed in the graph. Run `fold-weights` first, if "
-        "other weights alone decide it, or remove a parametrization such as weight norm before capture: "
+        "only other weights determine it, or remove a parametrization such as weight norm before capture: "
         "torch.nn.utils.parametrize.remove_parametrizations(layer, 'weight').",
         "not-a-parameter": "The tensor is not a plain, dense torch.nn.Parameter (a buffer, a tensor subclass, "
         "quantized). Register a parameter instead.",
@@ -32,9 +32,9 @@ REASONS: Mapping[str, str] = MappingProxyType(
         "tied-parameter": "The parameter is tied to another, or read elsewhere. Untie it, if it need not be shared.",
         "training": "The site trains, or normalises with batch statistics. Call eval() before capturing.",
         "mixed-requires-grad": "Some of the tensors are frozen and some are trainable. Freeze all or none.",
-        "shape-unknown": "A shape, rank or dtype is needed and not known. Call infer_shapes(graph_module, "
-        "*example_inputs) first, or capture by torch.export.",
-        "size-mismatch": "Numbers of features do not match, so the model would not run. Fix the model.",
+        "shape-unknown": "A shape, rank or dtype is needed but not known. Call infer_shapes(graph_module, "
+        "*example_inputs) first, or capture with torch.export.",
+        "size-mismatch": "Feature counts do not match, so the model would not run. Fix the model.",
         "several-users": "The intermediate value is also used elsewhere, and would change there. Remove the other "
         "use, if possible.",
         "overlapping": "Another site of the same pass took some of its nodes. Run the pass again.",
@@ -45,9 +45,9 @@ REASONS: Mapping[str, str] = MappingProxyType(
         "dtype-mismatch": "The tensors differ in dtype or device. Convert the model as a whole: `model.to(...)`.",
         "out-of-range": "The new weights would not be finite in their dtype. Use a wider one, or fix the statistics.",
         "rounding-mode": "The division rounds its quotient. Nothing to do: no product rounds in the same way.",
-        "filtered": "The pass is told to leave modules of this name alone. Widen its pattern `where`.",
-        "unsupported-call": "The rewrite has no place for arguments of the call. Call the layer with its input alone, "
-        "and functions with fixed numbers.",
+        "filtered": "The pattern `where` excludes modules of this name. Widen it.",
+        "unsupported-call": "The rewrite does not support some arguments of the call. Call the layer with its input "
+        "only, and functions with fixed numbers.",
         "instrument": "An instrument of this run (a bisection or tuning) left the site out. Run the pass without it.",
     }
 )

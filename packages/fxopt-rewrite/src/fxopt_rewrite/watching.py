@@ -31,8 +31,8 @@ class Watched:
     """What tensors were at one moment: which ones, their versions, shapes, strides and memory, and a few numbers.
 
     The numbers are read from the memory of dense CPU tensors, at four places of each: ``weight.data.mul_(2)`` and
-    writes by NumPy, DLPack or another process change them, and no version. Single numbers that are written so, in
-    another place, are not noticed (`refresh`). The check is made for each call: it takes about half a microsecond
+    writes by NumPy, DLPack or another process change them, and no version. Single numbers written in this way
+    elsewhere are not noticed (`refresh`). The check is made for each call: it takes about half a microsecond
     for a tensor.
 
     Args:
@@ -111,7 +111,7 @@ def on_refresh(forget: Forget) -> Forget:
 
 
 def refresh(module: nn.Module) -> None:
-    """Drop all that was made of weights, packed, merged, folded or compiled: the next call makes it again.
+    """Drop all that was derived from weights (packed, merged, folded, compiled); the next call derives it again.
 
     It is for changes that `Watched` cannot notice: single numbers written through NumPy, DLPack, ``parameter.data`` or
     by another process. Layers are asked by their method ``forget_derived()``, if they have one; it takes nothing.
@@ -121,7 +121,7 @@ def refresh(module: nn.Module) -> None:
             or a single layer.
 
     Raises:
-        PreconditionError: It is no module.
+        PreconditionError: It is not a module.
 
     >>> layer = nn.Linear(2, 2)  # has nothing to forget
     >>> refresh(layer)

@@ -16,9 +16,8 @@ class CacheShapeTables(TablesPass):
     LoRA. Buffers and parameters may change: loading or writing one is noticed, and where gradients flow, each call
     computes the weights. Layers that read such a weight are not packed.
 
-    Refused where the tensor is returned, as it is the same one in each
-    call; what is written in place is no table. A single operation on sizes is left as it is: making a small tensor is
-    as quick as looking it up.
+    Refused where the tensor is returned, as it is the same one in each call; what is written in place is not a table.
+    A single operation on sizes is left as it is: making a small tensor is as quick as looking it up.
 
     Source:
         Constant folding by sizes; Hugging Face models cache rotary tables and causal masks in the same way, by hand.

@@ -14,11 +14,12 @@ class FoldConstants(TablesPass):
     change. Nothing is computed while the pass runs, and archives hold the computation and not its result, however large
     that is.
 
-    Refused where the tensor is returned, as it is the same one in each call; what is written in place is no constant.
+    Refused where the tensor is returned, as it is the same one in each call; what is written in place is not a
+    constant.
 
     Source:
-        Constant folding (Aho, Lam, Sethi, Ullman: Compilers, 8.5.4). Weights are no constants here: what is made of
-        them is made again when they are loaded or trained.
+        Constant folding (Aho, Lam, Sethi, Ullman: Compilers, 8.5.4). Weights are not constants here: what is computed
+        from them is computed again when they are loaded or trained.
 
     Cost:
         One call for all constants of the graph, which keeps them, up to 16 MiB, or up to the memory of the

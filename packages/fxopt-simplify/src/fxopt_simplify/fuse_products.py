@@ -62,7 +62,7 @@ class FuseProducts(ReversibleSitePass[WrittenLinear]):
     Products by ``@``, ``matmul``, ``mm``, ``addmm``, ``inner`` and ``einsum`` of two operands are found, with weights
     that are parameters or buffers of two dimensions, turned by ``.T``, ``t``, ``mT``, ``adjoint``, ``transpose``,
     ``swapaxes`` or ``permute``. A bias of one dimension that is added to the product, or to ``linear`` without one,
-    goes with it. Results are the same but for rounding.
+    goes with it. Results are the same except for rounding.
 
     A bias that is added where something else reads the product, too, stays. Refused: values that are written in place
     between product and sum, and a bias or sum of another dtype than the product, as under autocast.

@@ -62,7 +62,7 @@ def normal_lines(text: str) -> list[str]:
     try:
         tree = ast.parse(text)
     except SyntaxError as error:
-        raise PreconditionError(f"what a graph is to look like is no Python code: {error}") from None
+        raise PreconditionError(f"what a graph is to look like is not Python code: {error}") from None
     function = next(each for each in tree.body if isinstance(each, ast.FunctionDef))
     function.returns = None
     names: dict[str, str] = {}  # of arguments, where torch had to find others: ``input_1 = input``
@@ -102,7 +102,7 @@ def assert_code(graph_module: GraphModule, expected: str, *, what: str = "the gr
         what: what the message calls the graph.
 
     Raises:
-        AssertionError: The code is another one; the message shows the difference.
+        AssertionError: The code differs; the message shows how.
 
     >>> from torch.fx import symbolic_trace
     >>> assert_code(symbolic_trace(lambda x: x.relu() * 2), '''
@@ -225,13 +225,13 @@ def assert_left_alone(
     reason: str | None = None,
     form: Form = "modules",
 ) -> tuple[Refusal, ...]:
-    """Assert that a pass changes nothing: a near miss, something that looks like a site and is none.
+    """Assert that a pass changes nothing: a near miss, something that looks like a site but is not one.
 
     Args:
         transformation: the pass.
         model: a model, a graph module, or a case.
         *inputs: what it is called with.
-        reason: the reason code of one of the refusals at least; if None, none is asked for.
+        reason: the reason code of at least one of the refusals; if None, any.
         form: the form of graph.
 
     Returns:

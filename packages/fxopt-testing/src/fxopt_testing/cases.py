@@ -65,7 +65,7 @@ class ModelCase:
         device: "cpu", or "meta", where nothing is computed.
         batched: whether the first dimension of all input tensors is a batch of any size, so that other sizes, the
             empty batch included, are tried too.
-        real: whether it is a large model of the field, for thorough checks alone.
+        real: whether it is a large model from the field, for thorough checks only.
 
     >>> from fxopt_core import iter_nodes
     >>> case = ModelCase("one layer", lambda: nn.Linear(4, 2), torch.ones(3, 4))
@@ -124,7 +124,7 @@ class ModelCase:
     def capture(self) -> Captured:
         """Return the model and its graph module, equal ones each time.
 
-        Exporting and tracing is slow, so the model is made once, until somebody writes into it or `forget` is called.
+        Exporting and tracing is slow, so the model is made once, until something writes into it or `forget` is called.
         The graph module is a new one each time.
         """
         if self.form in ("graph", "capture"):

@@ -42,14 +42,14 @@ def check_transformation(
         expected_failures: names of properties that are known not to hold, each with the reason; they are reported and
             make nothing fail. One that holds after all is a finding.
         thorough: whether to take minutes: more models, real ones where they are installed, more faults.
-        raises: whether findings are raised. Otherwise they are in the report alone, which is false then.
+        raises: whether findings are raised. Otherwise they are only in the report, which is then false.
 
     Returns:
         The report, with one row for each property.
 
     Raises:
         ConformanceError: Something was found. It is an AssertionError that reads as advice.
-        PreconditionError: What is given is no pass, or names a property that does not exist.
+        PreconditionError: The argument is not a pass, or names a property that does not exist.
 
     >>> from fxopt_core import LintAndRecompile
     >>> report = check_transformation(LintAndRecompile(), models=zoo()[:2], properties=["runs", "caller-untouched"])

@@ -103,7 +103,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         default=[],
         metavar="NAME",
         help="check every pass of this installed distribution (may be given several times); without paths of tests, "
-        "these checks alone are run",
+        "only these checks are run",
     )
     group.addoption(
         "--fxopt-thorough",

@@ -60,7 +60,7 @@ class Benchmark:
         speedup: how many times longer the original takes.
         noise: how far from 1 the ratio of two copies of the original was, in the same run.
         contributions: what each pass or rewrite contributes, in order; empty unless requested.
-        doubt: why these numbers are worth nothing, such as other load on the machine; None if they count.
+        doubt: why these numbers cannot be trusted, such as other load on the machine; None if they can.
     """
 
     original: Times
@@ -211,7 +211,7 @@ class Comparison:
 
     @property
     def doubt(self) -> str | None:
-        """Why these numbers are worth nothing, such as other load on the machine; None if they count."""
+        """Why these numbers cannot be trusted, such as other load on the machine; None if they can."""
         return doubt([self.original, *(each.times for each in self.candidates if each.times)], self.noise)
 
     def best(self, *, exact: bool) -> Candidate | None:

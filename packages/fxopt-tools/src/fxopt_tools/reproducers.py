@@ -57,7 +57,7 @@ def write_reproducer(
 def reproduce(path: str | PathLike[str], *, pipeline: Pipeline | None = None) -> GraphModule:
     """Run the pipeline of a reproducer again; if the file has inputs, each pass is verified.
 
-    The file is a pickle, which can run any code when it is read: only open those of people whom you trust.
+    The file is a pickle, which can run any code when it is read: open only files from people you trust.
 
     Args:
         path: a file that `write_reproducer` wrote.
@@ -68,13 +68,13 @@ def reproduce(path: str | PathLike[str], *, pipeline: Pipeline | None = None) ->
 
     Raises:
         PassError: What the pipeline failed with, or a `VerificationError`.
-        PreconditionError: The file is no reproducer.
+        PreconditionError: The file is not a reproducer.
     """
     if (kind := special_kind(path)) is not None:
         raise PreconditionError(f"{path} is {kind}, expected a file of write_reproducer")
     found = torch.load(path, weights_only=False)
     if not (isinstance(found, tuple) and len(found) == 3 and isinstance(found[0], GraphModule)):
-        raise PreconditionError(f"{path} is no reproducer, expected a file of write_reproducer")
+        raise PreconditionError(f"{path} is not a reproducer, expected a file of write_reproducer")
     graph_module, inputs, stored = found
     with instrumented(*(() if inputs is None else (Verify(inputs),))):
         return as_transformation(stored if pipeline is None else pipeline, "reproduce")(graph_module)

@@ -164,7 +164,7 @@ class Speedup:
     Attributes:
         ratio: how many times longer the former way takes than the new one.
         noise: how far from 1 the ratio of two equal ways may be.
-        doubt: why the ratio is worth nothing; None if it counts.
+        doubt: why the ratio cannot be trusted; None if it can.
     """
 
     ratio: Ratio

@@ -72,9 +72,9 @@ def optimize(
         pipeline: pipeline text, the name of a pipeline or of a pass, or a pass; by default `default_pipeline` of the
             model.
         dynamic_shapes: which sizes may vary, as `capture` takes it: those of images, say.
-        calibrate: calls what it is given, a stand-in for the model, with inputs like those to come:
-            ``lambda model: model.encode(texts)``. A pipeline with static ranges, such as ``cpu-inference-int8-static``,
-            takes them from these calls; without, from the example inputs.
+        calibrate: calls what it is given, a stand-in for the model, with typical inputs: ``lambda model:
+            model.encode(texts)``. A pipeline with static ranges, such as ``cpu-inference-int8-static``, takes
+            them from these calls; without it, from the example inputs.
         verify: whether to compare the captured graph and the result with the model on the example inputs; a pass that
             approximates is held to the signal-to-noise ratio that it promises.
         sqnr: the least signal-to-noise ratio in dB, in place of that and of the tolerances.

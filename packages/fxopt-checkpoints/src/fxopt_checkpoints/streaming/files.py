@@ -86,7 +86,9 @@ def _open(file: Path) -> Any:
         with file.open("rb") as stream:
             pointer = stream.read(15) == b"version https:/"
         hint = "; it is a pointer of Git LFS to a file that was not fetched: run `git lfs pull`" if pointer else ""
-        raise CheckpointError(f"`{file}` is no safetensors file, or it is damaged: {str(error)[:300]}{hint}") from error
+        raise CheckpointError(
+            f"`{file}` is not a safetensors file, or it is damaged: {str(error)[:300]}{hint}"
+        ) from error
 
 
 def _tensor(opened: Any, key: str, file: Path) -> Tensor:
@@ -115,11 +117,13 @@ def _sharded(index: Path) -> dict[str, StoredTensor]:
     except OSError as error:
         raise CheckpointError(f"`{index}` cannot be read: {error.strerror or error}") from error
     except (ValueError, RecursionError) as error:
-        raise CheckpointError(f"`{index}` is no index of a checkpoint: {error}") from error
+        raise CheckpointError(f"`{index}` is not an index of a checkpoint: {error}") from error
     shards: dict[str, dict[str, StoredTensor]] = {}
     for key, name in weight_map.items():
         if not isinstance(name, str) or PurePath(name).name != name or name in ("", ".."):
-            raise CheckpointError(f"`{key}`: its shard {str(name)!r:.80} in `{index}` is no name of a file beside it")
+            raise CheckpointError(
+                f"`{key}`: its shard {str(name)!r:.80} in `{index}` is not the name of a file beside it"
+            )
         if name not in shards:
             if not os.path.exists(index.parent / name):  # also where the name is too long
                 raise CheckpointError(f"`{key}`: `{index}` says it is in `{name:.80}`, and there is no such file")

@@ -51,15 +51,15 @@ def load_checkpoint(
             the dtypes that the module has.
         protect_values: whether the former values of what is written in place are kept in CPU memory until all is read,
             so that an error leaves nothing loaded then either. What is on the meta device needs no copy.
-        rename: a mapping, or a function, from names in the checkpoint to those in the original model, None for what is
-            to be passed over. None: the names in ``graph_module.meta["checkpoint_names"]``, where `capture` notes how
+        rename: a mapping, or a function, from names in the checkpoint to those in the original model, None for what
+            is to be skipped. None: the names in ``graph_module.meta["checkpoint_names"]``, where `capture` notes how
             transformers renames the tensors of some models when it saves them.
 
     Returns:
         As in torch: the original keys that are missing, and those that are not of the original model.
 
     Raises:
-        CheckpointError: There is no checkpoint; a file is damaged, truncated, or none in this format; the index
+        CheckpointError: There is no checkpoint; a file is damaged, truncated, or not in this format; the index
             contradicts its shards; tensors are missing or unexpected, or have other shapes or kinds of dtype; folded
             weights would not be finite; reading fails. Tensors and files are named, and nothing is loaded.
         FxoptError: See `key_map`.

@@ -97,7 +97,7 @@ class StoredValidation(Validation):
             if tensor.is_meta and key not in self._placement.loaded:
                 owner, _, name = key.rpartition(".")
                 yield (
-                    f"`{key}` is no part of a checkpoint, since it is not saved with the model, and it is on the meta "
+                    f"`{key}` is not part of a checkpoint, since it is not saved with the model, and it is on the meta "
                     "device, where it holds nothing: give it its values first "
                     f"(graph_module.get_submodule({owner!r}).{name} = ...), or make the model with it elsewhere"
                 )

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache, cached_property
-from typing import Any
+from typing import Any, cast
 
 from torch import nn
 from torch.fx import GraphModule, Node
@@ -19,7 +19,7 @@ from fxopt_core import (
     check_graph_module,
     iter_nodes,
 )
-from fxopt_rewrite.calls.records import Obstacle, TensorRef
+from fxopt_rewrite.calls.records import Obstacle, Operand, TensorRef
 from fxopt_rewrite.index import GraphIndex
 from fxopt_rewrite.layers import conv1d_class, module_problem
 from fxopt_rewrite.ops.names import MISSING
@@ -78,8 +78,8 @@ class Operation:
         return value if isinstance(value, Node) else None
 
     @property
-    def operands(self) -> tuple[Any, ...]:
-        """The first two of its arguments, as far as they are no settings: nodes and numbers."""
+    def operands(self) -> tuple[Operand, ...]:
+        """The first two of its arguments that are not settings."""
         names = ("input", "other", "exponent", "mat2")
         return tuple(self.arguments[name] for name in names if name in self.arguments)
 
@@ -87,8 +87,8 @@ class Operation:
 def read_operation(index: GraphIndex, node: Node) -> Operation | None:
     """Return what a node computes, the same for modules, functions, methods, ``aten`` and Python's operators.
 
-    None for inputs, attributes and outputs, for what is not torch's, and for modules that are no plain ones: with
-    hooks, of a subclass, or with state of their own.
+    None for inputs, attributes and outputs, for what is not torch's, and for modules that are not plain: with hooks,
+    of a subclass, or with extra state.
 
     >>> import torch
     >>> model = nn.Sequential(nn.Conv2d(3, 8, 1))
@@ -224,7 +224,7 @@ def calls_of(graph_module: GraphModule, *operations: Callable[..., object]) -> l
     See `is_call`. The list does not change with the graph, so that the graph may be edited on the way.
 
     Raises:
-        PreconditionError: It is no graph module.
+        PreconditionError: It is not a graph module.
         TypeError: An operation is no function, or a class of layers that have parameters or settings.
 
     >>> import operator, torch
@@ -247,8 +247,8 @@ def is_call(node: Node, *operations: Callable[..., object]) -> bool:
     Synonyms count (``torch.multiply`` for ``torch.mul``). In-place forms (``mul_``, ``inplace=True``, ``out=``) do not,
     unless they are asked for: they do more. Nor do ``torch.add`` with an ``alpha``, ``torch.div`` with a
     ``rounding_mode``, ``rsub``, whose operands are exchanged, and modules that have hooks. Of modules, activations
-    without settings count; read layers by `read_operation` and its like. A function that torch does not have is the
-    same as itself alone. Read one or two operands by `operands_of`.
+    without settings count; read layers by `read_operation` and its like. A function that is not torch's equals only
+    itself. Read one or two operands by `operands_of`.
 
     Raises:
         TypeError: See `calls_of`.
@@ -262,8 +262,10 @@ def is_call(node: Node, *operations: Callable[..., object]) -> bool:
     return _is_one_of(node, node.graph.owning_module, list(map(_wanted, operations)))
 
 
-def operands_of(node: Node) -> tuple[Any, ...]:
+def operands_of(node: Node) -> tuple[Operand, ...]:
     """Return the operands of a call of one or two, in order, whether they are given by position or by name.
+
+    Of a function that is not torch's, they are its first two positional arguments, whatever these are.
 
     >>> import torch
     >>> graph = torch.fx.Graph()
@@ -272,7 +274,7 @@ def operands_of(node: Node) -> tuple[Any, ...]:
     (x, 2)
     """
     operation = read_call(node)
-    return tuple(node.args[:2]) if operation is None else operation.operands
+    return cast("tuple[Operand, ...]", node.args[:2]) if operation is None else operation.operands
 
 
 def _wanted(operation: Any) -> tuple[object, tuple[str, bool] | None]:

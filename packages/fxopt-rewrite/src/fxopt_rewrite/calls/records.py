@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 from torch import Tensor, nn
 from torch.fx import Node
@@ -13,6 +13,9 @@ from fxopt_rewrite.layers import module_with
 
 PLAIN: tuple[Any, ...] = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 TRANSPOSED: tuple[Any, ...] = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
+
+Operand: TypeAlias = Node | Tensor | int | float | complex
+"""What arithmetic is done with: a node of the graph, a tensor, or a Python number."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,7 +199,7 @@ class LayerNormCall(ParameterisedCall):
 
     Attributes:
         normalized_shape: the sizes of those dimensions.
-        eps: added to the variance; None for that of the dtype, in RMS norms alone.
+        eps: added to the variance; None for that of the dtype, in RMS norms only.
         centred: whether the mean is subtracted; False for an RMS norm.
     """
 
@@ -255,13 +258,13 @@ class TrueDivision:
     Attributes:
         node: the call.
         input: the dividend.
-        divisor: a Python number or a node.
+        divisor: an `Operand`.
         inplace: whether the call writes its result into the dividend.
     """
 
     node: Node
     input: Node
-    divisor: object
+    divisor: Operand
     inplace: bool
 
     @property
@@ -277,7 +280,7 @@ class ElementwiseCall:
     Attributes:
         node: the call.
         operation: ``add``, ``sub``, ``mul`` or ``div``.
-        left: the first operand: a node or a Python number.
+        left: the first `Operand`.
         right: the second one.
         alpha: the factor of the second operand of a sum or difference.
         rounding_mode: how a quotient is rounded, or None.
@@ -286,8 +289,8 @@ class ElementwiseCall:
 
     node: Node
     operation: str
-    left: object
-    right: object
+    left: Operand
+    right: Operand
     alpha: int | float
     rounding_mode: str | None
     inplace: bool

@@ -177,9 +177,9 @@ def _target(op: str, form: Form, values: ValueReader) -> Any:
             raise MalformedError(f"a node calls {form!r:.60}, which is no function")
         return target
     if not isinstance(form, str) or not _UNSAFE.isdisjoint(form):
-        raise MalformedError(f"{form!r:.60} is no target of a node")
+        raise MalformedError(f"{form!r:.60} is not the target of a node")
     if op in ("placeholder", "output") and not is_identifier(form.lstrip("*")):
-        raise MalformedError(f"{form!r:.60} is no name of an input")
+        raise MalformedError(f"{form!r:.60} is not the name of an input")
     if op == "call_method" and not values.names.is_method(form):
         raise MalformedError(f"a node calls method {form!r:.60}, which is none of tensors")
     return form

@@ -38,7 +38,7 @@ def derived_problem(derived: Derived, functions: dict[str, Callable[..., Any]]) 
             return unregistered(path)
     for name, value in derived.settings:
         if not is_identifier(name) or not is_plain_data(value):
-            return f"gives `{derived.function}` a setting {name!r:.60} that is no number, text or tuple of such"
+            return f"gives `{derived.function}` a setting {name!r:.60} that is not a number, text or tuple of these"
     return None
 
 

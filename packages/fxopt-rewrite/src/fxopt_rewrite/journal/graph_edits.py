@@ -101,12 +101,12 @@ class TargetNodes:
             self.add(node)
 
     def add(self, node: Node) -> None:
-        """Take notice of a node that was put in."""
+        """Record a node that was put in."""
         if node.op in ("call_module", "get_attr"):
             self._nodes.setdefault((node.op, str(node.target)), {})[node] = None
 
     def discard(self, node: Node) -> None:
-        """Take notice of a node that was taken out."""
+        """Record a node that was taken out."""
         if node.op in ("call_module", "get_attr"):
             self._nodes.get((node.op, str(node.target)), {}).pop(node, None)
 

@@ -69,7 +69,7 @@ def provenance(node: Node) -> Provenance | None:
     and the node that was there before, if any.
 
     Raises:
-        PreconditionError: The argument is no node.
+        PreconditionError: The argument is not a node.
         FxoptError: A newer version of fxopt wrote the ledger.
 
     >>> from fxopt_core import iter_nodes

@@ -292,7 +292,7 @@ class Live(edits.EditVisitor):
         self.tables.modules.of(parent._modules).remove(key)
 
     def _count(self, parent: nn.Module, module: nn.Module, times: int) -> None:
-        """Take notice of the names of a module, and of what it holds: as many as its parent has."""
+        """Record the names of a module and of what it holds: as many as its parent has."""
         for item in identities(module):
             self.uses[item] += times * self.uses[id(parent)]
 
@@ -378,7 +378,7 @@ class Live(edits.EditVisitor):
         except (ImportError, AttributeError) as error:
             raise self.refuse(f"the class {row.cls} of module `{row.name}` cannot be found ({error})") from error
         if not (isinstance(cls, type) and issubclass(cls, nn.Module)):
-            raise self.refuse(f"{row.cls}, recorded for module `{row.name}`, is no class of modules")
+            raise self.refuse(f"{row.cls}, recorded for module `{row.name}`, is not a class of modules")
         gone = {tensor.name for tensor in row.tensors if tensor.piece is None and tensor.dtype is not None}
         if gone and any(tensor.piece is not None for tensor in row.tensors):
             raise self.refuse(f"nothing says where the values of {', '.join(sorted(gone))} are now")

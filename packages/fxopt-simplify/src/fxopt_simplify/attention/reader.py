@@ -67,7 +67,7 @@ class Attention:
 
     Attributes:
         scores: what the softmax takes.
-        weights: the softmax, and the casts and dropouts behind it.
+        weights: the softmax, and the casts and dropouts after it.
         value: (..., S, V).
         product: the last call.
         values: what is known of the masks of its graph.
@@ -114,18 +114,19 @@ class AttentionReader:
         if self.name(softmax) != "softmax":
             return None
         weights = list(self._weights(softmax))
-        product = next((user for user in weights[-1].users if self._multiplies(user, weights[-1])), None)
+        found = next(((user, value) for user in weights[-1].users if (value := self._value(user, weights[-1]))), None)
         before = self._input(softmax)
-        scores = None if product is None or before is None else self._scores(before)
-        if product is None or scores is None:
+        scores = None if found is None or before is None else self._scores(before)
+        if found is None or scores is None:
             return None
+        product, value = found
         refusal = self._refusal(softmax, weights, product)
         if refusal is not None:
             return refusal
         if isinstance(scores, _Unlike):
             message = f"node `{scores.node.name}` {scores.what}, which scaled_dot_product_attention has no place for"
             return self._index.refuse(product.name, "other-attention", message, softmax, product)
-        return self._whole(Attention(scores, tuple(weights), operands_of(product)[1], product, self._values))
+        return self._whole(Attention(scores, tuple(weights), value, product, self._values))
 
     def name(self, node: Node) -> str:
         """Return the name of what a node calls; "" where it is not known."""
@@ -154,11 +155,12 @@ class AttentionReader:
             names_of = {self.name(user): user for user in value.users}
             value = next((names_of[name] for name in ("dropout", *_CASTS) if name in names_of), None)
 
-    def _multiplies(self, user: Node, weights: Node) -> bool:
-        if self.name(user) != "matmul":
-            return False
-        operands = operands_of(user)
-        return len(operands) == 2 and operands[0] is weights and isinstance(operands[1], Node)
+    def _value(self, user: Node, weights: Node) -> Node | None:
+        """Return what the weights are multiplied with, if it is a node and they are the left factor."""
+        operands = operands_of(user) if self.name(user) == "matmul" else ()
+        if len(operands) != 2 or operands[0] is not weights:
+            return None
+        return operands[1] if isinstance(operands[1], Node) else None
 
     def _refusal(self, softmax: Node, weights: list[Node], product: Node) -> Refusal | None:
         call, facts = read_operation(self._index, softmax), tensor_facts(softmax)
@@ -192,10 +194,8 @@ class AttentionReader:
         if not depth:
             return None
         if name == "matmul":
-            operands = operands_of(value)
-            if len(operands) != 2 or not all(isinstance(each, Node) and each.op != "get_attr" for each in operands):
-                return None
-            return Scores(*operands, 1.0, (), (value,))
+            nodes = [each for each in operands_of(value) if isinstance(each, Node) and each.op != "get_attr"]
+            return Scores(nodes[0], nodes[1], 1.0, (), (value,)) if len(nodes) == 2 else None
         if name in ("add", "masked_fill") and not value.kwargs:
             return self._masked(value, name, depth - 1)
         if name in ("mul", "div") and not value.kwargs:

@@ -62,7 +62,7 @@ class SharedNorm(Convolution):
 
 
 def without_statistics() -> nn.Module:
-    """Return a batch norm, behind a convolution, that always takes the statistics of the batch."""
+    """Return a batch norm, after a convolution, that always uses the batch's statistics."""
     model = Convolution()
     model.norm = nn.BatchNorm2d(4, track_running_stats=False)
     return model

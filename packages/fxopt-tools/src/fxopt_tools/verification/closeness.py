@@ -118,7 +118,7 @@ class Measurement:
         worst: the worst element, or None for empty tensors.
         nans: how many elements are NaN in both, and say nothing.
         relative_rms: the largest rms(a - b) / s of elements of one magnitude, if it is too large; None otherwise.
-        lost_nans: how many elements are NaN in the original alone.
+        lost_nans: how many elements are NaN only in the original.
     """
 
     max_absolute_error: float

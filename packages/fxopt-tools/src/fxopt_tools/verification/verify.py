@@ -47,8 +47,8 @@ def verify(
     tolerance of their dtype (or of the dtype in which the original computes, if that is coarser);
     `fxopt_tools.verification.closeness` states the criterion. Python's float and complex are held to that of float32.
     Everything else must be equal, and so must structure, shapes, dtypes, devices and layouts. What could not be
-    compared is reported, and if that leaves no floating-point number (no elements, NaN throughout, integers alone), the
-    verification fails: it saw nothing.
+    compared is reported, and if that leaves no floating-point number (no elements, NaN throughout, only integers),
+    the verification fails: it compared nothing.
 
     Where passes that approximate were applied to one of the two, floating-point and complex tensors are held to the
     signal-to-noise ratio that these passes promise (``promised_sqnr``), and their cosine similarity is reported, too.
@@ -305,7 +305,7 @@ def _hidden_nans(base: Baseline, outputs: Iterable[OutputReport], records: Seque
     for output in outputs:
         lost = 0 if output.measurement is None else output.measurement.lost_nans
         if lost:
-            elements = f"{counted(lost, 'element')} that {'is' if lost == 1 else 'are'} NaN in the original alone"
+            elements = f"{counted(lost, 'element')} that {'is' if lost == 1 else 'are'} NaN only in the original"
             yield f"`{output.path}` of input {output.number} has {elements}{''.join(said)}"
 
 

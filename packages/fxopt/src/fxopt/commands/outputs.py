@@ -79,13 +79,13 @@ def check_output_folder(text: str, *, source: str, force: bool) -> Path:
     A folder is replaced only if it holds nothing but an archive and files that describe a model and its tokenizer.
 
     Raises:
-        FileError: SOURCE is no folder in Hugging Face format, or something else is at the path.
+        FileError: SOURCE is not a folder in Hugging Face format, or something else is at the path.
     """
     path = Path(text)
     if not is_hub_name(source) and not Path(source, "config.json").is_file():
         raise FileError(
-            f"the output {text!r} has no suffix, so that it names a folder, and {source} is no folder in Hugging Face "
-            f"format, whose files it would hold; give the path of a file, such as {path.name}.fxopt"
+            f"the output {text!r} has no suffix, so that it names a folder, and {source} is not a folder in Hugging "
+            f"Face format, whose files it would hold; give the path of a file, such as {path.name}.fxopt"
         )
     if not path.absolute().parent.is_dir():
         raise FileError(f"the output {text!r} cannot be written: there is no folder {str(path.parent)!r}")

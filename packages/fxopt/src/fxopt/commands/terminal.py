@@ -45,15 +45,15 @@ class _WithoutTraces(io.TextIOBase):
         return len(text) if dropped else self._stream.write(text)
 
     def flush(self) -> None:
-        """Flush the stream behind."""
+        """Flush the underlying stream."""
         self._stream.flush()
 
     def isatty(self) -> bool:
-        """Return whether the stream behind is a terminal."""
+        """Return whether the underlying stream is a terminal."""
         return self._stream.isatty()
 
     def fileno(self) -> int:
-        """Return the descriptor of the stream behind."""
+        """Return the descriptor of the underlying stream."""
         return self._stream.fileno()
 
 

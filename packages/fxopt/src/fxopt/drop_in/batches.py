@@ -22,13 +22,13 @@ __all__ = ["BatchEncoder"]
 class BatchEncoder:
     """Computes vectors, scores or logits of batches of rows with a model that ``fxopt optimize FOLDER -o OUT`` wrote.
 
-    The model is opened when the object is made. A pickle of it holds the folder and the options alone, and opens the
-    model where it arrives: the folder has to be there under the same path.
+    The model is opened when the object is made. A pickle of it holds only the folder and the options, and opens the
+    model where it is unpickled: the folder must be there under the same path.
 
     What a row is depends on the model:
 
-    - a ``SentenceTransformer``, or an encoder of texts without a head: a text becomes a vector, the mean over its
-      tokens if nothing else is said;
+    - a ``SentenceTransformer``, or an encoder of texts without a head: a text becomes a vector, by default the mean
+      over its tokens;
     - a ``CrossEncoder``: two texts become a score, or one for each label;
     - a model ``...ForSequenceClassification``: a text becomes logits;
     - a model ``...ForImageClassification``, or an encoder of images: an image (of PIL, an array of bytes, or an encoded
@@ -38,7 +38,7 @@ class BatchEncoder:
         folder: what the command wrote, or ``save`` and ``save_pretrained`` of an optimized model.
         column: the column with the inputs, where batches have columns; a `CrossEncoder` needs two.
         output: the column with the result.
-        batch_size: rows in one call of the model; texts of like length go together.
+        batch_size: rows in one call of the model; texts of similar length go together.
         threads: how many threads torch uses from now on, **in the whole process**, tokenizers too if it is 1; None
             changes nothing. A worker for each core, with one thread, is faster than several threads in one worker.
         options: for each call of ``encode`` or ``predict``, such as ``normalize_embeddings=True``.
@@ -126,8 +126,8 @@ def _opened(folder: Path, options: dict[str, Any]) -> tuple[Callable[[Any], Any]
     config = next((config for config in configs if isinstance(config, dict) and "fxopt" in config), None)
     if config is None:
         raise PreconditionError(
-            f"{str(folder)!r} is no folder that fxopt wrote: make one with `fxopt optimize FOLDER -o OUT`, and see to "
-            "it that every worker finds it under this path"
+            f"{str(folder)!r} is not a folder that fxopt wrote: make one with `fxopt optimize FOLDER -o OUT`, and make "
+            "sure that every worker finds it under this path"
         )
     (head,) = config["architectures"]
     has_head, of_images = "For" in head, (folder / "preprocessor_config.json").exists()

@@ -83,7 +83,7 @@ def with_models_replaced(
                 [Inputs(*map(_wide, call.args), **pytree.tree_map(_wide, dict(call.kwargs))) for call in each]
                 for each in (calls, noted)
             )
-            _holder(recording).float()  # layers behind the model, which get what it returns
+            _holder(recording).float()  # layers after the model, which get what it returns
         memo[id(recorder)] = optimize(model, calls, noted, varying_sizes(calls[0]), first)
     return copy.deepcopy(recording, memo)
 

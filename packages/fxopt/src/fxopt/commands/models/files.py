@@ -219,7 +219,7 @@ def _class_for(folder: Path, transformers: Any) -> Any:
     close = " or ".join(difflib.get_close_matches(str(name), models))
     hint = f"did you mean {close}? " if close else ""
     raise FileError(
-        f"{folder / 'config.json'} names the architecture {name!r}, which is no model of transformers "
+        f"{folder / 'config.json'} names the architecture {name!r}, which is not a model of transformers "
         f"{transformers.__version__}; {hint}A model with code of its own can be loaded by a factory: "
         "package.module:factory"
     )

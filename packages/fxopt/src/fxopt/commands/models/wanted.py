@@ -1,4 +1,4 @@
-"""The dtype, device and dynamic sizes that a model is captured with, where the user wants others than its own."""
+"""The dtype, device and dynamic sizes that a model is captured with, if the user asks for other than its own."""
 
 from __future__ import annotations
 
