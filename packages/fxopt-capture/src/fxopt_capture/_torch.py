@@ -5,6 +5,7 @@ When torch moves these, this file changes. It says at import what is missing, so
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -20,6 +21,7 @@ from torch.fx.graph import CodeGen
 from torch.fx.node import has_side_effect
 from torch.nn.modules import batchnorm, dropout
 from torch.utils import _mode_utils, _pytree as pytree
+from torch.utils._sympy import functions as sympy_functions
 from torch.utils._sympy.numbers import int_oo
 
 from fxopt_core import (
@@ -29,10 +31,11 @@ from fxopt_core import (
     type_text,
 )
 
+simplification: Any = importlib.import_module("sympy.simplify.simplify")
 # Those of the class: an instance, whose attributes are read too, loads NumPy.
 _OF_ENVIRONMENTS = (
     *("_suppress_guards_tls", "create_unbacked_symint", "create_symbol", "create_symintnode"),
-    "constrain_symbol_range",
+    *("constrain_symbol_range", "_maybe_evaluate_static"),
 )
 require_torch(
     "fxopt-capture",
@@ -48,6 +51,8 @@ require_torch(
         (batchnorm, ("_BatchNorm",)),
         (dropout, ("_DropoutNd",)),
         (_mode_utils, ("no_dispatch",)),
+        (simplification, ("simplify",)),
+        (sympy_functions, ("FloorDiv", "Mod")),
     ],
 )
 
@@ -96,6 +101,27 @@ def guarding(*, small_sizes: bool) -> Iterator[None]:
 
 
 @contextmanager
+def counting(counted: Callable[[Callable[..., Any]], Callable[..., Any]]) -> Iterator[None]:
+    """Have all work on expressions of sizes done by functions of one's own, in any thread.
+
+    That is what torch asks its environment of sizes, and what sympy simplifies, with each part of an expression: where
+    quotients and remainders are within each other, that has no end.
+    """
+    names = [(symbolic_shapes.ShapeEnv, "_maybe_evaluate_static"), (simplification, "simplify")]
+    names += [(kind, "eval") for kind in (sympy_functions.FloorDiv, sympy_functions.Mod)]
+    originals = [(owner, name, vars(owner)[name]) for owner, name in names]
+    for owner, name, original in originals:
+        function = getattr(original, "__func__", original)
+        replaced = counted(function)
+        setattr(owner, name, replaced if function is original else classmethod(replaced))  # as long as this is open
+    try:
+        yield
+    finally:
+        for owner, name, original in originals:
+            setattr(owner, name, original)
+
+
+@contextmanager
 def leaving_modules() -> Iterator[None]:
     """Let the tracer leave a module that raises, so that a model may catch what it raises and go on."""
     original = Tracer.call_module
@@ -114,6 +140,17 @@ def leaving_modules() -> Iterator[None]:
         yield
     finally:
         Tracer.call_module = original  # type: ignore[method-assign]
+
+
+def unmark(value: object) -> None:
+    """Take the marks of sizes that vary off the tensors in a value, where an export that failed has left them.
+
+    They would make sizes vary in the next export, which is to fix them.
+    """
+    for tensor in pytree.tree_leaves(value):
+        if isinstance(tensor, torch.Tensor):
+            for name in [name for name in vars(tensor) if name.startswith(("_dynamo_", "_has_dynamo_"))]:
+                delattr(tensor, name)
 
 
 def release_real_tensors(graph: Graph) -> None:

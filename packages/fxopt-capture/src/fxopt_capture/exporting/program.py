@@ -52,7 +52,7 @@ def ready_to_export(model: nn.Module, *, small_sizes: bool) -> Iterator[None]:
 
 @contextmanager
 def _quiet_failure() -> Iterator[None]:
-    """Drop what torch writes to ``sys.stderr`` and logs as errors if the export fails.
+    """Drop what torch writes to ``sys.stderr`` and logs as errors and warnings if the export fails.
 
     It writes the whole graph, and logs the traceback of an error that it raises too.
     """
@@ -72,7 +72,7 @@ def _quiet_failure() -> Iterator[None]:
 
 
 class _HeldBack(logging.Filter):
-    """Keeps the errors that this thread logs."""
+    """Keeps the errors and warnings that this thread logs."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -81,7 +81,7 @@ class _HeldBack(logging.Filter):
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Return whether to show a record."""
-        shown = record.levelno < logging.ERROR or record.thread != self.thread
+        shown = record.levelno < logging.WARNING or record.thread != self.thread
         if not shown:
             self.records.append(record)
         return shown
