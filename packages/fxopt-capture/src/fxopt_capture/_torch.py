@@ -6,6 +6,7 @@ When torch moves these, this file changes. It says at import what is missing, so
 from __future__ import annotations
 
 import importlib
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -31,6 +32,11 @@ from fxopt_core import (
     type_text,
 )
 
+_RECURRENT: list[Any] = [
+    *(torch.ops.aten.lstm.input, torch.ops.aten.gru.input),
+    *(torch.ops.aten.rnn_tanh.input, torch.ops.aten.rnn_relu.input),
+]
+_DECOMPOSED = (torch._C.DispatchKey.CompositeImplicitAutograd, torch._C.DispatchKey.Autograd)
 simplification: Any = importlib.import_module("sympy.simplify.simplify")
 # Those of the class: an instance, whose attributes are read too, loads NumPy.
 _OF_ENVIRONMENTS = (
@@ -51,6 +57,7 @@ require_torch(
         (batchnorm, ("_BatchNorm",)),
         (dropout, ("_DropoutNd",)),
         (_mode_utils, ("no_dispatch",)),
+        (_RECURRENT[0], ("py_kernels", "_dispatch_cache")),
         (simplification, ("simplify",)),
         (sympy_functions, ("FloorDiv", "Mod")),
     ],
@@ -119,6 +126,42 @@ def counting(counted: Callable[[Callable[..., Any]], Callable[..., Any]]) -> Ite
     finally:
         for owner, name, original in originals:
             setattr(owner, name, original)
+
+
+@contextmanager
+def any_number_of_steps() -> Iterator[None]:
+    """Let recurrent layers say the shapes of their results to whoever traces them in this thread.
+
+    torch goes through the steps of the example one by one to find these, and so takes their number to be fixed, though
+    the call in the graph takes any.
+    """
+    thread = threading.get_ident()
+
+    def by_shapes(original: Any) -> Any:
+        def results(input: torch.Tensor, hx: Any, params: Any, *flags: Any) -> Any:
+            if threading.get_ident() != thread or not isinstance(input, FakeTensor):
+                return original(input, hx, params, *flags)
+            states = [hx] if isinstance(hx, torch.Tensor) else hx
+            _, _, _, _, bidirectional, batch_first = flags
+            batch, steps = input.shape[:2] if batch_first else (input.shape[1], input.shape[0])
+            output = input.new_empty((steps, batch, states[0].shape[-1] * (2 if bidirectional else 1)))
+            return (
+                output.transpose(0, 1) if batch_first else output,
+                *(state.new_empty(state.shape) for state in states),
+            )
+
+        return results
+
+    kernels = [(operator, key, operator.py_kernels[key]) for operator in _RECURRENT for key in _DECOMPOSED]
+    for operator, key, original in kernels:
+        operator.py_kernels[key] = by_shapes(original)  # as long as this is open
+        operator._dispatch_cache.clear()
+    try:
+        yield
+    finally:
+        for operator, key, original in kernels:
+            operator.py_kernels[key] = original
+            operator._dispatch_cache.clear()
 
 
 @contextmanager

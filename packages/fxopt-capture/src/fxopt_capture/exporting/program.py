@@ -17,7 +17,7 @@ from torch.export import ExportedProgram
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
-from fxopt_capture._torch import guarding, leaving_modules
+from fxopt_capture._torch import any_number_of_steps, guarding, leaving_modules
 from fxopt_capture.call.arguments import CallForm
 from fxopt_capture.call.structures import register_structures
 from fxopt_capture.exporting.observer import Observer, Steps
@@ -46,7 +46,13 @@ def export_program(
 @contextmanager
 def ready_to_export(model: nn.Module, *, small_sizes: bool) -> Iterator[None]:
     """Let ``torch.export`` find the same modes wherever it is called from, and leave `model` as it was."""
-    with kept(model), torch.inference_mode(False), torch.enable_grad(), guarding(small_sizes=small_sizes):
+    with (
+        kept(model),
+        torch.inference_mode(False),
+        torch.enable_grad(),
+        guarding(small_sizes=small_sizes),
+        any_number_of_steps(),
+    ):
         yield
 
 

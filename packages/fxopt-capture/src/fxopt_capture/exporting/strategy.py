@@ -163,15 +163,16 @@ def _larger_images(request: Request) -> tuple[list[Place], Inputs]:
     """Return the sizes of images, none if the model does not take others, and the inputs with larger ones.
 
     A model that takes only one size says so at once when it is called; an export with sizes that vary may take several
-    times as long as without, to find the same.
+    times as long as without, to find the same. Readers of texts take lines of one height and any width.
     """
     images = image_sizes(request.model, request.inputs)
-    larger = enlarged(request.inputs, images)
     if images and not is_too_large(request.model):
         weights = random_weights(request.model, device_for(request.model, request.inputs))
-        if takes(request.model, request.form, larger, weights):
-            return images, larger
-    return [], larger
+        for places in (images, [place for place in images if place[1] == 3]):
+            larger = enlarged(request.inputs, places)
+            if takes(request.model, request.form, larger, weights):
+                return places, larger
+    return [], request.inputs
 
 
 def _is_right(request: Request, found: Export, larger: Inputs) -> bool:
