@@ -152,7 +152,8 @@ def any_number_of_steps() -> Iterator[None]:
 
         return results
 
-    kernels = [(operator, key, operator.py_kernels[key]) for operator in _RECURRENT for key in _DECOMPOSED]
+    keys = [(operator, key) for operator in _RECURRENT for key in _DECOMPOSED if key in operator.py_kernels]
+    kernels = [(operator, key, operator.py_kernels[key]) for operator, key in keys]
     for operator, key, original in kernels:
         operator.py_kernels[key] = by_shapes(original)  # as long as this is open
         operator._dispatch_cache.clear()
