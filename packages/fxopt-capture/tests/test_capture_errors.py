@@ -173,28 +173,6 @@ def test_exceptions_that_the_model_catches() -> None:
         capture(Late(), torch.randn(2, 4))
 
 
-class Recurrent(nn.Module):
-    def __init__(self, kind: type[nn.RNNBase]) -> None:
-        super().__init__()
-        self.rnn, self.out = kind(4, 4, batch_first=True), nn.Linear(4, 2)  # type: ignore[call-arg,arg-type]
-
-    def forward(self, x: Tensor) -> Any:
-        return self.out(self.rnn(x)[0])
-
-
-@pytest.mark.filterwarnings("ignore:.*were assigned during export:UserWarning")
-@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
-def test_recurrent_layers_that_fix_their_steps_are_named_with_what_takes_any(kind: type[nn.RNNBase]) -> None:
-    model, x = Recurrent(kind).eval(), torch.randn(2, 5, 4)
-    message = rf"free the steps of its {kind.__name__} `rnn`, but torch\.compile\(model, backend=\"fxopt\"\) takes any"
-    for shapes in (None, {"x": {0: Dim.AUTO, 1: Dim.AUTO}}):
-        captured = capture(model, x, dynamic_shapes=shapes)
-        with pytest.raises(CaptureError, match=f"size 6 in dimension 1, .* captured for 5; .*{message}"):
-            captured(torch.randn(2, 6, 4))
-    with pytest.raises(CaptureError, match=message):
-        capture(model, x, dynamic_shapes={"x": {1: Dim("steps")}})
-
-
 def test_loops_over_steps_are_sent_to_the_backend() -> None:
     class Loop(nn.Module):
         def forward(self, x: Tensor) -> Tensor:

@@ -11,6 +11,7 @@ from torch import nn
 from torch.fx import GraphModule
 
 from fxopt_capture import capture
+from fxopt_core.errors import CaptureError
 
 
 def layers(graph_module: GraphModule) -> Counter[str]:
@@ -65,4 +66,17 @@ def test_convolutions_of_an_own_class_stay_operators() -> None:
     assert len(called) == own > 0
     names = {name for name, _ in model.named_parameters()}
     assert all(str(node.args[1].target) in names for node in called)
+    check(model, captured, (3, 64, 64))
+
+
+def test_sizes_that_take_for_ever_to_simplify_are_fixed(
+    timm: ModuleType, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("fxopt_capture.exporting.budget.FLOOR", 1.0)
+    model = timm.create_model("davit_tiny", depths=(1, 1, 1, 1), num_classes=10).eval()
+    with caplog.at_level("WARNING", "fxopt_capture"):
+        captured = capture(model, torch.randn(2, 3, 64, 64))
+    assert "s on expressions of sizes that vary, so that" in caplog.text
+    with pytest.raises(CaptureError, match=r"has size 96 in dimension 2.*`dynamic_shapes` that allow it"):
+        captured(torch.randn(2, 3, 96, 64))
     check(model, captured, (3, 64, 64))

@@ -5,6 +5,8 @@ When torch moves these, this file changes. It says at import what is missing, so
 
 from __future__ import annotations
 
+import importlib
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -20,6 +22,7 @@ from torch.fx.graph import CodeGen
 from torch.fx.node import has_side_effect
 from torch.nn.modules import batchnorm, dropout
 from torch.utils import _mode_utils, _pytree as pytree
+from torch.utils._sympy import functions as sympy_functions
 from torch.utils._sympy.numbers import int_oo
 
 from fxopt_core import (
@@ -29,10 +32,16 @@ from fxopt_core import (
     type_text,
 )
 
+_RECURRENT: list[Any] = [
+    *(torch.ops.aten.lstm.input, torch.ops.aten.gru.input),
+    *(torch.ops.aten.rnn_tanh.input, torch.ops.aten.rnn_relu.input),
+]
+_DECOMPOSED = (torch._C.DispatchKey.CompositeImplicitAutograd, torch._C.DispatchKey.Autograd)
+simplification: Any = importlib.import_module("sympy.simplify.simplify")
 # Those of the class: an instance, whose attributes are read too, loads NumPy.
 _OF_ENVIRONMENTS = (
     *("_suppress_guards_tls", "create_unbacked_symint", "create_symbol", "create_symintnode"),
-    "constrain_symbol_range",
+    *("constrain_symbol_range", "_maybe_evaluate_static"),
 )
 require_torch(
     "fxopt-capture",
@@ -48,6 +57,9 @@ require_torch(
         (batchnorm, ("_BatchNorm",)),
         (dropout, ("_DropoutNd",)),
         (_mode_utils, ("no_dispatch",)),
+        (_RECURRENT[0], ("py_kernels", "_dispatch_cache")),
+        (simplification, ("simplify",)),
+        (sympy_functions, ("FloorDiv", "Mod")),
     ],
 )
 
@@ -96,6 +108,64 @@ def guarding(*, small_sizes: bool) -> Iterator[None]:
 
 
 @contextmanager
+def counting(counted: Callable[[Callable[..., Any]], Callable[..., Any]]) -> Iterator[None]:
+    """Have all work on expressions of sizes done by functions of one's own, in any thread.
+
+    That is what torch asks its environment of sizes, and what sympy simplifies, with each part of an expression: where
+    quotients and remainders are within each other, that has no end.
+    """
+    names = [(symbolic_shapes.ShapeEnv, "_maybe_evaluate_static"), (simplification, "simplify")]
+    names += [(kind, "eval") for kind in (sympy_functions.FloorDiv, sympy_functions.Mod)]
+    originals = [(owner, name, vars(owner)[name]) for owner, name in names]
+    for owner, name, original in originals:
+        function = getattr(original, "__func__", original)
+        replaced = counted(function)
+        setattr(owner, name, replaced if function is original else classmethod(replaced))  # as long as this is open
+    try:
+        yield
+    finally:
+        for owner, name, original in originals:
+            setattr(owner, name, original)
+
+
+@contextmanager
+def any_number_of_steps() -> Iterator[None]:
+    """Let recurrent layers say the shapes of their results to whoever traces them in this thread.
+
+    torch goes through the steps of the example one by one to find these, and so takes their number to be fixed, though
+    the call in the graph takes any.
+    """
+    thread = threading.get_ident()
+
+    def by_shapes(original: Any) -> Any:
+        def results(input: torch.Tensor, hx: Any, params: Any, *flags: Any) -> Any:
+            if threading.get_ident() != thread or not isinstance(input, FakeTensor):
+                return original(input, hx, params, *flags)
+            states = [hx] if isinstance(hx, torch.Tensor) else hx
+            _, _, _, _, bidirectional, batch_first = flags
+            batch, steps = input.shape[:2] if batch_first else (input.shape[1], input.shape[0])
+            output = input.new_empty((steps, batch, states[0].shape[-1] * (2 if bidirectional else 1)))
+            return (
+                output.transpose(0, 1) if batch_first else output,
+                *(state.new_empty(state.shape) for state in states),
+            )
+
+        return results
+
+    keys = [(operator, key) for operator in _RECURRENT for key in _DECOMPOSED if key in operator.py_kernels]
+    kernels = [(operator, key, operator.py_kernels[key]) for operator, key in keys]
+    for operator, key, original in kernels:
+        operator.py_kernels[key] = by_shapes(original)  # as long as this is open
+        operator._dispatch_cache.clear()
+    try:
+        yield
+    finally:
+        for operator, key, original in kernels:
+            operator.py_kernels[key] = original
+            operator._dispatch_cache.clear()
+
+
+@contextmanager
 def leaving_modules() -> Iterator[None]:
     """Let the tracer leave a module that raises, so that a model may catch what it raises and go on."""
     original = Tracer.call_module
@@ -114,6 +184,17 @@ def leaving_modules() -> Iterator[None]:
         yield
     finally:
         Tracer.call_module = original  # type: ignore[method-assign]
+
+
+def unmark(value: object) -> None:
+    """Take the marks of sizes that vary off the tensors in a value, where an export that failed has left them.
+
+    They would make sizes vary in the next export, which is to fix them.
+    """
+    for tensor in pytree.tree_leaves(value):
+        if isinstance(tensor, torch.Tensor):
+            for name in [name for name in vars(tensor) if name.startswith(("_dynamo_", "_has_dynamo_"))]:
+                delattr(tensor, name)
 
 
 def release_real_tensors(graph: Graph) -> None:

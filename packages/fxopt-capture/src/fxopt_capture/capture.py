@@ -108,8 +108,8 @@ def capture(
         kwargs: keyword example arguments. Tensors, and containers with tensors, become inputs of the graph; all else is
             baked in.
         dynamic_shapes: which sizes may vary, as in ``torch.export.export``, by argument name. None: the first dimension
-            of every tensor, the length of texts for Hugging Face models, also inside of others, and height and width of
-            images that convolutions read, where the model allows it.
+            of every tensor, the length of texts for Hugging Face models, also inside of others, the number of steps of
+            recurrent layers, and height and width of images that convolutions read, where the model allows it.
         compare: whether to compare model and graph on the example. Without it, a graph that computes something else is
             not noticed; for models so large that a call of them takes too long.
 
@@ -182,6 +182,8 @@ def _captured(request: Request, *, compare: bool) -> CapturedModule:
     """Capture with a cache where the model makes one, and that can be captured."""
     model, form = request.model, request.form
     if not pretrained_models(model):
+        if any(isinstance(module, nn.RNNBase) for module in model.modules()):
+            request = replace(request, dimensions=(dynamic_dimensions_around, batch_dimension))
         return _capture_request(request, compare=compare)
     caches = frozenset(name for name, value in request.inputs.items() if is_cache(value))
     known = partial(dynamic_dimensions, caches=caches), partial(dynamic_dimensions_around, caches=caches)

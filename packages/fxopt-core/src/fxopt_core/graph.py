@@ -59,9 +59,11 @@ def _way_to_a_graph(found: object) -> str:
     if isinstance(holders.get(attribute), GraphModule):
         return f"give that in it, its `{attribute}`"
     modules = modules_by_name(found).items() if isinstance(found, nn.Module) else ()
-    inner = next((name for name, each in modules if isinstance(each, GraphModule)), None)
-    if inner is not None:
-        return f"give that in it, its get_submodule({inner!r})"
+    inner = [name for name, each in modules if isinstance(each, GraphModule)]
+    outer = [name for name in inner if not any(name.startswith(f"{other}.") for other in inner)]
+    if outer:
+        those = "that in it, its" if len(outer) == 1 else "those in it one by one, its"
+        return f"give {those} {', '.join(f'get_submodule({name!r})' for name in outer)}"
     if attribute and (attribute != "model" or not isinstance(found, nn.Module)):
         return f"optimize it first, fast = fxopt.optimize(model), and give fast.{attribute}"
     return "capture the model first, for example by fxopt.symbolic_trace(model) or fxopt.capture(model, args)"

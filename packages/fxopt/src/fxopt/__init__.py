@@ -30,6 +30,7 @@ _HOMES = (
     "fxopt_tools",
     "fxopt_testing",
     "fxopt_report",
+    "fxopt.guarded_graphs",
     "fxopt.optimization",
     "fxopt.drop_in.batches",
 )

@@ -1,6 +1,7 @@
 # What `__init__.py` offers, for type checkers: all public names of its homes.
 # ruff: noqa: F403
 from fxopt.drop_in.batches import *
+from fxopt.guarded_graphs import *
 from fxopt.optimization import *
 from fxopt_arith import *
 from fxopt_capture import *

@@ -16,12 +16,15 @@ from torch.utils import _pytree as pytree
 
 from fxopt.drop_in.clients import ClientT, is_client, noted_calls, with_models_replaced
 from fxopt.drop_in.stored_dtype import computed_in_float32, slow_dtype
+from fxopt.guarded_graphs import GuardedGraphs, accepts
 from fxopt_capture import capture
+from fxopt_capture.capture import read_call
 from fxopt_capture.one_at_a_time import one_at_a_time
 from fxopt_core import PreconditionError, Transformation, compose, faithful_copy, registry, type_text
 from fxopt_cpu import calibrated
 from fxopt_rewrite import infer_shapes, tensor_facts
 from fxopt_tools import Inputs, verify as verify_outputs
+from fxopt_tools.inputs import OneInput, read_inputs
 
 __all__ = ["default_pipeline", "optimize"]
 
@@ -47,11 +50,25 @@ def optimize(
     verify: bool = True,
     sqnr: float | None = None,
 ) -> GraphModule: ...
+@overload
+def optimize(
+    model: nn.Module,
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    also: Sequence[OneInput],
+    pipeline: str | Transformation | None = None,
+    dynamic_shapes: Any = None,
+    calibrate: Callable[[Any], object] | None = None,
+    verify: bool = True,
+    sqnr: float | None = None,
+) -> GuardedGraphs: ...
 def optimize(
     model: Any,
     args: Sequence[Any] = (),
     kwargs: Mapping[str, Any] | None = None,
     *,
+    also: Sequence[OneInput] | None = None,
     pipeline: str | Transformation | None = None,
     dynamic_shapes: Any = None,
     calibrate: Callable[[Any], object] | None = None,
@@ -69,6 +86,10 @@ def optimize(
             results keep their dtypes.
         args: example inputs by position, with a batch of at least 2 if the batch size is to stay dynamic.
         kwargs: example inputs by name.
+        also: further example inputs, each a tensor, a tuple of positional inputs, a mapping of keyword inputs, or
+            `Inputs`, for which the model goes other ways: sizes on which it branches, a mask that is given or not. For
+            each that no graph before takes, a graph of its own is made. Of a mapping `dynamic_shapes`, each has the
+            names that are among its inputs.
         pipeline: pipeline text, the name of a pipeline or of a pass, or a pass; by default `default_pipeline` of the
             model.
         dynamic_shapes: which sizes may vary, as `capture` takes it: those of images, say.
@@ -80,7 +101,8 @@ def optimize(
         sqnr: the least signal-to-noise ratio in dB, in place of that and of the tolerances.
 
     Returns:
-        The transformed graph module; `history` says what was done and refused, and `undo` undoes it.
+        The transformed graph module; `history` says what was done and refused, and `undo` undoes it. With `also`,
+        `GuardedGraphs` of one or several.
 
     Raises:
         CaptureError: The model cannot be captured.
@@ -109,7 +131,31 @@ def optimize(
             "dynamic_shapes is given with a graph module, whose sizes are those that it was captured with: give it to "
             "capture, or give optimize the model"
         )
+    if also is not None and (isinstance(model, GraphModule) or is_client(model)):
+        raise PreconditionError(
+            f"also is given with {type_text(model)}, expected a model that capture takes: a graph module holds one way "
+            "through its model, and of a drop-in optimize the model in it, fxopt.optimize(model, kwargs=one, "
+            "also=[other])"
+        )
     transformation = None if pipeline is None else _transformation(pipeline)
+
+    def transformed(
+        model: nn.Module, example: Inputs, noted: Sequence[Inputs], dynamic_shapes: Any, first: Transformation | None
+    ) -> GraphModule:
+        if isinstance(model, GraphModule):
+            graph_module = _with_shapes(faithful_copy(model), example)
+        else:
+            graph_module = capture(model, example.args, example.kwargs, dynamic_shapes=dynamic_shapes, compare=verify)
+        if also is not None:
+            noted = [call for call in noted if accepts(graph_module, call)] or [example]
+        chosen = transformation or registry().pipeline(default_pipeline(graph_module))
+        with calibrated(graph_module, [(call.args, call.kwargs) for call in noted]):
+            return (chosen if first is None else compose(first, chosen))(graph_module)
+
+    def verified(model: nn.Module, graph_module: GraphModule, calls: Sequence[Inputs]) -> GraphModule:
+        if verify and (calls[-1].args or calls[-1].kwargs):
+            verify_outputs(model, graph_module, calls, sqnr=sqnr).raise_if_failed()
+        return graph_module
 
     def optimized(
         model: nn.Module,
@@ -118,33 +164,50 @@ def optimize(
         dynamic_shapes: Any,
         first: Transformation | None = None,
     ) -> GraphModule:
-        if isinstance(model, GraphModule):
-            graph_module = _with_shapes(faithful_copy(model), calls[0])
-        else:
-            example = calls[0]
-            graph_module = capture(model, example.args, example.kwargs, dynamic_shapes=dynamic_shapes, compare=verify)
-        chosen = transformation or registry().pipeline(default_pipeline(graph_module))
-        with calibrated(graph_module, [(call.args, call.kwargs) for call in noted]):
-            graph_module = (chosen if first is None else compose(first, chosen))(graph_module)
-        if verify and (calls[-1].args or calls[-1].kwargs):
-            verify_outputs(model, graph_module, calls, sqnr=sqnr).raise_if_failed()
-        return graph_module
+        return verified(model, transformed(model, calls[0], noted, dynamic_shapes, first), calls)
 
     with one_at_a_time():  # to the end: verifying calls the model, which a capture in another thread changes meanwhile
         if not is_client(model):
-            calls = [Inputs(*args, **(kwargs or {}))]
+            calls = [Inputs(*args, **(kwargs or {})), *(read_inputs([*also]) if also else ())]
             noted = calls if calibrate is None else noted_calls(model, calibrate)
             # A forward of the object's own would still be that of the model in a copy.
             fits = default_pipeline(model) == (pipeline or "cpu-inference") and "forward" not in vars(model)
             first = slow_dtype(model) if fits else None
             if first is not None:
-                model = computed_in_float32(model, first.dtype, calls[0])
-            return optimized(model, calls, noted, dynamic_shapes, first)
+                model = computed_in_float32(model, first.dtype, calls)
+            if also is None:
+                return optimized(model, calls, noted, dynamic_shapes, first)
+            ways: list[tuple[GraphModule, list[Inputs]]] = []
+            for call, shapes in zip(calls, _shapes_of(model, calls, dynamic_shapes), strict=True):
+                taken = next((own for graph_module, own in ways if accepts(graph_module, call)), None)
+                if taken is None:
+                    ways.append((transformed(model, call, noted, shapes, first), [call]))
+                else:
+                    taken.append(call)
+            guarded = GuardedGraphs(graph_module for graph_module, _ in ways)
+            for graph_module, own in ways:
+                verified(model, graph_module, own)
+            return guarded
         if args or kwargs or dynamic_shapes is not None:
             raise PreconditionError(
                 f"a {type(model).__name__} makes its example inputs itself: leave out args, kwargs and dynamic_shapes"
             )
         return with_models_replaced(model, optimized, calibrate)
+
+
+def _shapes_of(model: nn.Module, calls: Sequence[Inputs], dynamic_shapes: Any) -> list[Any]:
+    """Return the dynamic shapes of each call: of a mapping, those of the inputs that it has and others lack."""
+    if not isinstance(dynamic_shapes, Mapping):
+        return [dynamic_shapes] * len(calls)
+    names = [read_call(model, call.args, call.kwargs).form.inputs for call in calls]
+    return [
+        {
+            name: shape
+            for name, shape in dynamic_shapes.items()
+            if name in own or not any(name in each for each in names)
+        }
+        for own in names
+    ]
 
 
 def _with_shapes(graph_module: GraphModule, example: Inputs) -> GraphModule:

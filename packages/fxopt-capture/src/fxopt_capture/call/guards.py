@@ -25,7 +25,6 @@ GUARDS = "_guards_fn"
 _BROADCAST = "; a size of 1 in one of several inputs is taken to be broadcast, give 2 or more"
 _ADVICE = "capture the model again with such an input, or with `dynamic_shapes` that allow it"
 _OTHERS = f'{_ADVICE}; where the model itself fixes it, torch.compile(model, backend="fxopt") takes others'
-_STEPS = "capture the model again with such an input; no `dynamic_shapes` free {spec.steps}"
 
 
 @dataclass(frozen=True)
@@ -44,7 +43,6 @@ class InputSpec:
         also: other kinds that the graph was found to be right for.
         ones: whether a mask has to hold ones alone (True), or something else too (False), because the model was found
             to compute something else than the graph with the other form. None: the values are not looked at.
-        steps: what fixes sizes whatever a capture asks for, and what takes others, in words.
     """
 
     name: str
@@ -56,7 +54,6 @@ class InputSpec:
     follows: bool = False
     also: tuple[str, ...] = ()
     ones: bool | None = None
-    steps: str | None = None
 
 
 @dataclass(frozen=True)
@@ -254,8 +251,7 @@ def _demands(specs: Sequence[InputSpec]) -> Iterator[tuple[int, str, str]]:
             if size is not None:
                 found = f"has size {{value.shape[{dimension}]}} in dimension {dimension}"
                 hint = _BROADCAST if size == 1 else ""
-                advice = _OTHERS if spec.steps is None else _STEPS
-                text = f"{found}, where the graph was captured for {size}{hint}; {advice}"
+                text = f"{found}, where the graph was captured for {size}{hint}; {_OTHERS}"
                 yield index, f"{value}.shape[{dimension}] == {size}", text
         if spec.ones is not None:
             yield index, f"is_shown({value}, {spec.ones})", _MASK_TEXTS[spec.ones]

@@ -108,18 +108,26 @@ def effect_of(
 ) -> str | None:
     """Return how a model's outputs on `inputs` change with other values of attributes, or None where they do not.
 
-    The model stays as it is. Exceptions of it pass through. `attributes` has the other values by dotted name.
+    They do not where a second call, which leaves these values, returns what the first did. The model stays as it is.
+    Exceptions of it pass through. `attributes` has the other values by dotted name.
     """
-    outputs = []
-    for changes in ({}, attributes):
-        with kept(model), torch.no_grad():
-            for name, value in changes.items():
-                owner, _, last = name.rpartition(".")
-                vars(model.get_submodule(owner))[last] = value
-            _stand_in(model, {})
-            args, kwargs = form.arguments(_cloned(inputs))
-            outputs.append(model(*args, **kwargs))
-    return _mismatch(model, *outputs)
+    buffers = {name: buffer.clone() for name, buffer in model.named_buffers(remove_duplicate=False)}
+
+    def output() -> object:
+        _stand_in(model, buffers)
+        args, kwargs = form.arguments(_cloned(inputs))
+        with random_state_kept(model, inputs):
+            return model(*args, **kwargs)
+
+    with kept(model), torch.no_grad():
+        first = output()
+        if _mismatch(model, first, output()) is None:
+            return None
+    with kept(model), torch.no_grad():
+        for name, value in attributes.items():
+            owner, _, last = name.rpartition(".")
+            vars(model.get_submodule(owner))[last] = value
+        return _mismatch(model, first, output())
 
 
 def _cloned(inputs: Mapping[str, object]) -> dict[str, object]:

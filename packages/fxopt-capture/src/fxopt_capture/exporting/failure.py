@@ -32,7 +32,7 @@ def capture_error(model: nn.Module, error: Exception, hints: Sequence[str] = ())
     where = f" at {place}" if place else ""
     text = first_line(error).rstrip(".")
     reason = f"{type(error).__name__}: {text}" if text else type(error).__name__
-    remedy = ". ".join([*hints, _remedy(model, error)])
+    remedy = ". ".join([*hints, _remedy(error)])
     return CaptureError(f"{type(model).__name__} cannot be captured: {reason}{where}. {remedy}")
 
 
@@ -84,21 +84,7 @@ def _is_data_dependent(error: Exception) -> bool:
     return any(name in kinds for name in _DATA_DEPENDENT) or "data-dependent" in str(error).lower()
 
 
-def fixed_steps(model: nn.Module) -> str | None:
-    """Return which recurrent layer fixes the number of its steps in an exported graph, and what takes any; or None.
-
-    >>> fixed_steps(nn.Sequential(nn.LSTM(2, 2)))
-    'the steps of its LSTM `0`, but torch.compile(model, backend="fxopt") takes any number'
-    """
-    layers = ((name, module) for name, module in model.named_modules() if isinstance(module, nn.RNNBase))
-    for name, layer in layers:
-        return f"the steps of its {type(layer).__name__} `{name or 'model'}`, but {_LIVE} takes any number"
-    return None
-
-
-def _remedy(model: nn.Module, error: Exception) -> str:
-    if _is_about_shapes(error) and (steps := fixed_steps(model)) is not None:
-        return f"No `dynamic_shapes` free {steps}"
+def _remedy(error: Exception) -> str:
     if _is_about_shapes(error):
         return (
             "Sizes that are to be dynamic are not free in this model; leave them out of `dynamic_shapes`, or give "

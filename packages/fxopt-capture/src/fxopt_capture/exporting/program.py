@@ -17,7 +17,7 @@ from torch.export import ExportedProgram
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
-from fxopt_capture._torch import guarding, leaving_modules
+from fxopt_capture._torch import any_number_of_steps, guarding, leaving_modules
 from fxopt_capture.call.arguments import CallForm
 from fxopt_capture.call.structures import register_structures
 from fxopt_capture.exporting.observer import Observer, Steps
@@ -46,13 +46,19 @@ def export_program(
 @contextmanager
 def ready_to_export(model: nn.Module, *, small_sizes: bool) -> Iterator[None]:
     """Let ``torch.export`` find the same modes wherever it is called from, and leave `model` as it was."""
-    with kept(model), torch.inference_mode(False), torch.enable_grad(), guarding(small_sizes=small_sizes):
+    with (
+        kept(model),
+        torch.inference_mode(False),
+        torch.enable_grad(),
+        guarding(small_sizes=small_sizes),
+        any_number_of_steps(),
+    ):
         yield
 
 
 @contextmanager
 def _quiet_failure() -> Iterator[None]:
-    """Drop what torch writes to ``sys.stderr`` and logs as errors if the export fails.
+    """Drop what torch writes to ``sys.stderr`` and logs as errors and warnings if the export fails.
 
     It writes the whole graph, and logs the traceback of an error that it raises too.
     """
@@ -72,7 +78,7 @@ def _quiet_failure() -> Iterator[None]:
 
 
 class _HeldBack(logging.Filter):
-    """Keeps the errors that this thread logs."""
+    """Keeps the errors and warnings that this thread logs."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -81,7 +87,7 @@ class _HeldBack(logging.Filter):
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Return whether to show a record."""
-        shown = record.levelno < logging.ERROR or record.thread != self.thread
+        shown = record.levelno < logging.WARNING or record.thread != self.thread
         if not shown:
             self.records.append(record)
         return shown

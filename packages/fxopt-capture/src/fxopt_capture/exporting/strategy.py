@@ -12,10 +12,11 @@ from torch import nn
 from torch.fx import GraphModule
 from torch.utils import _pytree as pytree
 
-from fxopt_capture._torch import graph_module_of
+from fxopt_capture._torch import counting, graph_module_of, unmark
 from fxopt_capture.call.arguments import CallForm
 from fxopt_capture.call.guards import Condition, InputGuards
 from fxopt_capture.call.names import unknown_names
+from fxopt_capture.exporting.budget import Budget, OverBudgetError
 from fxopt_capture.exporting.compare import takes
 from fxopt_capture.exporting.conditions import read_guards
 from fxopt_capture.exporting.dynamic import (
@@ -78,7 +79,7 @@ class Request:
 class Export:
     """An exported model: a module of the graph and all that it reads, the guards, and the inputs of the export.
 
-    `values` are ``meta["val"]`` of the placeholders; `note` is what to tell of the preparation.
+    `values` are ``meta["val"]`` of the placeholders; `note` is what to tell of how it was made.
     """
 
     module: GraphModule
@@ -104,14 +105,30 @@ def export(request: Request) -> Export:
                 found = _export_for_all_sizes(request, inputs, shapes)
                 if found is not None and (larger is None or _is_right(request, found, larger)):
                     asked = at_zero(found.values, found.guards, pytree.tree_leaves(dict(found.inputs)))
-                    return replace(_refusing_wrong(request, found, asked), note=preparation.note)
+                    notes = [preparation.note, _fixed_note(errors[first:before])]
+                    note = "; ".join(each for each in notes if each is not None) or None
+                    return replace(_refusing_wrong(request, found, asked), note=note)
             if any(_seen(error, errors[:before]) for error in errors[before:]):
                 break
-    raise capture_error(request.model, errors[first], _hints(request)) from errors[first]
+    cause = next(error for error in errors[first:] if not isinstance(error, OverBudgetError))
+    raise capture_error(request.model, cause, _hints(request)) from cause
+
+
+def _fixed_note(errors: Sequence[Exception]) -> str | None:
+    """Return what to tell of sizes that were fixed because exports in which they vary took too long."""
+    found = next((error for error in errors if isinstance(error, OverBudgetError)), None)
+    if found is None:
+        return None
+    return (
+        f"{found}, so that the sizes which may not differ from the example's are fixed; `dynamic_shapes` lets those "
+        "vary that it names, for as long as it takes"
+    )
 
 
 def _seen(error: Exception, others: Sequence[Exception]) -> bool:
     """Whether the model failed in the same place for the same reason before."""
+    if isinstance(error, OverBudgetError):  # with fewer sizes, it may not
+        return False
     found = source_of(error), first_line(error)
     return found[0] is not None and any((source_of(other), first_line(other)) == found for other in others)
 
@@ -146,15 +163,16 @@ def _larger_images(request: Request) -> tuple[list[Place], Inputs]:
     """Return the sizes of images, none if the model does not take others, and the inputs with larger ones.
 
     A model that takes only one size says so at once when it is called; an export with sizes that vary may take several
-    times as long as without, to find the same.
+    times as long as without, to find the same. Readers of texts take lines of one height and any width.
     """
     images = image_sizes(request.model, request.inputs)
-    larger = enlarged(request.inputs, images)
     if images and not is_too_large(request.model):
         weights = random_weights(request.model, device_for(request.model, request.inputs))
-        if takes(request.model, request.form, larger, weights):
-            return images, larger
-    return [], larger
+        for places in (images, [place for place in images if place[1] == 3]):
+            larger = enlarged(request.inputs, places)
+            if takes(request.model, request.form, larger, weights):
+                return places, larger
+    return [], request.inputs
 
 
 def _is_right(request: Request, found: Export, larger: Inputs) -> bool:
@@ -181,7 +199,7 @@ def _export_for_all_sizes(request: Request, inputs: Mapping[str, object], shapes
     cautious = _try(request, inputs, shapes, small_sizes=True)
     if cautious is None:
         error = request.errors[-1]
-        hopeless = is_about_values(error) or _seen(error, request.errors[:known])
+        hopeless = is_about_values(error) or _seen(error, request.errors[:known]) or isinstance(error, OverBudgetError)
         usual = None if hopeless else _try(request, inputs, shapes, small_sizes=False)
         if usual is None:
             return None
@@ -238,12 +256,14 @@ def _with(guards: InputGuards, conditions: Sequence[Condition]) -> InputGuards:
 
 def _try(request: Request, inputs: Mapping[str, object], shapes: Any, *, small_sizes: bool) -> Export | None:
     model, handled = request.model, sys.exc_info()[1]
+    is_bounded = shapes is not None and request.dynamic_shapes is None
     try:
-        with hollow(model, device_for(model, inputs)):
+        with hollow(model, device_for(model, inputs)), counting(Budget().counted) if is_bounded else nullcontext():
             program = export_program(
                 model, request.form, inputs, shapes, small_sizes=small_sizes, observer=request.observer
             )
     except Exception as error:  # whatever the model or torch raises while it is traced
+        unmark(dict(inputs))
         raise_interrupt(error, handled)
         request.errors.append(error)
         return None

@@ -16,7 +16,6 @@ from torch import nn
 from torch.fx import Graph, Node
 
 from fxopt_capture.call.guards import InputGuards
-from fxopt_capture.exporting.failure import fixed_steps
 from fxopt_core import iter_nodes
 
 aten = torch.ops.aten
@@ -44,8 +43,6 @@ def with_dtypes(
 ) -> InputGuards:
     """Return guards that also refuse other dtypes where the graph has those of the capture as constants.
 
-    And that say which layer fixes the number of steps.
-
     They are those of a kind that the model reads, and those that the graph asserts of its inputs; the assertions stay
     in the graph, as they are about devices too.
 
@@ -58,7 +55,7 @@ def with_dtypes(
     """
     tensors = (*model.parameters(), *model.buffers())
     own = next((tensor.dtype for tensor in tensors if tensor.is_floating_point()), None)
-    asserted, steps = _asserted(graph), fixed_steps(model)
+    asserted = _asserted(graph)
     placeholders = [node for node in iter_nodes(graph) if node.op == "placeholder"]
     specs = []
     for spec, node, value in zip(guards.specs, placeholders, values, strict=True):
@@ -66,7 +63,7 @@ def with_dtypes(
             spec = replace(spec, dtype=asserted[node])
         elif spec.kind is not None and spec.kind in reads and isinstance(value, torch.Tensor):
             spec = replace(spec, dtype=value.dtype, read_at=reads[spec.kind], follows=value.dtype == own)
-        specs.append(replace(spec, steps=steps))
+        specs.append(spec)
     found = [module.baked for module in model.modules() if isinstance(module, InputGuards)]  # captured before
     if own is not None:
         found.append(_baked(graph, own, reads.get("floating")))

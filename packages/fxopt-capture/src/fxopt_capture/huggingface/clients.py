@@ -121,6 +121,12 @@ def add_attributes(graph_module: GraphModule) -> None:
             setattr(type(graph_module), name, _read(text))
 
 
+def is_noted(graph_module: nn.Module, name: str) -> bool:
+    """Whether a captured module has an attribute from its model."""
+    note = vars(graph_module).get("meta", {}).get(NOTE)
+    return note is not None and (name in _ATTRIBUTES or name in note["attributes"])
+
+
 def without_defaults(graph_module: GraphModule, kwargs: dict[str, Any], known: Mapping[str, Any]) -> dict[str, Any]:
     """Return the arguments of a call without those that repeat the configuration, and are not ``known`` otherwise."""
     repeated = [name for name in kwargs if name in _REPEATED and name not in known]  # in words that dynamo reads

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import functools
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -60,29 +61,33 @@ def slow_dtype(model: nn.Module) -> ComputeInFloat32 | None:
     return None
 
 
-def computed_in_float32(model: nn.Module, stored: torch.dtype, example: Inputs) -> nn.Module:
+def computed_in_float32(model: nn.Module, stored: torch.dtype, examples: Sequence[Inputs]) -> nn.Module:
     """Return a copy of a model that computes in float32; inputs and results keep the dtypes of the model.
 
     >>> model = nn.Linear(2, 3).half()
-    >>> computed_in_float32(model, torch.float16, Inputs(x := torch.ones(1, 2).half()))(x).dtype
+    >>> computed_in_float32(model, torch.float16, [Inputs(x := torch.ones(1, 2).half())])(x).dtype
     torch.float16
     """
 
     def widened(tensor: Tensor) -> Tensor:
         return tensor.float() if tensor.dtype is stored else tensor
 
+    found: list[tuple[pytree.TreeSpec, list[torch.dtype | None]]] = []
     with outside_inference_mode(), torch.no_grad(), torch.random.fork_rng(devices=[]):
-        args, kwargs = pytree.tree_map_only(Tensor, torch.clone, (example.args, dict(example.kwargs)))
-        leaves = pytree.tree_leaves(copy.deepcopy(model)(*args, **kwargs))  # a copy, which may note what it is given
+        for example in examples:
+            args, kwargs = pytree.tree_map_only(Tensor, torch.clone, (example.args, dict(example.kwargs)))
+            # a copy, which may note what it is given
+            leaves, structure = pytree.tree_flatten(copy.deepcopy(model)(*args, **kwargs))
+            found.append((structure, [leaf.dtype if isinstance(leaf, Tensor) else None for leaf in leaves]))
         wide: nn.Module = copy.deepcopy(model)
         wide._apply(widened)  # type: ignore[no-untyped-call]  # of torch
-    dtypes = [leaf.dtype if isinstance(leaf, Tensor) else None for leaf in leaves]
     kind: Any = type(model)
 
     @functools.wraps(kind.forward)
     def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
         args, kwargs = pytree.tree_map_only(Tensor, widened, (args, kwargs))
         values, structure = pytree.tree_flatten(kind.forward(self, *args, **kwargs))
+        dtypes = next(dtypes for known, dtypes in found if known == structure)
         narrow = [value if dtype is None else value.to(dtype) for value, dtype in zip(values, dtypes, strict=True)]
         return pytree.tree_unflatten(narrow, structure)
 
