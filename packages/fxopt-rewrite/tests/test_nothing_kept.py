@@ -114,8 +114,8 @@ def test_storages_are_freed_with_their_snapshot() -> None:
     module.register_buffer("held", tensor)
     graph_module = GraphModule(module, torch.fx.Graph())
     graph_module.register_buffer("held", tensor)
-    snapshot = Snapshot.take(graph_module)
-    alias = weakref.ref(snapshot._tree.tensors[id(tensor)])
+    snapshot = Snapshot(graph_module)
+    alias = weakref.ref(snapshot._tensors[id(tensor)])
     del snapshot
     assert alias() is None
 

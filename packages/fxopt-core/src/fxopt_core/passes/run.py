@@ -176,7 +176,7 @@ def transaction(run: PassRun, *, within: bool = False) -> Iterator[None]:
         )
     if outer is not None and outer.is_editing:
         outer.flush()
-    run.snapshots.append(Snapshot.take(graph_module, protect_values=run.protect_values))
+    run.snapshots.append(Snapshot(graph_module, protect_values=run.protect_values))
     try:
         with inside(run):
             yield
