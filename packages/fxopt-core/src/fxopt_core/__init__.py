@@ -58,6 +58,17 @@ from fxopt_core.ledger.records import (
     set_ledger as set_ledger,
     undo_error as undo_error,
 )
+from fxopt_core.names import (
+    OPERATORS as OPERATORS,
+    class_path as class_path,
+    describe as describe,
+    import_class as import_class,
+    is_plain_data as is_plain_data,
+    known_class as known_class,
+    load_operator as load_operator,
+    name_of as name_of,
+    operator_path as operator_path,
+)
 from fxopt_core.naming import (
     close_names as close_names,
     option_text as option_text,
@@ -120,17 +131,6 @@ from fxopt_core.state.copying import faithful_copy
 from fxopt_core.state.snapshot import Snapshot as Snapshot, kept as kept
 from fxopt_core.text import notebook_text as notebook_text, text_table as text_table
 from fxopt_core.travel.pickling import install_pickling as install_pickling
-from fxopt_core.values.forms import FORMS as FORMS, Form as Form, Forms as Forms, is_plain_data as is_plain_data
-from fxopt_core.values.names import (
-    OPERATORS as OPERATORS,
-    class_path as class_path,
-    describe as describe,
-    import_class as import_class,
-    known_class as known_class,
-    load_operator as load_operator,
-    name_of as name_of,
-    operator_path as operator_path,
-)
 
 __version__ = "0.1.0"
 

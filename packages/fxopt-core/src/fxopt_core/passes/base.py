@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
 
 from torch.fx import GraphModule
 
+from fxopt_core.names import note_class
 from fxopt_core.naming import kebab_case
 from fxopt_core.passes.options import bind
 from fxopt_core.passes.signature import signature_of, uuid_of
-from fxopt_core.values.names import note_class
 
 if TYPE_CHECKING:
     from typing_extensions import Self

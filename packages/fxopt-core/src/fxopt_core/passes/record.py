@@ -10,11 +10,10 @@ from torch.fx import GraphModule
 from fxopt_core.graph import iter_nodes
 from fxopt_core.ledger.marks import META_KEY, has_mark
 from fxopt_core.ledger.records import Record, Rewrite, ledger_of
+from fxopt_core.names import class_path, is_plain_data
 from fxopt_core.passes.base import Pass
 from fxopt_core.passes.run import PassRun
 from fxopt_core.state.outline import Outline
-from fxopt_core.values.forms import is_plain_data
-from fxopt_core.values.names import class_path
 
 
 def signature_or_empty(transformation: Pass) -> str:

@@ -24,6 +24,7 @@ from fxopt_core.ledger.records import (
     set_ledger,
     undo_error,
 )
+from fxopt_core.names import import_class, known_class
 from fxopt_core.passes.call import apply_pass, lint_and_recompile as check_and_compile, observed
 from fxopt_core.passes.instruments import active_instruments
 from fxopt_core.passes.options import construct
@@ -31,7 +32,6 @@ from fxopt_core.passes.record import as_undone
 from fxopt_core.passes.run import PassRun, editing_run, new_run, open_snapshots, transaction
 from fxopt_core.passes.transformation import ReversibleTransformation, Transformation
 from fxopt_core.travel.pickling import install_pickling
-from fxopt_core.values.names import import_class, known_class
 
 
 def undo(graph_module: GraphModule, lint_and_recompile: bool = True) -> GraphModule:

@@ -27,13 +27,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from fxopt_core.errors import PassOptionError, PipelineOptionError, PipelineSyntaxError, RegistryError
+from fxopt_core.names import describe
 from fxopt_core.naming import NAME, option_text
 from fxopt_core.passes.compose import Composition, compose
 from fxopt_core.passes.options import OptionInfo, find_option, is_plain
 from fxopt_core.passes.signature import same_value
 from fxopt_core.passes.transformation import Transformation
 from fxopt_core.registry.pass_info import PassInfo
-from fxopt_core.values.names import describe
 
 _OPTION = re.compile(r"[\w-]+")
 _EQUALS = re.compile("=")

@@ -20,6 +20,7 @@ from torch._ops import OpOverloadPacket
 from torch.fx import GraphModule
 
 from fxopt_core.errors import DuplicatePassError, PipelineSyntaxError, PluginLoadError, UnknownPassError, halted_by
+from fxopt_core.names import describe, name_of
 from fxopt_core.naming import NAME, close_names, kebab_case
 from fxopt_core.passes.options import options_of
 from fxopt_core.passes.transformation import Transformation
@@ -27,7 +28,6 @@ from fxopt_core.registry.hookspec import HOOKS, PROJECT, SPECS
 from fxopt_core.registry.pass_info import PassInfo
 from fxopt_core.registry.pipeline import parse_pipeline
 from fxopt_core.registry.shipped import SHIPPED, SHIPPED_NAMES
-from fxopt_core.values.names import describe, name_of
 
 ALLOW_LIST = "FXOPT_PLUGINS"
 """Environment variable: entry-point names to load, separated by commas. Unset: all; empty: none."""

@@ -16,6 +16,7 @@ from typing import Any
 from torch import nn
 
 from fxopt_core.errors import PluginLoadError, PreconditionError, RegistryError, UnknownPassError
+from fxopt_core.names import providers
 from fxopt_core.naming import type_text
 from fxopt_core.passes.compose import check_is_transformation
 from fxopt_core.passes.transformation import Transformation
@@ -24,7 +25,6 @@ from fxopt_core.registry.pass_info import PassInfo
 from fxopt_core.registry.pipeline import build_pipeline, format_pipeline
 from fxopt_core.registry.plugins import Offers, PluginEntryPoint, PluginSource, read_plugins
 from fxopt_core.text import text_table
-from fxopt_core.values.names import providers
 
 
 class Registry:

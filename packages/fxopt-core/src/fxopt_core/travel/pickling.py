@@ -24,8 +24,8 @@ from fxopt_core.errors import FxoptError
 from fxopt_core.gc_pause import collector_paused
 from fxopt_core.graph import iter_nodes
 from fxopt_core.ledger.marks import META_KEY
+from fxopt_core.names import class_path, describe, import_class, name_of
 from fxopt_core.state.graph import GraphRows, own_classes
-from fxopt_core.values.names import class_path, describe, import_class, name_of
 
 FORMAT = 5
 """Raised when older versions of this module could not read what this one writes."""

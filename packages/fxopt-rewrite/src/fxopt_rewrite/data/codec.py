@@ -1,7 +1,7 @@
 """The ledger as JSON text, and back: what an archive of a graph module holds of it, and a pickle of a journal.
 
 The text is an object: ``{"fxopt_ledger": version, "next_id": ..., "next_run": ..., "records": [...]}``. Records, and
-the edits in their journals, are written by `fxopt_core.values.forms.Fields`. Nothing is imported by reading.
+the edits in their journals, are written by `fxopt_rewrite.data.forms.Fields`. Nothing is imported by reading.
 """
 
 from __future__ import annotations

@@ -17,9 +17,15 @@ from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
 from fxopt_core.errors import FxoptError
 
 OPERATORS = "torch:ops."
+_PLAIN_DATA = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device)
 
 
 # -- names of objects
+
+
+def is_plain_data(value: object) -> bool:
+    """Return whether a value is immutable data that a record may hold."""
+    return all(map(is_plain_data, value)) if isinstance(value, tuple) else isinstance(value, _PLAIN_DATA)
 
 
 def class_path(cls: type) -> str:
@@ -70,7 +76,7 @@ def describe(value: object) -> str:
     """Name a value in a message, without printing what may be long.
 
     >>> describe(describe), describe(3)
-    ('function fxopt_core.values.names.describe', 'a value of type int')
+    ('function fxopt_core.names.describe', 'a value of type int')
     """
     name = getattr(value, "__qualname__", None)
     known = f"{type(value).__name__} {getattr(value, '__module__', None)}.{name}"
