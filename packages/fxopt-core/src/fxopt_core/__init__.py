@@ -80,6 +80,7 @@ from fxopt_core.passes.call import (
     Demands as Demands,
     lint_and_recompile as lint_and_recompile,
     perform as perform,
+    signature_or_empty as signature_or_empty,
     transform_by_hand as transform_by_hand,
 )
 from fxopt_core.passes.compose import (
@@ -102,7 +103,6 @@ from fxopt_core.passes.options import (
     options_of,
     show_annotation as show_annotation,
 )
-from fxopt_core.passes.record import signature_or_empty as signature_or_empty
 from fxopt_core.passes.run import (
     RELEASED_FROM as RELEASED_FROM,
     PassRun,

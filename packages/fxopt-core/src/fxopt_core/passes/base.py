@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from torch.fx import GraphModule
 
@@ -131,14 +131,6 @@ class Pass(ABC):
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in self.options.items())})"
-
-
-@runtime_checkable
-class Reversible(Protocol):
-    """A pass that can be undone."""
-
-    def reverse(self, graph_module: GraphModule) -> GraphModule:
-        """Undo what `transform` did."""
 
 
 def leaves(transformation: Pass) -> list[Pass]:

@@ -14,8 +14,9 @@ from typing import Protocol, runtime_checkable
 
 from torch.fx import GraphModule, Node
 
-from fxopt_core.errors import PreconditionError, VetoError
+from fxopt_core.errors import PreconditionError
 from fxopt_core.ledger.records import Record
+from fxopt_core.naming import type_text
 from fxopt_core.passes.run import PassRun
 
 
@@ -119,7 +120,14 @@ def instrumented(*instruments: InstrumentProtocol) -> Iterator[None]:
         PreconditionError: An argument is no instrument, or the class of one.
     """
     for instrument in instruments:
-        _check_instrument(instrument)
+        cls = instrument.__name__ if isinstance(instrument, type) else ""
+        if cls or not isinstance(instrument, InstrumentProtocol):
+            found = (
+                f"the class {cls}, expected an instance: write {cls}()"
+                if cls
+                else (f"{type_text(instrument)}, expected an instrument: derive it from fxopt_core.Instrument")
+            )
+            raise PreconditionError(f"instrumented() is given {found}")
     token = _ACTIVE.set((*_ACTIVE.get(), *instruments))
     try:
         yield
@@ -127,44 +135,16 @@ def instrumented(*instruments: InstrumentProtocol) -> Iterator[None]:
         _ACTIVE.reset(token)
 
 
-def _check_instrument(instrument: object) -> None:
-    if isinstance(instrument, type):
-        name = instrument.__name__
-        raise PreconditionError(f"instrumented() is given the class {name}, expected an instance: write {name}()")
-    if not isinstance(instrument, InstrumentProtocol):
-        kind = type(instrument).__name__
-        raise PreconditionError(
-            f"instrumented() is given a {kind}, expected an instrument: derive it from fxopt_core.Instrument"
-        )
-
-
-def report(entered: list[InstrumentProtocol], run: PassRun, result: GraphModule, record: Record) -> VetoError | None:
-    """Tell the instruments, last in first out, that a pass is over; return what says so if one of them vetoed it.
-
-    Those that were told leave ``entered``; after a veto, the others learn of it as of a failure.
-    """
-    while entered:
-        instrument = entered.pop()
-        if instrument.after_pass(run, result, record) is False:
-            what = f"undoing pass `{run.name}`" if run.reverse else f"pass `{run.name}`"
-            veto = VetoError(f"{what} was vetoed by {type(instrument).__name__}", pass_name=run.name, index=run.index)
-            report_failure(entered, run, result, veto)
-            return veto
-    return None
-
-
 def report_failure(
-    entered: list[InstrumentProtocol], run: PassRun, graph_module: GraphModule, error: BaseException
+    instrument: InstrumentProtocol, run: PassRun, graph_module: GraphModule, error: BaseException
 ) -> None:
-    """Tell the instruments, last in first out, that a pass failed; one that fails itself is a warning."""
-    while entered:
-        instrument = entered.pop()
-        try:
-            instrument.after_pass_failed(run, graph_module, error)
-        except Exception as own:
-            warnings.warn(
-                f"instrument {type(instrument).__name__} raised {type(own).__name__} ({own}) when told that pass "
-                f"`{run.name}` failed ({error})",
-                RuntimeWarning,
-                stacklevel=2,
-            )
+    """Tell an instrument that a pass failed; one that fails itself is a warning."""
+    try:
+        instrument.after_pass_failed(run, graph_module, error)
+    except Exception as own:
+        warnings.warn(
+            f"instrument {type(instrument).__name__} raised {type(own).__name__} ({own}) when told that pass "
+            f"`{run.name}` failed ({error})",
+            RuntimeWarning,
+            stacklevel=2,
+        )

@@ -11,7 +11,7 @@ from fxopt_core.graph import check_graph_module, iter_nodes
 from fxopt_core.ledger import marks
 from fxopt_core.passes.base import Pass
 from fxopt_core.passes.call import Demands, execute
-from fxopt_core.passes.run import note_mark
+from fxopt_core.passes.run import editing_run
 
 
 class Transformation(Pass):
@@ -85,7 +85,8 @@ class Transformation(Pass):
             TypeError: The pass has no signature.
         """
         marks.add_mark(node, self.signature)
-        note_mark(node, marked=True)
+        if (run := editing_run()) is not None:
+            run.marked[node] = None
 
     def transformed(self, node: Node) -> bool:
         """Return whether this pass marked a node."""
@@ -134,4 +135,5 @@ class ReversibleTransformation(Transformation):
                 f"node `{node.name}` was not transformed by {self!r}, so it cannot be marked as restored: only nodes "
                 "of get_transformed_nodes() can"
             )
-        note_mark(node, marked=False)
+        if (run := editing_run()) is not None:
+            run.marked.pop(node, None)

@@ -25,10 +25,9 @@ from fxopt_core.ledger.records import (
     undo_error,
 )
 from fxopt_core.names import import_class, known_class
-from fxopt_core.passes.call import apply_pass, lint_and_recompile as check_and_compile, observed
+from fxopt_core.passes.call import apply_pass, as_undone, lint_and_recompile as check_and_compile, observed
 from fxopt_core.passes.instruments import active_instruments
 from fxopt_core.passes.options import construct
-from fxopt_core.passes.record import as_undone
 from fxopt_core.passes.run import PassRun, editing_run, new_run, open_snapshots, transaction
 from fxopt_core.passes.transformation import ReversibleTransformation, Transformation
 from fxopt_core.travel.pickling import install_pickling
