@@ -33,7 +33,7 @@ from fxopt_core.errors import (
     VetoError,
 )
 from fxopt_core.gc_pause import collector_paused as collector_paused
-from fxopt_core.graph import check_graph_module as check_graph_module, iter_nodes, modules_by_name as modules_by_name
+from fxopt_core.graph import check_graph_module as check_graph_module, iter_nodes
 from fxopt_core.ledger.history import History, history
 from fxopt_core.ledger.marks import (
     META_KEY as META_KEY,
@@ -52,8 +52,8 @@ from fxopt_core.ledger.records import (
     Record,
     Refusal,
     Rewrite,
-    check_version as check_version,
-    has_ledger as has_ledger,
+    find_ledger as find_ledger,
+    is_plain_data as is_plain_data,
     ledger_of as ledger_of,
     set_ledger as set_ledger,
     undo_error as undo_error,
@@ -63,7 +63,6 @@ from fxopt_core.names import (
     class_path as class_path,
     describe as describe,
     import_class as import_class,
-    is_plain_data as is_plain_data,
     known_class as known_class,
     load_operator as load_operator,
     name_of as name_of,
@@ -113,7 +112,7 @@ from fxopt_core.passes.run import (
 )
 from fxopt_core.passes.signature import signature_of, uuid_of
 from fxopt_core.passes.transformation import ReversibleTransformation, Transformation
-from fxopt_core.passes.undo import RecordedPass, promise_of as promise_of, undo, undo_pass as undo_pass
+from fxopt_core.passes.undo import RecordedPass, undo, undo_pass as undo_pass
 from fxopt_core.registry.hookspec import (
     FunctionsPlugin,
     LayersPlugin,
@@ -126,6 +125,7 @@ from fxopt_core.registry.pass_info import PassInfo
 from fxopt_core.registry.pipeline import parse_pipeline
 from fxopt_core.registry.plugins import PluginEntryPoint
 from fxopt_core.registry.registry import Registry, registry
+from fxopt_core.registry.shipped import SHIPPED as SHIPPED, SHIPPED_NAMES as SHIPPED_NAMES
 from fxopt_core.state.containers import Containers as Containers
 from fxopt_core.state.copying import faithful_copy
 from fxopt_core.state.snapshot import Snapshot as Snapshot, kept as kept

@@ -17,15 +17,9 @@ from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
 from fxopt_core.errors import FxoptError
 
 OPERATORS = "torch:ops."
-_PLAIN_DATA = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device)
 
 
 # -- names of objects
-
-
-def is_plain_data(value: object) -> bool:
-    """Return whether a value is immutable data that a record may hold."""
-    return all(map(is_plain_data, value)) if isinstance(value, tuple) else isinstance(value, _PLAIN_DATA)
 
 
 def class_path(cls: type) -> str:

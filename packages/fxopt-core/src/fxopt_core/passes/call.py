@@ -21,9 +21,10 @@ from fxopt_core.ledger.records import (
     applied_records,
     ledger_of,
     mark_undone,
+    recorded_options,
     set_ledger,
 )
-from fxopt_core.names import class_path, is_plain_data
+from fxopt_core.names import class_path
 from fxopt_core.naming import type_text
 from fxopt_core.passes.base import Pass, leaves
 from fxopt_core.passes.instruments import InstrumentProtocol, active_instruments, report_failure
@@ -252,7 +253,7 @@ def apply_pass(run: PassRun) -> tuple[GraphModule, Record]:
     record = Record(
         pass_name=run.name,
         transformation=class_path(type(transformation)),
-        options=_recorded_options(transformation),
+        options=recorded_options(transformation.options),
         signature=signature,
         rewrites=tuple(rewrites),
         refusals=tuple(run.refusals),
@@ -284,11 +285,6 @@ def _marked(graph_module: GraphModule, signature: str) -> list[Node]:
     return [node for node in iter_nodes(graph_module.graph) if META_KEY in node.meta and has_mark(node, signature)]
 
 
-def _recorded_options(transformation: Pass) -> tuple[tuple[str, object], ...]:
-    options = transformation.options.items()
-    return tuple((name, value if is_plain_data(value) else repr(value)) for name, value in options)
-
-
 def _to_take_back(run: PassRun, graph_module: GraphModule, marked: Collection[str]) -> list[Record]:
     """Return the records that reversing a pass takes back: all, or the last that changed something, oldest first.
 
@@ -296,7 +292,7 @@ def _to_take_back(run: PassRun, graph_module: GraphModule, marked: Collection[st
     back one run at a time (an argument that each run multiplies).
     """
     signature = signature_or_empty(run.transformation)
-    shown = class_path(type(run.transformation)), _recorded_options(run.transformation)
+    shown = class_path(type(run.transformation)), recorded_options(run.transformation.options)
     records = [
         record
         for record in applied_records(graph_module, signature)

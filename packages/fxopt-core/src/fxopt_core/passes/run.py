@@ -19,7 +19,7 @@ from torch.fx import GraphModule, Node
 from fxopt_core.errors import PassError, PreconditionError, halted_by
 from fxopt_core.graph import iter_nodes
 from fxopt_core.ledger.marks import forget_ids
-from fxopt_core.ledger.records import Derived, Journal, Record, Refusal, Rewrite, has_ledger, ledger_of, set_ledger
+from fxopt_core.ledger.records import Derived, Journal, Record, Refusal, Rewrite, find_ledger, ledger_of, set_ledger
 from fxopt_core.passes.base import Pass
 from fxopt_core.state.snapshot import Snapshot
 
@@ -80,7 +80,7 @@ class PassRun:
     def start_ids(self) -> int:
         """Return the next free number of a node, and drop the numbers that nodes have brought from elsewhere."""
         if self.next_id is None:
-            if not has_ledger(self.graph_module):
+            if find_ledger(self.graph_module) is None:
                 forget_ids(iter_nodes(self.graph_module.graph))
             self.next_id = ledger_of(self.graph_module).next_id
         return self.next_id

@@ -18,7 +18,7 @@ from fxopt_core.ledger.records import (
     Memo,
     Record,
     applied_records,
-    has_ledger,
+    find_ledger,
     ledger_of,
     mark_undone,
     set_ledger,
@@ -29,7 +29,7 @@ from fxopt_core.passes.call import apply_pass, as_undone, lint_and_recompile as 
 from fxopt_core.passes.instruments import active_instruments
 from fxopt_core.passes.options import construct
 from fxopt_core.passes.run import PassRun, editing_run, new_run, open_snapshots, transaction
-from fxopt_core.passes.transformation import ReversibleTransformation, Transformation
+from fxopt_core.passes.transformation import ReversibleTransformation
 from fxopt_core.travel.pickling import install_pickling
 
 
@@ -154,7 +154,7 @@ def _check_edits(record: Record) -> None:
 
 def _check_not_lost(graph_module: GraphModule, signature: str | None = None) -> None:
     """Refuse a graph module that has lost its ledger, but has nodes that a record (or this pass) knows."""
-    if has_ledger(graph_module):
+    if find_ledger(graph_module) is not None:
         return
     for node in iter_nodes(graph_module.graph):
         if tag_of(node).id is not None and (signature is None or has_mark(node, signature)):
@@ -183,21 +183,6 @@ def _pass_of(record: Record) -> ReversibleTransformation:
     if not isinstance(transformation, ReversibleTransformation) or transformation.signature != record.signature:
         raise undo_error(record.pass_name, "its pass has options that a record cannot hold", remedy)
     return transformation
-
-
-def promise_of(record: Record) -> float | None:
-    """Return the signal-to-noise ratio, in dB, that a recorded pass promises with its options; None if it does not.
-
-    A pass that cannot be made here from its record promises nothing.
-    """
-    cls = known_class(record.transformation)
-    if cls is None or not issubclass(cls, Transformation):
-        return None
-    try:
-        made: object = construct(cls, dict(record.options))
-    except Exception:  # options of another version, say: what the class says
-        made = cls
-    return getattr(made, "promised_sqnr", None)
 
 
 class RecordedPass(ReversibleTransformation):

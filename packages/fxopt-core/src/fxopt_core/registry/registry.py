@@ -72,9 +72,8 @@ class _Contents:
                 self.contested[name] = text
                 for source, _ in claimed[kept:]:
                     lost[source.name][text] = None
-        self.failed = dict(
-            sorted({**broken, **{name: _clash("; ".join(texts)) for name, texts in lost.items()}}.items())
-        )
+        failed = {**broken, **{name: _clash("; ".join(texts)) for name, texts in lost.items()}}
+        self.failed = MappingProxyType(dict(sorted(failed.items())))
 
 
 def _first_keeps(sources: Sequence[PluginSource]) -> bool:

@@ -10,7 +10,6 @@ from torch.fx import GraphModule
 from torch.nn.parameter import is_lazy
 
 from fxopt_core._torch import codegen_of
-from fxopt_core.graph import modules_by_name
 from fxopt_core.state.graph import GraphRows
 
 
@@ -53,7 +52,7 @@ class Outline:
 def _modules(graph_module: GraphModule) -> list[tuple[Any, ...]]:
     """Return names, flags, and what is comparable by identity of modules and tensors; equal where nothing changed."""
     rows: list[tuple[Any, ...]] = []
-    for name, module in modules_by_name(graph_module).items():
+    for name, module in graph_module.named_modules(remove_duplicate=False):
         tensors = (*module._parameters.items(), *module._buffers.items())
         rows.append((name, _Same(module), module.training, *[(key, *_state(tensor)) for key, tensor in tensors]))
     return rows

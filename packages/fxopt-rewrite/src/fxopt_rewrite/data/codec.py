@@ -25,7 +25,6 @@ from fxopt_core import (
     Record,
     Refusal,
     Rewrite,
-    check_version,
     collector_paused,
 )
 from fxopt_core.errors import FxoptError
@@ -142,7 +141,11 @@ def _read_ledger(text: str, names: Names) -> Ledger:
     version = data.pop(_KEY, None) if isinstance(data, dict) else None
     if type(version) is not int or version < 1:
         raise MalformedError(f"found {text[:60]!r}, which has no version under {_KEY!r}")
-    check_version(version)
+    if version > LEDGER_VERSION:
+        raise FxoptError(
+            f"the ledger of this graph module was written by version {version} of its format, and this fxopt reads "
+            f"versions up to {LEDGER_VERSION}: install a newer fxopt-core; nothing was changed"
+        )
     ledger: Ledger = read({"Ledger": data})
     return ledger
 
