@@ -55,8 +55,9 @@ class _TensorState:
         self.name = name  # the first one, if it has several
         self.cls = type(tensor)
         self.tensor: Tensor | None = tensor
-        self.alias: Tensor | None = tensor.data
-        self.place, self.nbytes = _place(tensor.data), _nbytes(tensor.data)
+        alias: Tensor = tensor.data
+        self.alias: Tensor | None = alias
+        self.place, self.nbytes = _place(alias), _nbytes(alias)
         self.version = None if tensor.is_inference() else tensor._version
         self.requires_grad, self.leaf = tensor.requires_grad, tensor.is_leaf
         self.attributes = dict(vars(tensor))
@@ -243,7 +244,7 @@ class Snapshot:
             state, prefix = _ModuleState(module, name), f"{name}." if name else ""
             self._modules[id(module)] = state
             for key, value in vars(module).items():
-                if type(value) in _LEAVES or (type(value) in _MOSTLY_EMPTY and not value and key not in _REGISTERED):
+                if type(value) in _LEAVES or (type(value) in _MOSTLY_EMPTY and not value):
                     continue  # settings, and hooks, which need no record to be emptied again
                 if key in _REGISTERED and isinstance(value, dict):  # those of scripts are no dictionaries
                     state.registered[key] = {each: self._part(item, prefix + each) for each, item in value.items()}
