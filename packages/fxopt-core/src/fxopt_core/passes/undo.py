@@ -69,34 +69,27 @@ def undo(graph_module: GraphModule, lint_and_recompile: bool = True) -> GraphMod
                 pass_name=record.pass_name,
             )
         _check_edits(record)
-    steps = [(record, None if record.journal is not None else _pass_of(record)) for record in reversed(last)]
 
     run = new_run(RecordedPass(Record("undo", "", (), "")), graph_module, reverse=True)
+    observers = active_instruments()
+    memo: Memo | None = None if observers or any(record.journal is None for record in last) else {}
     with transaction(run):
-        graph_module = _undo_steps(run, steps)
+        for record in reversed(last):
+            if not any(each is record for each in ledger_of(graph_module).records):
+                continue  # a pass that called it has undone it
+            transformation: ReversibleTransformation = RecordedPass(record)
+            with suppress(UndoError) if record.journal is not None else nullcontext():
+                if observers or record.journal is None:  # others do not need the pass itself
+                    transformation = _pass_of(record)
+            step = PassRun(transformation, graph_module, record.index, tuple(run.ran), True, run, run.number)
+            graph_module, _ = observed(step, partial(_undo_step, step, record, memo), as_a_whole=True)
+            run.ran.append(record.pass_name)
+        for finish in (memo or {}).values():
+            finish()
         _forget_unused_ids(graph_module)
         if lint_and_recompile:
             check_and_compile(graph_module, run.transformation)
         install_pickling(graph_module)
-    return graph_module
-
-
-def _undo_steps(run: PassRun, steps: Sequence[tuple[Record, ReversibleTransformation | None]]) -> GraphModule:
-    """Undo records, each by its journal or by the pass beside it; instruments see a run of its pass, in reverse."""
-    graph_module, observers = run.graph_module, active_instruments()
-    memo: Memo | None = None if observers or any(record.journal is None for record, _ in steps) else {}
-    for record, transformation in steps:
-        if not any(each is record for each in ledger_of(graph_module).records):
-            continue  # a pass that called it has undone it
-        if transformation is None and observers:  # only they need the pass
-            with suppress(UndoError):
-                transformation = _pass_of(record)
-        transformation = transformation or RecordedPass(record)
-        step = PassRun(transformation, graph_module, record.index, tuple(run.ran), True, run, run.number)
-        graph_module, _ = observed(step, partial(_undo_step, step, record, memo), as_a_whole=True)
-        run.ran.append(record.pass_name)
-    for finish in (memo or {}).values():
-        finish()
     return graph_module
 
 
