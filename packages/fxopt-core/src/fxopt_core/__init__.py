@@ -32,7 +32,6 @@ from fxopt_core.errors import (
     VerificationError,
     VetoError,
 )
-from fxopt_core.gc_pause import collector_paused as collector_paused
 from fxopt_core.graph import check_graph_module as check_graph_module, iter_nodes
 from fxopt_core.ledger.history import History, history
 from fxopt_core.ledger.marks import (
@@ -128,9 +127,10 @@ from fxopt_core.registry.registry import Registry, registry
 from fxopt_core.registry.shipped import SHIPPED as SHIPPED, SHIPPED_NAMES as SHIPPED_NAMES
 from fxopt_core.state.containers import Containers as Containers
 from fxopt_core.state.copying import faithful_copy
+from fxopt_core.state.gc_pause import collector_paused as collector_paused
+from fxopt_core.state.pickling import install_pickling as install_pickling
 from fxopt_core.state.snapshot import Snapshot as Snapshot, kept as kept
 from fxopt_core.text import notebook_text as notebook_text, text_table as text_table
-from fxopt_core.travel.pickling import install_pickling as install_pickling
 
 __version__ = "0.1.0"
 

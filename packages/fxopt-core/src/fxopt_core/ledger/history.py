@@ -9,9 +9,9 @@ from typing import Any
 
 from torch.fx import GraphModule
 
-from fxopt_core.gc_pause import collector_paused
 from fxopt_core.graph import check_graph_module
 from fxopt_core.ledger.records import LEDGER_VERSION, Record, Rewrite, ledger_of, options_text
+from fxopt_core.state.gc_pause import collector_paused
 from fxopt_core.text import notebook_text, text_table
 
 HISTORY_VERSION = 1

@@ -31,7 +31,7 @@ from fxopt_core.passes.instruments import InstrumentProtocol, active_instruments
 from fxopt_core.passes.run import PassRun, editing, editing_run, inside, named, new_run, transaction
 from fxopt_core.state.copying import faithful_copy
 from fxopt_core.state.outline import Outline
-from fxopt_core.travel.pickling import install_pickling
+from fxopt_core.state.pickling import install_pickling
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,7 @@ from fxopt_core.passes.instruments import active_instruments
 from fxopt_core.passes.options import construct
 from fxopt_core.passes.run import PassRun, editing_run, new_run, open_snapshots, transaction
 from fxopt_core.passes.transformation import ReversibleTransformation
-from fxopt_core.travel.pickling import install_pickling
+from fxopt_core.state.pickling import install_pickling
 
 
 def undo(graph_module: GraphModule, lint_and_recompile: bool = True) -> GraphModule:

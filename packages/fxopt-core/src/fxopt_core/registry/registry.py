@@ -12,6 +12,7 @@ import os
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
@@ -39,26 +40,24 @@ ALLOW_LIST = "FXOPT_PLUGINS"
 """Environment variable: entry-point names to load, separated by commas. Unset: all; empty: none."""
 
 
+@dataclass
 class _Contents:
     """What plugins offer at one time; never changed.
 
     A name that several claim stays with the one that is part of fxopt, or is nobody's.
     """
 
-    def __init__(
-        self,
-        offers: Mapping[PluginSource, Offer],
-        broken: Mapping[str, PluginLoadError],
-        found: Set[str],
-        allowed: Set[str],
-    ) -> None:
-        self.offers, self.broken = offers, broken  # broken: what could not be read, and names that several plugins have
-        self.found, self.allowed = found, allowed  # names of entry points
+    offers: Mapping[PluginSource, Offer]
+    broken: Mapping[str, PluginLoadError]  # what could not be read, and names that several plugins have
+    found: Set[str]  # names of entry points
+    allowed: Set[str]
+
+    def __post_init__(self) -> None:
         self.names: dict[str, PassInfo | str] = {}
         self.contested: dict[str, str] = {}
         claims: defaultdict[str, list[tuple[PluginSource, PassInfo | str]]] = defaultdict(list)
-        for source in sorted(offers, key=lambda source: not source.shipped):
-            for name, item in offers[source].items:
+        for source in sorted(self.offers, key=lambda source: not source.shipped):
+            for name, item in self.offers[source].items:
                 claims[name].append((source, item))
         lost: defaultdict[str, dict[str, None]] = defaultdict(dict)
         for name, claimed in sorted(claims.items()):
@@ -72,7 +71,7 @@ class _Contents:
                 self.contested[name] = text
                 for source, _ in claimed[kept:]:
                     lost[source.name][text] = None
-        failed = {**broken, **{name: _clash("; ".join(texts)) for name, texts in lost.items()}}
+        failed = {**self.broken, **{name: _clash("; ".join(texts)) for name, texts in lost.items()}}
         self.failed = MappingProxyType(dict(sorted(failed.items())))
 
 

@@ -28,8 +28,8 @@ from fxopt_core._torch import (
     tracer_class,
 )
 from fxopt_core.errors import FxoptError
-from fxopt_core.gc_pause import collector_paused
 from fxopt_core.graph import check_graph_module, iter_nodes
+from fxopt_core.state.gc_pause import collector_paused
 from fxopt_core.state.graph import GraphRows, own_classes
 
 _GraphModuleT = TypeVar("_GraphModuleT", bound=GraphModule)

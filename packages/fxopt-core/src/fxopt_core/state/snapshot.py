@@ -33,8 +33,8 @@ from torch.nn.parameter import is_lazy
 
 from fxopt_core.changes import changed
 from fxopt_core.errors import FxoptError
-from fxopt_core.gc_pause import collector_paused
 from fxopt_core.state.containers import Containers, put_back
+from fxopt_core.state.gc_pause import collector_paused
 from fxopt_core.state.graph import ClassState, GraphState, own_classes
 
 Rebuild: TypeAlias = Callable[[], Tensor]

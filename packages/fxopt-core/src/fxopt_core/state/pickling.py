@@ -21,10 +21,10 @@ from torch.utils._pytree import TreeSpec, treespec_leaf
 
 from fxopt_core._torch import PyTreeInfo, code_fields, codegen_of, set_tracer_class
 from fxopt_core.errors import FxoptError
-from fxopt_core.gc_pause import collector_paused
 from fxopt_core.graph import iter_nodes
 from fxopt_core.ledger.marks import META_KEY
 from fxopt_core.names import class_path, describe, import_class, name_of
+from fxopt_core.state.gc_pause import collector_paused
 from fxopt_core.state.graph import GraphRows, own_classes
 
 FORMAT = 5
