@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from types import MappingProxyType
+from collections.abc import Sequence
 from typing import Any, overload
 
 from torch.fx import GraphModule, Node
@@ -58,11 +57,6 @@ class Composition(Transformation):
     def signature(self) -> str:
         """A digest of the members' signatures and of ``inplace``."""
         return signature_of(Composition, self.options)
-
-    @property
-    def options(self) -> Mapping[str, object]:
-        """The members and ``inplace``."""
-        return MappingProxyType({"transformations": self.transformations, "inplace": self.inplace})
 
     def transformed(self, node: Node) -> bool:
         """Return whether any of the passes marked a node."""

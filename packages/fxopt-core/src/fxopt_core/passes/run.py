@@ -119,12 +119,7 @@ def new_run(transformation: Pass, graph_module: GraphModule, *, reverse: bool = 
     """Return an outermost run of a pass, or one that the running pass starts inside of its own."""
     ledger, parent = ledger_of(graph_module), _CURRENT.get()
     return PassRun(
-        transformation,
-        graph_module,
-        reverse=reverse,
-        parent=parent,
-        number=ledger.next_run,
-        known=len(ledger.records),
+        transformation, graph_module, reverse=reverse, parent=parent, number=ledger.next_run, known=len(ledger.records)
     )
 
 

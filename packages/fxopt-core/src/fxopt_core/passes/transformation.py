@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from dataclasses import replace
 from typing import Literal
 
 from torch.fx import GraphModule, Node
 
 from fxopt_core.graph import check_graph_module, iter_nodes
-from fxopt_core.ledger import marks
+from fxopt_core.ledger.marks import has_mark, set_tag, tag_of
 from fxopt_core.passes.base import Pass
 from fxopt_core.passes.call import Demands, execute
 from fxopt_core.passes.run import editing_run
@@ -84,19 +85,21 @@ class Transformation(Pass):
         Raises:
             TypeError: The pass has no signature.
         """
-        marks.add_mark(node, self.signature)
+        tag, signature = tag_of(node), self.signature
+        if signature not in tag.marks:
+            set_tag(node, replace(tag, marks=(*tag.marks, signature)))
         if (run := editing_run()) is not None:
             run.marked[node] = None
 
     def transformed(self, node: Node) -> bool:
         """Return whether this pass marked a node."""
-        return marks.has_mark(node, self.signature)
+        return has_mark(node, self.signature)
 
     def get_transformed_nodes(self, graph_module: GraphModule) -> list[Node]:
         """Return the nodes that this pass marked, in order."""
         check_graph_module(graph_module, "get_transformed_nodes")
         signature = self.signature
-        return [node for node in iter_nodes(graph_module.graph) if marks.has_mark(node, signature)]
+        return [node for node in iter_nodes(graph_module.graph) if has_mark(node, signature)]
 
 
 class ReversibleTransformation(Transformation):
@@ -130,10 +133,12 @@ class ReversibleTransformation(Transformation):
         Raises:
             ValueError: The node was not marked by this pass.
         """
-        if not marks.remove_mark(node, self.signature):
+        tag, signature = tag_of(node), self.signature
+        if signature not in tag.marks:
             raise ValueError(
                 f"node `{node.name}` was not transformed by {self!r}, so it cannot be marked as restored: only nodes "
                 "of get_transformed_nodes() can"
             )
+        set_tag(node, replace(tag, marks=tuple(mark for mark in tag.marks if mark != signature)))
         if (run := editing_run()) is not None:
             run.marked.pop(node, None)

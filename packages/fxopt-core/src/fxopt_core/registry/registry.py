@@ -18,13 +18,7 @@ from typing import Any
 
 from torch import nn
 
-from fxopt_core.errors import (
-    DuplicatePassError,
-    PluginLoadError,
-    PreconditionError,
-    RegistryError,
-    UnknownPassError,
-)
+from fxopt_core.errors import DuplicatePassError, PluginLoadError, PreconditionError, RegistryError, UnknownPassError
 from fxopt_core.names import providers
 from fxopt_core.naming import close_names, kebab_case, type_text
 from fxopt_core.passes.compose import check_is_transformation

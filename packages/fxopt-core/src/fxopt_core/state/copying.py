@@ -19,14 +19,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx import Graph, GraphModule
 from torch.utils._pytree import TreeSpec
 
-from fxopt_core._torch import (
-    OWN_GRAPH_FIELDS,
-    PyTreeInfo,
-    WrappedCall,
-    codegen_of,
-    set_meta,
-    tracer_class,
-)
+from fxopt_core._torch import OWN_GRAPH_FIELDS, PyTreeInfo, WrappedCall, codegen_of, set_meta, tracer_class
 from fxopt_core.errors import FxoptError
 from fxopt_core.graph import check_graph_module, iter_nodes
 from fxopt_core.state.gc_pause import collector_paused

@@ -11,16 +11,7 @@ from typing import Any
 from torch.fx import Graph, GraphModule, Node
 from torch.fx.node import map_aggregate
 
-from fxopt_core._torch import (
-    STRUCTURE,
-    add_node,
-    codegen_of,
-    names_of,
-    set_arguments,
-    set_meta,
-    set_order,
-    start_anew,
-)
+from fxopt_core._torch import STRUCTURE, add_node, codegen_of, names_of, set_arguments, set_meta, set_order, start_anew
 from fxopt_core.graph import iter_nodes
 from fxopt_core.state.containers import Containers, put_back
 
