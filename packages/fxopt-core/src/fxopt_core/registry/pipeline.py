@@ -117,24 +117,20 @@ def _value_end(text: str, at: int) -> int:
 
 
 def _value(text: str, start: int, end: int) -> object:
-    value: object = _value  # which is not plain
     try:
         with warnings.catch_warnings():
             # A regular expression is often written with a backslash that Python would keep, but warn about.
             warnings.simplefilter("ignore")
-            value = ast.literal_eval(text[start:end])
+            if is_plain(value := ast.literal_eval(text[start:end])):
+                return value
     except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
         pass
-    if not is_plain(value):
-        expected = 'a value: a number, quoted text ("..."), True, False, None, or a list or tuple of such'
-        raise _error(text, start, expected, end)
-    return value
+    expected = 'a value: a number, quoted text ("..."), True, False, None, or a list or tuple of such'
+    raise _error(text, start, expected, end)
 
 
 def _after_space(text: str, at: int) -> int:
-    while at < len(text) and text[at].isspace():
-        at += 1
-    return at
+    return len(text) - len(text[at:].lstrip())
 
 
 def _match(pattern: re.Pattern[str], text: str, at: int, expected: str) -> re.Match[str]:
