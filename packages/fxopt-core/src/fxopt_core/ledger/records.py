@@ -95,15 +95,6 @@ def recorded_options(options: Mapping[str, object]) -> tuple[tuple[str, object],
     return tuple((name, value if is_plain_data(value) else repr(value)) for name, value in options.items())
 
 
-def options_text(options: Iterable[tuple[str, object]]) -> str:
-    """Return options as a call has them.
-
-    >>> options_text((("min_group", 2), ("where", "layer.*")))
-    "min_group=2, where='layer.*'"
-    """
-    return ", ".join(f"{name}={value!r}" for name, value in options)
-
-
 class Journal(ABC):
     """The edits that a pass made, in the form of whoever offers the means of editing; see `Record.journal`."""
 
@@ -175,8 +166,12 @@ class Record:
 
     @property
     def options_text(self) -> str:
-        """The options as a call has them."""
-        return options_text(self.options)
+        """The options as a call has them.
+
+        >>> Record("merge", "m:Merge", (("min_group", 2), ("where", "layer.*")), "a1b2").options_text
+        "min_group=2, where='layer.*'"
+        """
+        return ", ".join(f"{name}={value!r}" for name, value in self.options)
 
     @property
     def has_lost_edits(self) -> bool:

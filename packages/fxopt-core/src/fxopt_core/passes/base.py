@@ -42,6 +42,9 @@ class Pass(ABC):
     undone_by_journal: ClassVar[bool] = False
     """Whether its ``reverse`` undoes the records that it finds in the ledger, and nothing else."""
 
+    members: tuple[Pass, ...] | None = None
+    """The passes that a composition consists of; None for a single pass."""
+
     _edits: ClassVar[bool] = True  # whether there may be anything to undo
     _copies: ClassVar[bool] = False  # whether it works on a copy of its input
 
@@ -88,11 +91,6 @@ class Pass(ABC):
         'lint-and-recompile'
         """
         return kebab_case(type(self).__name__)
-
-    @property
-    def members(self) -> tuple[Pass, ...] | None:
-        """The passes that a composition consists of; None for a single pass."""
-        return None
 
     @property
     def options(self) -> Mapping[str, object]:

@@ -26,7 +26,7 @@ class Composition(Transformation):
     """
 
     def __init__(self, *transformations: Transformation, inplace: bool = True) -> None:
-        self.transformations = transformations
+        self.members = self.transformations = transformations
         self.inplace = inplace
         self.preserves_computation = all(t.preserves_computation for t in transformations)  # type: ignore[misc]  # a fact about the members here
         self._copies = not inplace  # type: ignore[misc]  # the same
@@ -47,11 +47,6 @@ class Composition(Transformation):
         return graph_module
 
     name = "compose"
-
-    @property
-    def members(self) -> tuple[Transformation, ...]:
-        """The passes, in the order in which they run."""
-        return self.transformations
 
     @property
     def signature(self) -> str:

@@ -33,9 +33,11 @@ class InstrumentProtocol(Protocol):
 
     def should_run(self, run: PassRun, graph_module: GraphModule) -> bool:
         """Return False to skip the pass; where `undo` asks, that is an error, as it takes back a run as a whole."""
+        return True
 
     def before_pass(self, run: PassRun, graph_module: GraphModule) -> None:
         """See the graph module before the pass."""
+        return
 
     def after_pass(self, run: PassRun, graph_module: GraphModule, record: Record) -> bool | None:
         """See the result; return False to have the pass rolled back, raise to have the whole run rolled back.
@@ -43,12 +45,14 @@ class InstrumentProtocol(Protocol):
         Of a pass that is being undone, the record has state "undone", the rewrites that were taken back, and the time
         that this took. `undo` takes back a run as a whole: there, False rolls all of it back, too.
         """
+        return None
 
     def after_pass_failed(self, run: PassRun, graph_module: GraphModule, error: BaseException) -> None:
         """Learn that the pass failed or was vetoed, in place of ``after_pass``."""
+        return
 
 
-class Instrument:
+class Instrument(InstrumentProtocol):
     """An instrument that does nothing: override what you need.
 
     >>> import torch
@@ -72,10 +76,6 @@ class Instrument:
         if "after_pass" in vars(cls) and "may_veto" not in vars(cls):
             cls.may_veto = True
 
-    def should_run(self, run: PassRun, graph_module: GraphModule) -> bool:
-        """Let the pass run."""
-        return True
-
     def should_rewrite(self, run: PassRun, graph_module: GraphModule, site: str, nodes: tuple[Node, ...]) -> bool:
         """Let the pass rewrite a site; return False to have it refused for the reason "instrument".
 
@@ -89,16 +89,6 @@ class Instrument:
             nodes: the nodes that it consists of.
         """
         return True
-
-    def before_pass(self, run: PassRun, graph_module: GraphModule) -> None:
-        """Do nothing."""
-
-    def after_pass(self, run: PassRun, graph_module: GraphModule, record: Record) -> bool | None:
-        """Accept the result."""
-        return None
-
-    def after_pass_failed(self, run: PassRun, graph_module: GraphModule, error: BaseException) -> None:
-        """Do nothing."""
 
 
 _ACTIVE: ContextVar[tuple[InstrumentProtocol, ...]] = ContextVar("fxopt_instruments", default=())

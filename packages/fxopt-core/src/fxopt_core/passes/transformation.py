@@ -41,6 +41,8 @@ class Transformation(Pass):
     tensor(6.)
     """
 
+    members: tuple[Transformation, ...] | None = None
+
     def __call__(
         self,
         graph_module: GraphModule,
@@ -73,11 +75,6 @@ class Transformation(Pass):
             PassError: The pass raised; its error is chained.
         """
         return execute(self, graph_module, lint_and_recompile, reverse, Demands(expect, strict, protect_values))
-
-    @property
-    def members(self) -> tuple[Transformation, ...] | None:
-        """The passes that a composition consists of; None for a single pass."""
-        return None
 
     def mark_as_transformed(self, node: Node) -> None:
         """Mark a node as changed by this pass; in the record of the run, it counts as one site.
