@@ -70,14 +70,12 @@ class Demands:
         if self.strict and refused:
             raise PreconditionError(
                 f"`{name}` refused {refused} of {refused + count} site{'s' * (refused + count > 1)}, and strict=True "
-                f"allows none; nothing was changed. Fix the sites, or run without strict:{listed}",
-                pass_name=name,
+                f"allows none; nothing was changed. Fix the sites, or run without strict:{listed}"
             )
         if self.expect is not None and count != self.expect:
             raise PostconditionError(
                 f"`{name}` rewrote {count} site{'s' * (count != 1)}, expected exactly {self.expect}; nothing was "
-                f"changed. Refused: {refused}{listed}",
-                pass_name=name,
+                f"changed. Refused: {refused}{listed}"
             )
 
 
@@ -110,8 +108,7 @@ def lint_and_recompile(graph_module: GraphModule, transformation: Pass) -> None:
     except Exception as error:  # whatever torch finds
         raise PostconditionError(
             f"pass `{transformation.name}` left a broken graph: {error}. Nothing was changed; insert nodes before "
-            "those that read them, and erase those that nothing reads",
-            pass_name=transformation.name,
+            "those that read them, and erase those that nothing reads"
         ) from error
 
 
@@ -161,8 +158,7 @@ def observed(
             seen.recompile()  # a run does so at its end only
         against = [each for each in instruments if not each.should_run(run, seen)]  # all are asked
         if against and as_a_whole:
-            declined = f"{what} declined by {type(against[0]).__name__} (should_run){_AS_A_WHOLE}"
-            raise VetoError(declined, pass_name=run.name, index=run.index)
+            raise VetoError(f"{what} declined by {type(against[0]).__name__} (should_run){_AS_A_WHOLE}")
         if against:
             return seen, None
         with transaction(run) if may_veto else inside(run):  # a vetoed pass is rolled back alone
@@ -176,18 +172,17 @@ def observed(
                 instrument = entered.pop()
                 if instrument.after_pass(run, seen, record) is False:
                     remedy = "" if may_veto else _AS_A_WHOLE if as_a_whole else _UNPREPARED
-                    vetoed = f"{what} vetoed by {type(instrument).__name__}{remedy}"
-                    veto = VetoError(vetoed, pass_name=run.name, index=run.index)
+                    veto = VetoError(f"{what} vetoed by {type(instrument).__name__}{remedy}")
                     raise veto
         return seen, record
     except BaseException as error:
+        failure = named(error, run)
         while entered:
             report_failure(entered.pop(), run, seen, error)
         if error is veto and may_veto and not run.written:
             error.__traceback__ = None  # its frames hold what was taken back
             return run.graph_module, replace(record, state="vetoed", journal=None, derived=())
-        error = named(error, run)
-        raise error
+        raise failure from failure.__cause__
 
 
 _UNPREPARED = ", which core was not prepared for: an instrument that vetoes declares may_veto = True"

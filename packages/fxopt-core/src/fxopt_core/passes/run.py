@@ -173,7 +173,9 @@ def transaction(run: PassRun) -> Iterator[None]:
             yield
     except BaseException as error:
         run.written, note = run.snapshots[-1].restore(), ""
-        error = named(halted_by(error, handled) or error, run)
+        error = halted_by(error, handled) or error
+        if outer is None or outer.is_editing:  # else the call that this is part of says so
+            error = named(error, run)
         if run.written:
             note = (
                 f". The pass wrote values in place, which a rollback does not bring back: {', '.join(run.written)}. "

@@ -137,9 +137,7 @@ class ClassState:
     """The attributes of the class that torch makes for each graph module, where its compiled `forward` lives."""
 
     def __init__(self, cls: type) -> None:
-        self.cls = cls
-        self.attributes: Mapping[str, Any] = dict(vars(cls))
-        self.name, self.qualified_name = cls.__name__, cls.__qualname__
+        self.cls, self.attributes, self.names = cls, dict(vars(cls)), (cls.__name__, cls.__qualname__)
 
     def restore(self) -> None:
         """Set, replace and delete class attributes until the class is as it was."""
@@ -149,4 +147,4 @@ class ClassState:
         for name, value in self.attributes.items():
             if name not in _CLASS_FIELDS_LEFT_ALONE and now.get(name, self) is not value:
                 setattr(self.cls, name, value)
-        self.cls.__name__, self.cls.__qualname__ = self.name, self.qualified_name
+        self.cls.__name__, self.cls.__qualname__ = self.names

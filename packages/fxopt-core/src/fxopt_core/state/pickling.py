@@ -19,7 +19,7 @@ from torch.fx import Graph, GraphModule, Node
 from torch.fx.graph import CodeGen
 from torch.utils._pytree import TreeSpec, treespec_leaf
 
-from fxopt_core._torch import PyTreeInfo, code_fields, codegen_of, set_tracer_class
+from fxopt_core._torch import PyTreeInfo, code_fields, codegen_of
 from fxopt_core.errors import FxoptError
 from fxopt_core.graph import iter_nodes
 from fxopt_core.ledger.marks import META_KEY
@@ -80,14 +80,13 @@ def fill(graph_module: GraphModule, state: tuple[dict[str, Any], dict[str, Any]]
     """Give a graph module its attributes and its graph, and compile it."""
     attributes, written = state
     graph_module.__dict__.update(attributes)
-    graph = Graph()
+    graph = Graph(tracer_cls=attributes.get("_tracer_cls"))
     with collector_paused():
         written["rows"].fill(graph)
     for node, meta in zip(iter_nodes(graph), written["metas"], strict=True):
         node.meta = meta
     code_fields(graph).update(written["code_fields"])
     graph.set_codegen(written["codegen"])
-    set_tracer_class(graph, attributes.get("_tracer_cls"))
     graph.owning_module = graph_module
     graph_module.__dict__["_graph"] = graph
     graph_module.recompile()
