@@ -101,8 +101,6 @@ def _form(value: Any, with_code: bool) -> Any:
     if cls in (dict, OrderedDict):
         pairs = [[write(key), write(item)] for key, item in value.items()]
         return {cls.__name__: sorted(pairs, key=_text) if cls is dict else pairs}
-    if cls is slice:
-        return {"slice": [write(each) for each in (value.start, value.stop, value.step)]}
     if isinstance(value, Tensor):
         return _tensor_form(value)
     if isinstance(value, type) or isinstance(getattr(value, "__qualname__", None), str):
