@@ -33,11 +33,7 @@ _VARIADIC = (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD)
 _FACTORY = dataclasses._HAS_DEFAULT_FACTORY  # type: ignore[attr-defined]  # private, and nothing else tells it
 _PLAIN = (type(None), bool, int, float, str)
 # What an annotation asks for, and what a list or tuple becomes where it may not stay what it is.
-_SEQUENCES: dict[object, type | None] = {
-    list: list,
-    tuple: tuple,
-    **dict.fromkeys((abc.Sequence, abc.Collection, abc.Iterable)),
-}
+_SEQUENCES: dict[Any, Any] = {list: list, tuple: tuple, abc.Sequence: None, abc.Collection: None, abc.Iterable: None}
 _MISFIT = object()
 
 

@@ -179,6 +179,8 @@ class _Writer:
             )
         if isinstance(value, TreeSpec):
             return _spec_reference(value)
+        if type(value) is PyTreeInfo:
+            return _Rebuilt(PyTreeInfo, list(value.orig_args), *map(_spec_reference, value[1:]))
         # Older protocols of pickle have no memory formats, and none has operators and functions of C.
         is_format = isinstance(value, torch.memory_format)
         name = str(value).replace(".", ":", 1) if is_format else name_of(value)
@@ -196,11 +198,7 @@ class _Writer:
     def graph(self, graph: Graph) -> dict[str, Any]:
         """Return a graph as rows."""
         codegen, rows = codegen_of(graph), GraphRows(graph)
-        held = dict(vars(codegen))
-        info = held.pop("pytree_info", None)
-        held = {key: self.part(value, f"the graph's code generator, {key},") for key, value in held.items()}
-        if info is not None:
-            held["pytree_info"] = _Rebuilt(PyTreeInfo, list(info.orig_args), *map(_spec_reference, info[1:]))
+        held = {key: self.part(value, f"the graph's code generator, {key},") for key, value in vars(codegen).items()}
         with collector_paused():
             metas = [self._meta(node) for node in rows.nodes]
             rows = rows.apart(lambda node, role, value: self.part(value, f"the {role} of node `{node.name}`"))
