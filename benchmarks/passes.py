@@ -152,7 +152,7 @@ def measured_ours(case: Case) -> dict[str, float]:
     """Lint and recompile, a snapshot alone, and the pass."""
     graph_module, transformation = case.make(), registry().create(case.transformation)
     checks = seconds(graph_module.graph.lint) + seconds(graph_module.recompile)
-    snapshot = seconds(partial(Snapshot.take, graph_module))
+    snapshot = seconds(partial(Snapshot, graph_module))
     ours = seconds(lambda: transformation(graph_module, lint_and_recompile=False))
     sites = len(history(graph_module)[-1].rewrites)
     return {"checks": checks, "snapshot": snapshot, "fxopt": ours, "sites": sites}

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from fxopt_core import Transformation, registry
-from fxopt_core.registry.shipped import SHIPPED
+from fxopt_core import SHIPPED, Transformation, registry
 
 ROOT = Path(__file__).parents[1]
 DECLARED = re.compile(r'^\[project\.entry-points\.fxopt\]\n(\S+) = "(\S+)"', re.MULTILINE)

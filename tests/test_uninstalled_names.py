@@ -6,8 +6,7 @@ import importlib.metadata
 
 import pytest
 
-from fxopt_core import Registry, UnknownPassError, registry
-from fxopt_core.registry.shipped import SHIPPED_NAMES
+from fxopt_core import SHIPPED_NAMES, Registry, UnknownPassError, registry
 
 
 def test_the_table_has_what_the_distributions_offer() -> None:
@@ -15,7 +14,7 @@ def test_the_table_has_what_the_distributions_offer() -> None:
     found = {
         name: source.distribution
         for source, offer in registry()._contents().offers.items()
-        for name, _ in (*offer["fxopt_transformations"], *offer["fxopt_pipelines"])
+        for name, _ in offer.items
         if source.shipped
     }
     assert found == SHIPPED_NAMES

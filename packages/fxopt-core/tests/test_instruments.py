@@ -223,6 +223,15 @@ class TestFailures:
             Fails()(traced())
         assert log[-1] == "a failed fails: ValueError"
 
+    @pytest.mark.parametrize("may_veto", [False, True])
+    def test_instruments_learn_of_the_error_itself(self, may_veto: bool) -> None:
+        log: list[str] = []
+        told = Log("a", log)
+        told.may_veto = may_veto
+        with pytest.raises(PassError, match="failed, and it was rolled back: ValueError"), instrumented(told):
+            Fails()(traced())
+        assert log[-1] == "a failed fails: ValueError"
+
 
 class TestVetoes:
     def test_take_back_one_pass_of_a_composition(self) -> None:

@@ -16,11 +16,12 @@ from torch.fx import GraphModule
 
 from fxopt_capture import capture, load, save
 from fxopt_checkpoints import key_map, load_original_state_dict, original_state_dict
-from fxopt_core import FxoptError, NotReversibleError, PassOptionError, compose, history, promise_of, undo
+from fxopt_core import FxoptError, NotReversibleError, PassOptionError, compose, history, undo
 from fxopt_cpu import FuseLinears, PanelLinear, PlanRegions, calibrated, isa
 from fxopt_cpu.passes import matching
 from fxopt_testing.forms import Form
 from fxopt_testing.rewrites import FORMS, fingerprint, graph_of, refusals, refused, structure
+from fxopt_tools.verification.bounds import promise_of
 
 pytestmark = pytest.mark.skipif(isa() is None, reason="the library was not built")
 SMALL = FuseLinears(weights="int8", min_weights=1)

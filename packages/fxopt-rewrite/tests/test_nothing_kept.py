@@ -114,10 +114,12 @@ def test_storages_are_freed_with_their_snapshot() -> None:
     module.register_buffer("held", tensor)
     graph_module = GraphModule(module, torch.fx.Graph())
     graph_module.register_buffer("held", tensor)
-    snapshot = Snapshot.take(graph_module)
-    alias = weakref.ref(snapshot._tree.tensors[id(tensor)])
+    snapshot = Snapshot(graph_module)
+    storage = weakref.ref(tensor.untyped_storage())
+    del graph_module.held, module.held, tensor
+    assert storage() is not None
     del snapshot
-    assert alias() is None
+    assert storage() is None
 
 
 def test_a_pass_that_fails_after_its_rewrites_still_rolls_back() -> None:

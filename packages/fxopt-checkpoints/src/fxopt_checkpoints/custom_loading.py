@@ -75,7 +75,7 @@ class CustomLoading:
         if self._taking_part:
             own = (tensor for module in self._taking_part.values() for tensor in _own_tensors(module))
             tensors = [tensor for tensor in own if not is_sharded(tensor)]  # of which no hook writes the values
-            self._before = Snapshot.take(self._graph_module, protect_values=tensors)
+            self._before = Snapshot(self._graph_module, protect_values=tensors)
         self._extra = [(each, copy.deepcopy(each.get_extra_state())) for each in modules if _has_extra_state(each)]
         for name, module in self._taking_part.items():
             local = dict((metadata or {}).get(name, {}))

@@ -19,7 +19,7 @@ from fxopt_core import (
     Record,
     check_graph_module,
     collector_paused,
-    has_ledger,
+    find_ledger,
     iter_nodes,
     ledger_of,
     tag_of,
@@ -61,7 +61,7 @@ def key_map(graph_module: GraphModule) -> KeyMap:
     2 keys are what they were
     """
     check_graph_module(graph_module, "key_map")
-    nodes = [] if has_ledger(graph_module) else iter_nodes(graph_module.graph)
+    nodes = [] if find_ledger(graph_module) is not None else iter_nodes(graph_module.graph)
     rewritten = next((node for node in nodes if tag_of(node).id is not None), None)
     if rewritten is not None:
         raise CheckpointError(

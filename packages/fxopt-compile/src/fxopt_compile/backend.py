@@ -26,7 +26,6 @@ from fxopt_core import (
     Record,
     Refusal,
     iter_nodes,
-    promise_of,
 )
 from fxopt_core.errors import FxoptError
 from fxopt_rewrite import (
@@ -36,6 +35,7 @@ from fxopt_rewrite import (
     on_refresh,
     state_of,
 )
+from fxopt_tools.verification.bounds import promise_of
 
 Compiled = Callable[..., Any]
 _MOST_SEEN = 1024

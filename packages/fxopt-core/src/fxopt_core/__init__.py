@@ -32,8 +32,7 @@ from fxopt_core.errors import (
     VerificationError,
     VetoError,
 )
-from fxopt_core.gc_pause import collector_paused as collector_paused
-from fxopt_core.graph import check_graph_module as check_graph_module, iter_nodes, modules_by_name as modules_by_name
+from fxopt_core.graph import check_graph_module as check_graph_module, iter_nodes
 from fxopt_core.ledger.history import History, history
 from fxopt_core.ledger.marks import (
     META_KEY as META_KEY,
@@ -52,11 +51,21 @@ from fxopt_core.ledger.records import (
     Record,
     Refusal,
     Rewrite,
-    check_version as check_version,
-    has_ledger as has_ledger,
+    find_ledger as find_ledger,
+    is_plain_data as is_plain_data,
     ledger_of as ledger_of,
     set_ledger as set_ledger,
     undo_error as undo_error,
+)
+from fxopt_core.names import (
+    OPERATORS as OPERATORS,
+    class_path as class_path,
+    describe as describe,
+    import_class as import_class,
+    known_class as known_class,
+    load_operator as load_operator,
+    name_of as name_of,
+    operator_path as operator_path,
 )
 from fxopt_core.naming import (
     close_names as close_names,
@@ -69,6 +78,7 @@ from fxopt_core.passes.call import (
     Demands as Demands,
     lint_and_recompile as lint_and_recompile,
     perform as perform,
+    signature_or_empty as signature_or_empty,
     transform_by_hand as transform_by_hand,
 )
 from fxopt_core.passes.compose import (
@@ -85,13 +95,7 @@ from fxopt_core.passes.instruments import (
     active_instruments as active_instruments,
     instrumented,
 )
-from fxopt_core.passes.options import (
-    OptionInfo,
-    construct as construct,
-    options_of,
-    show_annotation as show_annotation,
-)
-from fxopt_core.passes.record import signature_or_empty as signature_or_empty
+from fxopt_core.passes.options import OptionInfo, construct as construct, options_of, show_annotation as show_annotation
 from fxopt_core.passes.run import (
     RELEASED_FROM as RELEASED_FROM,
     PassRun,
@@ -102,7 +106,7 @@ from fxopt_core.passes.run import (
 )
 from fxopt_core.passes.signature import signature_of, uuid_of
 from fxopt_core.passes.transformation import ReversibleTransformation, Transformation
-from fxopt_core.passes.undo import RecordedPass, promise_of as promise_of, undo, undo_pass as undo_pass
+from fxopt_core.passes.undo import RecordedPass, undo, undo_pass as undo_pass
 from fxopt_core.registry.hookspec import (
     FunctionsPlugin,
     LayersPlugin,
@@ -115,22 +119,13 @@ from fxopt_core.registry.pass_info import PassInfo
 from fxopt_core.registry.pipeline import parse_pipeline
 from fxopt_core.registry.plugins import PluginEntryPoint
 from fxopt_core.registry.registry import Registry, registry
+from fxopt_core.registry.shipped import SHIPPED as SHIPPED, SHIPPED_NAMES as SHIPPED_NAMES
 from fxopt_core.state.containers import Containers as Containers
 from fxopt_core.state.copying import faithful_copy
+from fxopt_core.state.gc_pause import collector_paused as collector_paused
+from fxopt_core.state.pickling import install_pickling as install_pickling
 from fxopt_core.state.snapshot import Snapshot as Snapshot, kept as kept
 from fxopt_core.text import notebook_text as notebook_text, text_table as text_table
-from fxopt_core.travel.pickling import install_pickling as install_pickling
-from fxopt_core.values.forms import FORMS as FORMS, Form as Form, Forms as Forms, is_plain_data as is_plain_data
-from fxopt_core.values.names import (
-    OPERATORS as OPERATORS,
-    class_path as class_path,
-    describe as describe,
-    import_class as import_class,
-    known_class as known_class,
-    load_operator as load_operator,
-    name_of as name_of,
-    operator_path as operator_path,
-)
 
 __version__ = "0.1.0"
 

@@ -148,11 +148,6 @@ def tracer_class(graph: Graph) -> Any:
     return graph._tracer_cls
 
 
-def set_tracer_class(graph: Graph, cls: Any) -> None:
-    """Set the class of the tracer that made a graph."""
-    graph._tracer_cls = cls
-
-
 # --- Code generators
 
 

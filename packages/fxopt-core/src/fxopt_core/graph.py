@@ -25,24 +25,6 @@ def iter_nodes(graph: Graph) -> Iterator[Node]:
     return iter(graph.nodes)
 
 
-def modules_by_name(root: nn.Module) -> dict[str, nn.Module]:
-    """Return a module and those below it by full name, in torch's order; one under two names stands twice.
-
-    >>> list(modules_by_name(nn.Sequential(nn.ReLU(), nn.Sequential(nn.ReLU()))))
-    ['', '0', '1', '1.0']
-    """
-    found: dict[str, nn.Module] = {}
-    waiting: list[tuple[str, nn.Module]] = [("", root)]
-    while waiting:
-        name, module = waiting.pop()
-        found[name] = module
-        if module._modules:
-            prefix = f"{name}." if name else ""
-            children = [(f"{prefix}{key}", child) for key, child in module._modules.items() if child is not None]
-            waiting += reversed(children)
-    return found
-
-
 def check_graph_module(graph_module: object, doing: str) -> None:
     """Check that what is to be read or changed is a graph module; ``doing`` says who was given it."""
     if not isinstance(graph_module, GraphModule):
@@ -58,7 +40,7 @@ def _way_to_a_graph(found: object) -> str:
     attribute = next((name for name, value in holders.items() if isinstance(value, nn.Module)), "")
     if isinstance(holders.get(attribute), GraphModule):
         return f"give that in it, its `{attribute}`"
-    modules = modules_by_name(found).items() if isinstance(found, nn.Module) else ()
+    modules = found.named_modules() if isinstance(found, nn.Module) else ()
     inner = [name for name, each in modules if isinstance(each, GraphModule)]
     outer = [name for name in inner if not any(name.startswith(f"{other}.") for other in inner)]
     if outer:

@@ -54,6 +54,7 @@ from fxopt_rewrite.data.codec import (
 )
 from fxopt_rewrite.data.forms import (
     Fields as Fields,
+    Form as Form,
     InexpressibleError as InexpressibleError,
     MalformedError as MalformedError,
     ValueReader as ValueReader,

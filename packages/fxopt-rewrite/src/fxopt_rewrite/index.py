@@ -15,7 +15,6 @@ from fxopt_core import (
     Refusal,
     check_graph_module,
     iter_nodes,
-    modules_by_name,
 )
 from fxopt_rewrite.effects.analysis import Effects
 from fxopt_rewrite.effects.same_views import SameValues
@@ -40,7 +39,7 @@ class GraphIndex:
         self.graph_module = graph_module
         self.nodes = tuple(iter_nodes(graph_module.graph))
         self.position = {node: place for place, node in enumerate(self.nodes)}
-        self.modules: dict[str, nn.Module] = modules_by_name(graph_module)
+        self.modules: dict[str, nn.Module] = dict(graph_module.named_modules(remove_duplicate=False))
 
     def module_of(self, node: Node) -> nn.Module | None:
         """Return the module that a ``call_module`` node calls; None for other nodes."""

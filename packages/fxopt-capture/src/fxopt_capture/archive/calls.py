@@ -25,7 +25,6 @@ from fxopt_capture.call.guards import Condition, InputGuards, InputSpec
 from fxopt_capture.call.nesting import Nesting, nesting_of
 from fxopt_capture.call.structures import structures_of
 from fxopt_core import (
-    Form,
     iter_nodes,
     type_text,
     with_article,
@@ -33,6 +32,7 @@ from fxopt_core import (
 from fxopt_core.errors import CaptureError
 from fxopt_rewrite import (
     PLAIN,
+    Form,
     InexpressibleError,
     MalformedError,
     ValueReader,

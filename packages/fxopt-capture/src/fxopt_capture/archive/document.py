@@ -32,7 +32,6 @@ from fxopt_capture.captured import CapturedModule, assemble
 from fxopt_capture.huggingface.clients import NOTE, add_attributes, checked_note, note_to_write
 from fxopt_core import (
     META_KEY,
-    Form,
     Ledger,
     NodeTag,
     PyTreeCodeGen,
@@ -49,6 +48,7 @@ from fxopt_core import (
 from fxopt_core.errors import CaptureError, FxoptError
 from fxopt_rewrite import (
     PLAIN,
+    Form,
     InexpressibleError,
     MalformedError,
     ValueReader,

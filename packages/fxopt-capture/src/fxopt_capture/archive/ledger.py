@@ -16,7 +16,6 @@ from torch import Tensor
 
 from fxopt_capture.archive.module_rows import layer_class, new_module
 from fxopt_core import (
-    Form,
     Ledger,
     Record,
     is_plain_data,
@@ -27,6 +26,7 @@ from fxopt_core.errors import FxoptError
 from fxopt_rewrite import (
     OPERATIONS,
     PLAIN,
+    Form,
     InexpressibleError,
     Listed,
     MalformedError,

@@ -16,12 +16,12 @@ from torch import Tensor, nn
 from torch.fx import Graph, GraphModule
 
 from fxopt_core import (
-    Form,
     class_path,
     describe,
     registry,
 )
 from fxopt_rewrite import (
+    Form,
     MalformedError,
     is_plain_identifier,
     is_plain_path,

@@ -16,8 +16,7 @@ from torch.utils._sympy.printers import PythonPrinter
 
 from fxopt_capture._torch import FreeSizes, no_dispatch, size_range
 from fxopt_capture.archive.arithmetic import is_arithmetic
-from fxopt_core import Form
-from fxopt_rewrite import MalformedError
+from fxopt_rewrite import Form, MalformedError
 
 _TOO_LARGE = 1 << 62
 _ATOMS = (bool, int, float, str, type(None))

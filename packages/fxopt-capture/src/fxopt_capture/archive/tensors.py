@@ -16,9 +16,10 @@ import torch
 from torch import Tensor, nn
 
 from fxopt_capture.archive.container import ALIGNED, Buffer, Container, parsed
-from fxopt_core import Form, type_text
+from fxopt_core import type_text
 from fxopt_core.errors import CaptureError
 from fxopt_rewrite import (
+    Form,
     InexpressibleError,
     MalformedError,
 )

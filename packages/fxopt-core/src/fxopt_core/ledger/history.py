@@ -9,9 +9,9 @@ from typing import Any
 
 from torch.fx import GraphModule
 
-from fxopt_core.gc_pause import collector_paused
 from fxopt_core.graph import check_graph_module
-from fxopt_core.ledger.records import LEDGER_VERSION, Record, Rewrite, ledger_of, options_text
+from fxopt_core.ledger.records import LEDGER_VERSION, Record, Rewrite, ledger_of
+from fxopt_core.state.gc_pause import collector_paused
 from fxopt_core.text import notebook_text, text_table
 
 HISTORY_VERSION = 1
@@ -94,7 +94,7 @@ def history(graph_module: GraphModule) -> History:
 def _cells(record: Record) -> tuple[str, ...]:
     run = str(record.run) if record.index is None else f"{record.run}.{record.index}"
     counts = str(len(record.rewrites)), str(len(record.refusals)), f"{record.seconds * 1e3:.1f}"
-    return run, record.pass_name, _short(options_text(record.options)), record.state, *counts
+    return run, record.pass_name, _short(record.options_text), record.state, *counts
 
 
 def _short(text: str, width: int = 40) -> str:

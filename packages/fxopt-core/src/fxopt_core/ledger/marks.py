@@ -57,22 +57,6 @@ def set_tag(node: Node, tag: NodeTag) -> None:
         node.meta[META_KEY] = tag
 
 
-def add_mark(node: Node, signature: str) -> None:
-    """Mark a node as transformed by the pass with this signature; marking twice is marking once."""
-    tag = tag_of(node)
-    if signature not in tag.marks:
-        set_tag(node, replace(tag, marks=(*tag.marks, signature)))
-
-
-def remove_mark(node: Node, signature: str) -> bool:
-    """Remove a mark; return whether there was one."""
-    tag = tag_of(node)
-    if signature not in tag.marks:
-        return False
-    set_tag(node, replace(tag, marks=tuple(mark for mark in tag.marks if mark != signature)))
-    return True
-
-
 def has_mark(node: Node, signature: str) -> bool:
     """Return whether the pass with this signature marked the node."""
     return signature in tag_of(node).marks

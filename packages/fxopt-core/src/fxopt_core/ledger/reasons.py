@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 
 from fxopt_core.ledger.records import Record
-from fxopt_core.values.names import known_class
+from fxopt_core.names import known_class
 
 GENERAL: dict[str, str] = {}
 """Reason code to meaning and remedy, of codes that any pass may give; fxopt-rewrite fills it."""

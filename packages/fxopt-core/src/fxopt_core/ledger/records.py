@@ -11,14 +11,16 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
+import torch
 from torch.fx import GraphModule
 
-from fxopt_core.errors import FxoptError, UndoError
+from fxopt_core.errors import UndoError
 from fxopt_core.graph import iter_nodes
 from fxopt_core.ledger.marks import META_KEY, set_tag, tag_of
 
 LEDGER_VERSION = 1
 """Of ledgers as JSON; a change raises the `FORMAT` of pickles, too."""
+_PLAIN_DATA = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device)
 State = Literal["applied", "undone", "vetoed"]
 Memo = dict[object, Callable[[], object]]  # what journals keep from one to the next, and call after the last
 
@@ -83,13 +85,14 @@ class Derived:
     restore: str | None = None
 
 
-def options_text(options: Iterable[tuple[str, object]]) -> str:
-    """Return options as a call has them.
+def is_plain_data(value: object) -> bool:
+    """Return whether a value is immutable data that a record may hold."""
+    return all(map(is_plain_data, value)) if isinstance(value, tuple) else isinstance(value, _PLAIN_DATA)
 
-    >>> options_text((("min_group", 2), ("where", "layer.*")))
-    "min_group=2, where='layer.*'"
-    """
-    return ", ".join(f"{name}={value!r}" for name, value in options)
+
+def recorded_options(options: Mapping[str, object]) -> tuple[tuple[str, object], ...]:
+    """Return options as a record holds them: what is no plain value as its text."""
+    return tuple((name, value if is_plain_data(value) else repr(value)) for name, value in options.items())
 
 
 class Journal(ABC):
@@ -163,8 +166,12 @@ class Record:
 
     @property
     def options_text(self) -> str:
-        """The options as a call has them."""
-        return options_text(self.options)
+        """The options as a call has them.
+
+        >>> Record("merge", "m:Merge", (("min_group", 2), ("where", "layer.*")), "a1b2").options_text
+        "min_group=2, where='layer.*'"
+        """
+        return ", ".join(f"{name}={value!r}" for name, value in self.options)
 
     @property
     def has_lost_edits(self) -> bool:
@@ -198,35 +205,21 @@ class Ledger:
         return f"<ledger of {len(self.records)} records>"
 
 
-def check_version(version: int) -> None:
-    """Check that this version of fxopt can read a ledger."""
-    if version > LEDGER_VERSION:
-        raise FxoptError(
-            f"the ledger of this graph module was written by version {version} of its format, and this fxopt reads "
-            f"versions up to {LEDGER_VERSION}: install a newer fxopt-core; nothing was changed"
-        )
-
-
-def ledger_of(graph_module: GraphModule) -> Ledger:
-    """Return the ledger of a graph module; an empty one where nothing was applied.
+def find_ledger(graph_module: GraphModule) -> Ledger | None:
+    """Return the ledger of a graph module; None where nothing was applied.
 
     torch leaves ``meta`` behind when it makes a graph module of another one's graph, or of copies of its nodes. The
     first node has the ledger then.
     """
-    ledger = _found_ledger(graph_module)
-    return ledger if isinstance(ledger, Ledger) else Ledger()
+    found = graph_module.meta.get(META_KEY, Ledger)
+    if found is Ledger:
+        found = next((tag_of(first).ledger for first in iter_nodes(graph_module.graph)), None)
+    return found if isinstance(found, Ledger) else None
 
 
-def has_ledger(graph_module: GraphModule) -> bool:
-    """Return whether a graph module has a ledger."""
-    return isinstance(_found_ledger(graph_module), Ledger)
-
-
-def _found_ledger(graph_module: GraphModule) -> object:
-    if META_KEY in graph_module.meta:
-        return graph_module.meta[META_KEY]
-    first = next(iter_nodes(graph_module.graph), None)
-    return None if first is None else tag_of(first).ledger
+def ledger_of(graph_module: GraphModule) -> Ledger:
+    """Return the ledger of a graph module; an empty one where nothing was applied."""
+    return find_ledger(graph_module) or Ledger()
 
 
 def set_ledger(graph_module: GraphModule, ledger: Ledger) -> None:

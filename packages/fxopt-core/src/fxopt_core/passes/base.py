@@ -5,14 +5,14 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from torch.fx import GraphModule
 
+from fxopt_core.names import note_class
 from fxopt_core.naming import kebab_case
 from fxopt_core.passes.options import bind
 from fxopt_core.passes.signature import signature_of, uuid_of
-from fxopt_core.values.names import note_class
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -41,6 +41,9 @@ class Pass(ABC):
 
     undone_by_journal: ClassVar[bool] = False
     """Whether its ``reverse`` undoes the records that it finds in the ledger, and nothing else."""
+
+    members: tuple[Pass, ...] | None = None
+    """The passes that a composition consists of; None for a single pass."""
 
     _edits: ClassVar[bool] = True  # whether there may be anything to undo
     _copies: ClassVar[bool] = False  # whether it works on a copy of its input
@@ -90,11 +93,6 @@ class Pass(ABC):
         return kebab_case(type(self).__name__)
 
     @property
-    def members(self) -> tuple[Pass, ...] | None:
-        """The passes that a composition consists of; None for a single pass."""
-        return None
-
-    @property
     def options(self) -> Mapping[str, object]:
         """The constructor's arguments by name, defaults filled in; lists and the like as they were then.
 
@@ -131,14 +129,6 @@ class Pass(ABC):
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in self.options.items())})"
-
-
-@runtime_checkable
-class Reversible(Protocol):
-    """A pass that can be undone."""
-
-    def reverse(self, graph_module: GraphModule) -> GraphModule:
-        """Undo what `transform` did."""
 
 
 def leaves(transformation: Pass) -> list[Pass]:

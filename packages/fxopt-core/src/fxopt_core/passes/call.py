@@ -3,25 +3,35 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
-from typing import NoReturn
+from typing import Any
 
-from torch.fx import GraphModule
+from torch.fx import GraphModule, Node
 
-from fxopt_core.errors import NotReversibleError, PassError, PostconditionError, PreconditionError, VetoError
-from fxopt_core.graph import check_graph_module
-from fxopt_core.ledger.marks import META_KEY
+from fxopt_core.errors import NotReversibleError, PostconditionError, PreconditionError, VetoError
+from fxopt_core.graph import check_graph_module, iter_nodes
+from fxopt_core.ledger.marks import META_KEY, has_mark
 from fxopt_core.ledger.reasons import refusals_text
-from fxopt_core.ledger.records import Record, adopt_records, append_record, ledger_of, mark_undone, set_ledger
+from fxopt_core.ledger.records import (
+    Record,
+    Rewrite,
+    adopt_records,
+    append_record,
+    applied_records,
+    ledger_of,
+    mark_undone,
+    recorded_options,
+    set_ledger,
+)
+from fxopt_core.names import class_path
 from fxopt_core.naming import type_text
-from fxopt_core.passes.base import Pass, Reversible, leaves
-from fxopt_core.passes.instruments import InstrumentProtocol, active_instruments, report, report_failure
-from fxopt_core.passes.record import as_undone, make_record, marked_names, signature_or_empty, to_take_back
-from fxopt_core.passes.run import PassRun, editing, editing_run, inside, new_run, transaction
+from fxopt_core.passes.base import Pass, leaves
+from fxopt_core.passes.instruments import InstrumentProtocol, active_instruments, report_failure
+from fxopt_core.passes.run import PassRun, editing, editing_run, inside, named, new_run, transaction
 from fxopt_core.state.copying import faithful_copy
 from fxopt_core.state.outline import Outline
-from fxopt_core.travel.pickling import install_pickling
+from fxopt_core.state.pickling import install_pickling
 
 
 @dataclass(frozen=True)
@@ -34,9 +44,8 @@ class Demands:
 
     def check_direction(self, transformation: Pass, reverse: bool) -> None:
         """Check that a pass can be run this way, and that nothing is demanded of a reversal."""
-        name = transformation.name
-        if reverse and not transformation.reversible:
-            culprits = [each.name for each in leaves(transformation) if not each.reversible]
+        name, culprits = transformation.name, [each.name for each in leaves(transformation) if not each.reversible]
+        if reverse and culprits:
             because = "" if culprits == [name] else f": {', '.join(f'`{each}`' for each in culprits)} cannot be undone"
             raise NotReversibleError(
                 f"pass `{name}` is not reversible{because}. Nothing was changed; keep a copy of the graph module "
@@ -61,14 +70,12 @@ class Demands:
         if self.strict and refused:
             raise PreconditionError(
                 f"`{name}` refused {refused} of {refused + count} site{'s' * (refused + count > 1)}, and strict=True "
-                f"allows none; nothing was changed. Fix the sites, or run without strict:{listed}",
-                pass_name=name,
+                f"allows none; nothing was changed. Fix the sites, or run without strict:{listed}"
             )
         if self.expect is not None and count != self.expect:
             raise PostconditionError(
                 f"`{name}` rewrote {count} site{'s' * (count != 1)}, expected exactly {self.expect}; nothing was "
-                f"changed. Refused: {refused}{listed}",
-                pass_name=name,
+                f"changed. Refused: {refused}{listed}"
             )
 
 
@@ -101,8 +108,7 @@ def lint_and_recompile(graph_module: GraphModule, transformation: Pass) -> None:
     except Exception as error:  # whatever torch finds
         raise PostconditionError(
             f"pass `{transformation.name}` left a broken graph: {error}. Nothing was changed; insert nodes before "
-            "those that read them, and erase those that nothing reads",
-            pass_name=transformation.name,
+            "those that read them, and erase those that nothing reads"
         ) from error
 
 
@@ -142,41 +148,41 @@ def observed(
         The result and the record that ``body`` returns; no record where the pass was skipped. After a veto, the graph
         module as it was, and a record that says so.
     """
-    instruments, graph_module = active_instruments(), run.graph_module
+    instruments, seen, veto = active_instruments(), run.graph_module, None
     entered: list[InstrumentProtocol] = []
-    seen, veto = graph_module, None
-    runs_module = any(getattr(instrument, "runs_module", False) for instrument in instruments)
-    may_veto = not as_a_whole and any(getattr(instrument, "may_veto", True) for instrument in instruments)
+    runs_module = any(getattr(each, "runs_module", False) for each in instruments)
+    may_veto = not as_a_whole and any(getattr(each, "may_veto", True) for each in instruments)
+    what = f"{'undoing ' * run.reverse}pass `{run.name}` was"
     try:
         if runs_module:
-            graph_module.recompile()  # a run does so at its end only
-        against = [each for each in instruments if not each.should_run(run, graph_module)]  # all are asked
+            seen.recompile()  # a run does so at its end only
+        against = [each for each in instruments if not each.should_run(run, seen)]  # all are asked
         if against and as_a_whole:
-            declined = f"undoing pass `{run.name}` was declined by {type(against[0]).__name__} (should_run)"
-            raise VetoError(declined + _AS_A_WHOLE, pass_name=run.name, index=run.index)
+            raise VetoError(f"{what} declined by {type(against[0]).__name__} (should_run){_AS_A_WHOLE}")
         if against:
-            return graph_module, None
-        with transaction(run, within=True) if may_veto else inside(run):  # a vetoed pass is rolled back alone
+            return seen, None
+        with transaction(run) if may_veto else inside(run):  # a vetoed pass is rolled back alone
             for instrument in instruments:
-                instrument.before_pass(run, graph_module)
+                instrument.before_pass(run, seen)
                 entered.append(instrument)
             seen, record = body()
             if runs_module:
                 lint_and_recompile(seen, run.transformation)
-            veto = report(entered, run, seen, record)
-            if veto is not None:
-                remedy = "" if may_veto else _AS_A_WHOLE if as_a_whole else _UNPREPARED
-                veto.args = (f"{veto}{remedy}",)
-                raise veto
+            while entered:
+                instrument = entered.pop()
+                if instrument.after_pass(run, seen, record) is False:
+                    remedy = "" if may_veto else _AS_A_WHOLE if as_a_whole else _UNPREPARED
+                    veto = VetoError(f"{what} vetoed by {type(instrument).__name__}{remedy}")
+                    raise veto
         return seen, record
     except BaseException as error:
-        report_failure(entered, run, seen, error)
+        failure = named(error, run)
+        while entered:
+            report_failure(entered.pop(), run, seen, error)
         if error is veto and may_veto and not run.written:
             error.__traceback__ = None  # its frames hold what was taken back
-            return graph_module, replace(record, state="vetoed", journal=None, derived=())
-        if isinstance(error, Exception):
-            _raise_named(error, run)
-        raise
+            return run.graph_module, replace(record, state="vetoed", journal=None, derived=())
+        raise failure from failure.__cause__
 
 
 _UNPREPARED = ", which core was not prepared for: an instrument that vetoes declares may_veto = True"
@@ -184,22 +190,6 @@ _AS_A_WHOLE = (
     ". undo takes back a run as a whole, so nothing was changed: reverse single passes by "
     "transformation(graph_module, reverse=True), or undo without that instrument"
 )
-
-
-def _raise_named(error: Exception, run: PassRun) -> NoReturn:
-    """Raise an error as a `PassError` that names the pass and its place."""
-    if isinstance(error, PassError):
-        error.pass_name = error.pass_name or run.name
-        error.index = run.index if error.index is None else error.index
-        raise error
-    before = f" after {', '.join(f'`{name}`' for name in run.before)}" if run.before else ""
-    place = f" (pass {run.index} of the composition{before})" if run.index is not None else ""
-    raise PassError(
-        f"pass `{run.name}`{place} failed, and {'undoing ' * run.reverse}it was rolled back: "
-        f"{type(error).__name__}: {error}",
-        pass_name=run.name,
-        index=run.index,
-    ) from error
 
 
 def transform_by_hand(transformation: Pass, graph_module: GraphModule) -> GraphModule:
@@ -220,20 +210,17 @@ def apply_pass(run: PassRun) -> tuple[GraphModule, Record]:
     """Call ``transform`` or ``reverse``, and return its result with the record of it."""
     transformation, graph_module, before = run.transformation, run.graph_module, Outline(run.graph_module)
     known, signature = len(ledger_of(graph_module).records), signature_or_empty(transformation)
-    marked = marked_names(graph_module, signature)
-    taken_back = to_take_back(run, graph_module, marked) if run.reverse else []
-    started = time.perf_counter()
+    marked = {node.name for node in _marked(graph_module, signature)}
+    taken_back = _to_take_back(run, graph_module, marked) if run.reverse else []
     # A user's `reverse` may not look whether there is anything to undo. A record or a mark says so, unless the pass has
     # no signature to be found by.
-    nothing_to_undo = transformation._edits and bool(signature) and not taken_back and not marked
-    result: object = graph_module
+    is_idle = run.reverse and transformation._edits and bool(signature) and not taken_back and not marked
+    method: Any = transformation
+    method = method.reverse if run.reverse else method.transform
+    started = time.perf_counter()
     with editing(run):
-        if not run.reverse:
-            result = transformation.transform(graph_module)
-        elif not nothing_to_undo:
-            assert isinstance(transformation, Reversible)
-            result = transformation.reverse(graph_module)
-    run.seconds = time.perf_counter() - started
+        result: object = graph_module if is_idle else method(graph_module)
+    seconds = time.perf_counter() - started
     if not isinstance(result, GraphModule):
         raise PostconditionError(
             f"`{'reverse' if run.reverse else 'transform'}` of pass `{run.name}` returned {type_text(result)}, "
@@ -241,10 +228,79 @@ def apply_pass(run: PassRun) -> tuple[GraphModule, Record]:
         )
     if result is not graph_module and META_KEY not in result.meta and META_KEY in graph_module.meta:
         set_ledger(result, ledger_of(graph_module))
-    if len(ledger_of(result).records) > known:  # it called others
+    called = ledger_of(result).records[known:]
+    if called:
         adopt_records(result, known, run.number)
-    record = make_record(run, result, signature, before, known, marked)
+    changed, rekeyed, rewrites = bool(run.journal) or result is not graph_module, False, run.rewrites
+    changed = changed or before.changed(result)
+    if not rewrites and run.journal is None and signature:  # what a pass has marked counts as its sites
+        names = before.names()
+        rewrites = [
+            Rewrite(site=node.name, before=(node.name,) if node.name in names else (), after=(node.name,))
+            for node in _marked(result, signature)
+            if node in run.marked or node.name not in marked
+        ]
+    if changed and run.journal is None:  # other names or shapes, for which no record of a called pass accounts
+        shapes = before.shapes()
+        for each in called:
+            shapes = shapes if each.journal is None else each.journal.shapes_after(shapes)
+        rekeyed = shapes != Outline(result).shapes()
+    record = Record(
+        pass_name=run.name,
+        transformation=class_path(type(transformation)),
+        options=recorded_options(transformation.options),
+        signature=signature,
+        rewrites=tuple(rewrites),
+        refusals=tuple(run.refusals),
+        seconds=seconds,
+        run=run.number,
+        index=run.index,
+        reversible=transformation.reversible,
+        changed=changed and transformation._edits,
+        journal=run.journal,
+        derived=tuple(run.derived),
+        rekeyed=rekeyed,
+    )
     if run.reverse:
-        mark_undone(result, to_take_back(run, result, marked))
+        mark_undone(result, _to_take_back(run, result, marked))
         record = as_undone(record, taken_back)
     return result, record
+
+
+def signature_or_empty(transformation: Pass) -> str:
+    """Return a signature, or "" for a pass whose options have no stable value."""
+    try:
+        return transformation.signature
+    except TypeError:
+        return ""
+
+
+def _marked(graph_module: GraphModule, signature: str) -> list[Node]:
+    """Return the nodes that a pass with this signature has marked."""
+    return [node for node in iter_nodes(graph_module.graph) if META_KEY in node.meta and has_mark(node, signature)]
+
+
+def _to_take_back(run: PassRun, graph_module: GraphModule, marked: Collection[str]) -> list[Record]:
+    """Return the records that reversing a pass takes back: all, or the last that changed something, oldest first.
+
+    Core undoes all that it finds in the ledger, and what marks its nodes finds all of those. What does neither takes
+    back one run at a time (an argument that each run multiplies).
+    """
+    signature = signature_or_empty(run.transformation)
+    shown = class_path(type(run.transformation)), recorded_options(run.transformation.options)
+    records = [
+        record
+        for record in applied_records(graph_module, signature)
+        # Passes without a signature are told apart by what a record shows of their options.
+        if run.undoes(record) and (signature or (record.transformation, record.options) == shown)
+    ]
+    if marked or any(record.journal is not None for record in records):
+        return records
+    changed = [place for place, record in enumerate(records) if record.changed]
+    return records[changed[-1] :] if changed else records
+
+
+def as_undone(record: Record, taken_back: Sequence[Record]) -> Record:
+    """Return the record of a reversal: what was taken back, in place of what the reversal itself did."""
+    rewrites = tuple(rewrite for each in taken_back for rewrite in each.rewrites)
+    return replace(record, state="undone", rewrites=rewrites, journal=None, derived=())

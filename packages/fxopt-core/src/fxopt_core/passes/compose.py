@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from types import MappingProxyType
+from collections.abc import Sequence
 from typing import Any, overload
 
 from torch.fx import GraphModule, Node
@@ -27,7 +26,7 @@ class Composition(Transformation):
     """
 
     def __init__(self, *transformations: Transformation, inplace: bool = True) -> None:
-        self.transformations = transformations
+        self.members = self.transformations = transformations
         self.inplace = inplace
         self.preserves_computation = all(t.preserves_computation for t in transformations)  # type: ignore[misc]  # a fact about the members here
         self._copies = not inplace  # type: ignore[misc]  # the same
@@ -50,19 +49,9 @@ class Composition(Transformation):
     name = "compose"
 
     @property
-    def members(self) -> tuple[Transformation, ...]:
-        """The passes, in the order in which they run."""
-        return self.transformations
-
-    @property
     def signature(self) -> str:
         """A digest of the members' signatures and of ``inplace``."""
         return signature_of(Composition, self.options)
-
-    @property
-    def options(self) -> Mapping[str, object]:
-        """The members and ``inplace``."""
-        return MappingProxyType({"transformations": self.transformations, "inplace": self.inplace})
 
     def transformed(self, node: Node) -> bool:
         """Return whether any of the passes marked a node."""

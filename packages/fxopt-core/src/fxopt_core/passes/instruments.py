@@ -14,8 +14,9 @@ from typing import Protocol, runtime_checkable
 
 from torch.fx import GraphModule, Node
 
-from fxopt_core.errors import PreconditionError, VetoError
+from fxopt_core.errors import PreconditionError
 from fxopt_core.ledger.records import Record
+from fxopt_core.naming import type_text
 from fxopt_core.passes.run import PassRun
 
 
@@ -32,9 +33,11 @@ class InstrumentProtocol(Protocol):
 
     def should_run(self, run: PassRun, graph_module: GraphModule) -> bool:
         """Return False to skip the pass; where `undo` asks, that is an error, as it takes back a run as a whole."""
+        return True
 
     def before_pass(self, run: PassRun, graph_module: GraphModule) -> None:
         """See the graph module before the pass."""
+        return
 
     def after_pass(self, run: PassRun, graph_module: GraphModule, record: Record) -> bool | None:
         """See the result; return False to have the pass rolled back, raise to have the whole run rolled back.
@@ -42,12 +45,14 @@ class InstrumentProtocol(Protocol):
         Of a pass that is being undone, the record has state "undone", the rewrites that were taken back, and the time
         that this took. `undo` takes back a run as a whole: there, False rolls all of it back, too.
         """
+        return None
 
     def after_pass_failed(self, run: PassRun, graph_module: GraphModule, error: BaseException) -> None:
         """Learn that the pass failed or was vetoed, in place of ``after_pass``."""
+        return
 
 
-class Instrument:
+class Instrument(InstrumentProtocol):
     """An instrument that does nothing: override what you need.
 
     >>> import torch
@@ -71,10 +76,6 @@ class Instrument:
         if "after_pass" in vars(cls) and "may_veto" not in vars(cls):
             cls.may_veto = True
 
-    def should_run(self, run: PassRun, graph_module: GraphModule) -> bool:
-        """Let the pass run."""
-        return True
-
     def should_rewrite(self, run: PassRun, graph_module: GraphModule, site: str, nodes: tuple[Node, ...]) -> bool:
         """Let the pass rewrite a site; return False to have it refused for the reason "instrument".
 
@@ -88,16 +89,6 @@ class Instrument:
             nodes: the nodes that it consists of.
         """
         return True
-
-    def before_pass(self, run: PassRun, graph_module: GraphModule) -> None:
-        """Do nothing."""
-
-    def after_pass(self, run: PassRun, graph_module: GraphModule, record: Record) -> bool | None:
-        """Accept the result."""
-        return None
-
-    def after_pass_failed(self, run: PassRun, graph_module: GraphModule, error: BaseException) -> None:
-        """Do nothing."""
 
 
 _ACTIVE: ContextVar[tuple[InstrumentProtocol, ...]] = ContextVar("fxopt_instruments", default=())
@@ -119,7 +110,14 @@ def instrumented(*instruments: InstrumentProtocol) -> Iterator[None]:
         PreconditionError: An argument is no instrument, or the class of one.
     """
     for instrument in instruments:
-        _check_instrument(instrument)
+        cls = instrument.__name__ if isinstance(instrument, type) else ""
+        if cls or not isinstance(instrument, InstrumentProtocol):
+            found = (
+                f"the class {cls}, expected an instance: write {cls}()"
+                if cls
+                else (f"{type_text(instrument)}, expected an instrument: derive it from fxopt_core.Instrument")
+            )
+            raise PreconditionError(f"instrumented() is given {found}")
     token = _ACTIVE.set((*_ACTIVE.get(), *instruments))
     try:
         yield
@@ -127,44 +125,16 @@ def instrumented(*instruments: InstrumentProtocol) -> Iterator[None]:
         _ACTIVE.reset(token)
 
 
-def _check_instrument(instrument: object) -> None:
-    if isinstance(instrument, type):
-        name = instrument.__name__
-        raise PreconditionError(f"instrumented() is given the class {name}, expected an instance: write {name}()")
-    if not isinstance(instrument, InstrumentProtocol):
-        kind = type(instrument).__name__
-        raise PreconditionError(
-            f"instrumented() is given a {kind}, expected an instrument: derive it from fxopt_core.Instrument"
-        )
-
-
-def report(entered: list[InstrumentProtocol], run: PassRun, result: GraphModule, record: Record) -> VetoError | None:
-    """Tell the instruments, last in first out, that a pass is over; return what says so if one of them vetoed it.
-
-    Those that were told leave ``entered``; after a veto, the others learn of it as of a failure.
-    """
-    while entered:
-        instrument = entered.pop()
-        if instrument.after_pass(run, result, record) is False:
-            what = f"undoing pass `{run.name}`" if run.reverse else f"pass `{run.name}`"
-            veto = VetoError(f"{what} was vetoed by {type(instrument).__name__}", pass_name=run.name, index=run.index)
-            report_failure(entered, run, result, veto)
-            return veto
-    return None
-
-
 def report_failure(
-    entered: list[InstrumentProtocol], run: PassRun, graph_module: GraphModule, error: BaseException
+    instrument: InstrumentProtocol, run: PassRun, graph_module: GraphModule, error: BaseException
 ) -> None:
-    """Tell the instruments, last in first out, that a pass failed; one that fails itself is a warning."""
-    while entered:
-        instrument = entered.pop()
-        try:
-            instrument.after_pass_failed(run, graph_module, error)
-        except Exception as own:
-            warnings.warn(
-                f"instrument {type(instrument).__name__} raised {type(own).__name__} ({own}) when told that pass "
-                f"`{run.name}` failed ({error})",
-                RuntimeWarning,
-                stacklevel=2,
-            )
+    """Tell an instrument that a pass failed; one that fails itself is a warning."""
+    try:
+        instrument.after_pass_failed(run, graph_module, error)
+    except Exception as own:
+        warnings.warn(
+            f"instrument {type(instrument).__name__} raised {type(own).__name__} ({own}) when told that pass "
+            f"`{run.name}` failed ({error})",
+            RuntimeWarning,
+            stacklevel=2,
+        )

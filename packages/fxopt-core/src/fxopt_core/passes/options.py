@@ -22,6 +22,7 @@ from types import MappingProxyType
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 
 from torch import nn
+from torch.utils._pytree import tree_map
 
 from fxopt_core.errors import PassOptionError
 from fxopt_core.naming import close_names, option_text
@@ -32,11 +33,7 @@ _VARIADIC = (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD)
 _FACTORY = dataclasses._HAS_DEFAULT_FACTORY  # type: ignore[attr-defined]  # private, and nothing else tells it
 _PLAIN = (type(None), bool, int, float, str)
 # What an annotation asks for, and what a list or tuple becomes where it may not stay what it is.
-_SEQUENCES: dict[object, type | None] = {
-    list: list,
-    tuple: tuple,
-    **dict.fromkeys((abc.Sequence, abc.Collection, abc.Iterable)),
-}
+_SEQUENCES: dict[Any, Any] = {list: list, tuple: tuple, abc.Sequence: None, abc.Collection: None, abc.Iterable: None}
 _MISFIT = object()
 
 
@@ -124,7 +121,8 @@ def bind(cls: type, args: tuple[object, ...], kwargs: Mapping[str, object]) -> d
     for name, value in bound.arguments.items():
         is_extra = signature.parameters[name].kind is Parameter.VAR_KEYWORD
         values |= value if is_extra else {name: value}
-    return {name: _as_it_is_now(value) for name, value in values.items()}
+    # Later changes of the caller's lists, tuples, dictionaries and sets reach no option.
+    return tree_map(lambda leaf: set(leaf) if type(leaf) is set else leaf, values)  # type: ignore[no-any-return]  # as given
 
 
 def construct(cls: type[_T], options: Mapping[str, object]) -> _T:
@@ -187,15 +185,6 @@ def _signature(cls: type) -> inspect.Signature:
             default = cls.__dataclass_fields__[each.name].default_factory()  # type: ignore[attr-defined]  # a dataclass
         parameters.append(each.replace(annotation=annotation, default=default))
     return inspect.Signature(parameters)
-
-
-def _as_it_is_now(value: Any) -> object:
-    """Return a value that later changes of the caller's lists, tuples, dictionaries and sets do not reach."""
-    if type(value) is dict:
-        return {key: _as_it_is_now(item) for key, item in value.items()}
-    if type(value) is set:
-        return set(value)
-    return type(value)(map(_as_it_is_now, value)) if type(value) in (list, tuple) else value
 
 
 def _fit(value: Any, annotation: Any) -> object:

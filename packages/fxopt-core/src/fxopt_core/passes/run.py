@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
-from typing import Any, NoReturn
+from typing import Any
 
 from torch import Tensor
 from torch.fx import GraphModule, Node
@@ -19,7 +19,7 @@ from torch.fx import GraphModule, Node
 from fxopt_core.errors import PassError, PreconditionError, halted_by
 from fxopt_core.graph import iter_nodes
 from fxopt_core.ledger.marks import forget_ids
-from fxopt_core.ledger.records import Derived, Journal, Record, Refusal, Rewrite, has_ledger, ledger_of, set_ledger
+from fxopt_core.ledger.records import Derived, Journal, Record, Refusal, Rewrite, find_ledger, ledger_of, set_ledger
 from fxopt_core.passes.base import Pass
 from fxopt_core.state.snapshot import Snapshot
 
@@ -61,7 +61,6 @@ class PassRun:
     next_id: int | None = None  # the next free number of a node, once one is needed
     closing: list[Callable[[], None]] = field(default_factory=list)  # completes the edits that wait
     undoes_from: int | None = None  # the place from which to undo: an equal pass comes before
-    seconds: float = 0.0  # that it took
 
     # What a transaction keeps.
     snapshots: list[Snapshot] = field(default_factory=list)
@@ -81,7 +80,7 @@ class PassRun:
     def start_ids(self) -> int:
         """Return the next free number of a node, and drop the numbers that nodes have brought from elsewhere."""
         if self.next_id is None:
-            if not has_ledger(self.graph_module):
+            if find_ledger(self.graph_module) is None:
                 forget_ids(iter_nodes(self.graph_module.graph))
             self.next_id = ledger_of(self.graph_module).next_id
         return self.next_id
@@ -120,12 +119,7 @@ def new_run(transformation: Pass, graph_module: GraphModule, *, reverse: bool = 
     """Return an outermost run of a pass, or one that the running pass starts inside of its own."""
     ledger, parent = ledger_of(graph_module), _CURRENT.get()
     return PassRun(
-        transformation,
-        graph_module,
-        reverse=reverse,
-        parent=parent,
-        number=ledger.next_run,
-        known=len(ledger.records),
+        transformation, graph_module, reverse=reverse, parent=parent, number=ledger.next_run, known=len(ledger.records)
     )
 
 
@@ -162,11 +156,8 @@ def open_snapshots(graph_module: GraphModule) -> list[Snapshot]:
 
 
 @contextmanager
-def transaction(run: PassRun, *, within: bool = False) -> Iterator[None]:
-    """Roll the graph module of a run back if anything is raised in the ``with`` block, and raise what says so.
-
-    ``within`` another transaction, which says so itself, the error stays as it is.
-    """
+def transaction(run: PassRun) -> Iterator[None]:
+    """Roll the graph module of a run back if anything is raised in the ``with`` block, and raise what says so."""
     graph_module, outer, handled = run.graph_module, _CURRENT.get(), sys.exc_info()[1]
     if any(cls.__name__ == "FSDPModule" for cls in type(graph_module).__mro__):
         raise PreconditionError(
@@ -176,32 +167,40 @@ def transaction(run: PassRun, *, within: bool = False) -> Iterator[None]:
         )
     if outer is not None and outer.is_editing:
         outer.flush()
-    run.snapshots.append(Snapshot.take(graph_module, protect_values=run.protect_values))
+    run.snapshots.append(Snapshot(graph_module, protect_values=run.protect_values))
     try:
         with inside(run):
             yield
     except BaseException as error:
-        run.written = run.snapshots[-1].restore()
-        _raise_rolled_back(run, halted_by(error, handled) or error, within)
+        run.written, note = run.snapshots[-1].restore(), ""
+        error = halted_by(error, handled) or error
+        if outer is None or outer.is_editing:  # else the call that this is part of says so
+            error = named(error, run)
+        if run.written:
+            note = (
+                f". The pass wrote values in place, which a rollback does not bring back: {', '.join(run.written)}. "
+                "Run it with protect_values=True to have them copied first."
+            )
+        if isinstance(error, PassError) and note not in str(error):
+            error.args = (f"{str(error).rstrip('.')}{note}",)
+        raise error
     finally:
         del run.snapshots[-1]  # no call, which an interrupt could end after the rollback had its chance
 
 
-def _raise_rolled_back(run: PassRun, error: BaseException, within: bool) -> NoReturn:
-    note = ""
-    if run.written:
-        note = (
-            f" The pass wrote values in place, which a rollback does not bring back: {', '.join(run.written)}. Run it "
-            "with protect_values=True to have them copied first."
-        )
+def named(error: BaseException, run: PassRun) -> BaseException:
+    """Return an error as a `PassError` that names the pass and its place; an interrupt stays one."""
     if isinstance(error, PassError):
         error.pass_name = error.pass_name or run.name
-        if run.written and note not in str(error):
-            error.args = (f"{str(error).rstrip('.')}.{note}",)
-    if within or isinstance(error, PassError) or not isinstance(error, Exception):  # an interrupt stays one
-        raise error
-    text = f"pass `{run.name}` failed and was rolled back: {type(error).__name__}: {error}{note}"
-    raise PassError(text, pass_name=run.name) from error
+        error.index = run.index if error.index is None else error.index
+    if isinstance(error, PassError) or not isinstance(error, Exception):
+        return error
+    before = f" after {', '.join(f'`{name}`' for name in run.before)}" if run.before else ""
+    place = f" (pass {run.index} of the composition{before})" if run.index is not None else ""
+    failed = f"pass `{run.name}`{place} failed, and {'undoing ' * run.reverse}it was rolled back"
+    found = PassError(f"{failed}: {type(error).__name__}: {error}", pass_name=run.name, index=run.index)
+    found.__cause__ = error
+    return found
 
 
 RELEASED_FROM = 1 << 18  # bytes: smaller tensors cost little, and come back as the same objects
@@ -216,12 +215,3 @@ def release(graph_module: GraphModule, tensor: Tensor, rebuild: Callable[[], Ten
     if tensor.numel() * tensor.element_size() >= RELEASED_FROM:
         for snapshot in open_snapshots(graph_module):
             snapshot.release(tensor, rebuild)
-
-
-def note_mark(node: Node, *, marked: bool) -> None:
-    """Tell the running pass that a node was marked as transformed, or as restored."""
-    run = editing_run()
-    if run is not None and marked:
-        run.marked[node] = None
-    elif run is not None:
-        run.marked.pop(node, None)

@@ -5,17 +5,23 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import importlib.metadata
+import json
 import sys
-from collections.abc import Callable, Mapping
+from collections import OrderedDict
+from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from fxopt_core.values.forms import FORMS, Form, form_bytes, form_text
-from fxopt_core.values.names import class_path, name_of, source_of
+from fxopt_core.names import class_path, name_of, source_of
 
-_FORMAT = "fxopt signature 2"
+_FORMAT = "fxopt signature 3"
+_BY_TEXT = frozenset(
+    {float, complex, bytes, range, type(Ellipsis), torch.dtype, torch.device, torch.layout, torch.memory_format}
+)
+_text = partial(json.dumps, ensure_ascii=False)  # with escapes, two halves of a character would be one
 
 
 def signature_of(cls: type, options: Mapping[str, object]) -> str:
@@ -60,41 +66,41 @@ def same_value(left: object, right: object) -> bool:
     if left is right:
         return True
     try:
-        return form_bytes(_digested(left)) == form_bytes(_digested(right))
+        return _text(_form(left, False)) == _text(_form(right, False))
     except (TypeError, RecursionError):
         return False
 
 
-def _digest(cls: type, options: Mapping[str, object], code: Form) -> str:
-    forms: dict[str, Form] = {}
+def _digest(cls: type, options: Mapping[str, object], code: object) -> str:
+    forms: dict[str, object] = {}
     for name in sorted(options):
         try:
-            forms[name] = _digested(options[name], with_code=code is not None)
+            forms[name] = _form(options[name], code is not None)
         except TypeError as error:
             where = f"option {name!r} of {cls.__qualname__}"
             raise TypeError(f"{where} has no value that is the same in every process: {error}") from error.__cause__
         except RecursionError:
             message = f"option {name!r} of {cls.__qualname__} contains itself, or is nested too deep; give a flat value"
             raise TypeError(message) from None
-    return hashlib.sha256(form_bytes([_FORMAT, class_path(cls), forms, code])).hexdigest()
+    return hashlib.sha256(_text([_FORMAT, class_path(cls), forms, code]).encode("utf-8", "surrogatepass")).hexdigest()
 
 
-def _digested(value: Any, *, with_code: bool = False) -> Form:
-    """Return a form of a value that stays the same in every process, whatever order entries were set in."""
-
-    def write(item: Any) -> Form:
-        return _digested(item, with_code=with_code)
-
-    cls = type(value)
-    form: Callable[[Any, Callable[[Any], Form]], Form] | None = FORMS.get(cls)
-    if cls in (str, bool, type(None)) or (cls is int and -(2**63) <= value < 2**63):
+def _form(value: Any, with_code: bool) -> Any:
+    """Return a value as JSON: equal in every process for equal values, and different for values of different types."""
+    cls, write = type(value), partial(_form, with_code=with_code)
+    if cls in (str, bool, type(None)):
         return value
-    if cls is tuple:
-        return [write(item) for item in value]
-    if cls is dict:
-        return {"dict": sorted(([write(key), write(item)] for key, item in value.items()), key=form_text)}
-    if form is not None:
-        return form(value, write)
+    if cls is int:
+        return {"int": hex(value)}  # Python refuses decimals of any length
+    if cls in _BY_TEXT:
+        return {cls.__name__: repr(value)}
+    if cls in (list, tuple, torch.Size):
+        return {cls.__name__: list(map(write, value))}
+    if cls in (set, frozenset):
+        return {cls.__name__: sorted(map(write, value), key=_text)}
+    if cls in (dict, OrderedDict):
+        pairs = [[write(key), write(item)] for key, item in value.items()]
+        return {cls.__name__: sorted(pairs, key=_text) if cls is dict else pairs}
     if isinstance(value, Tensor):
         return _tensor_form(value)
     if isinstance(value, type) or isinstance(getattr(value, "__qualname__", None), str):
@@ -113,7 +119,7 @@ def _digested(value: Any, *, with_code: bool = False) -> Form:
     )
 
 
-def _tensor_form(value: Tensor) -> Form:
+def _tensor_form(value: Tensor) -> Any:
     """Write a dense tensor by dtype, shape and contents, wherever it lives and however it is laid out."""
     dense = value
     strange = value.is_meta or value.is_nested or value.is_quantized or value.layout is not torch.strided

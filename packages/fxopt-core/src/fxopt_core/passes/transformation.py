@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from dataclasses import replace
 from typing import Literal
 
 from torch.fx import GraphModule, Node
 
 from fxopt_core.graph import check_graph_module, iter_nodes
-from fxopt_core.ledger import marks
+from fxopt_core.ledger.marks import has_mark, set_tag, tag_of
 from fxopt_core.passes.base import Pass
 from fxopt_core.passes.call import Demands, execute
-from fxopt_core.passes.run import note_mark
+from fxopt_core.passes.run import editing_run
 
 
 class Transformation(Pass):
@@ -39,6 +40,8 @@ class Transformation(Pass):
     >>> graph_module(torch.tensor(3.0))
     tensor(6.)
     """
+
+    members: tuple[Transformation, ...] | None = None
 
     def __call__(
         self,
@@ -73,29 +76,27 @@ class Transformation(Pass):
         """
         return execute(self, graph_module, lint_and_recompile, reverse, Demands(expect, strict, protect_values))
 
-    @property
-    def members(self) -> tuple[Transformation, ...] | None:
-        """The passes that a composition consists of; None for a single pass."""
-        return None
-
     def mark_as_transformed(self, node: Node) -> None:
         """Mark a node as changed by this pass; in the record of the run, it counts as one site.
 
         Raises:
             TypeError: The pass has no signature.
         """
-        marks.add_mark(node, self.signature)
-        note_mark(node, marked=True)
+        tag, signature = tag_of(node), self.signature
+        if signature not in tag.marks:
+            set_tag(node, replace(tag, marks=(*tag.marks, signature)))
+        if (run := editing_run()) is not None:
+            run.marked[node] = None
 
     def transformed(self, node: Node) -> bool:
         """Return whether this pass marked a node."""
-        return marks.has_mark(node, self.signature)
+        return has_mark(node, self.signature)
 
     def get_transformed_nodes(self, graph_module: GraphModule) -> list[Node]:
         """Return the nodes that this pass marked, in order."""
         check_graph_module(graph_module, "get_transformed_nodes")
         signature = self.signature
-        return [node for node in iter_nodes(graph_module.graph) if marks.has_mark(node, signature)]
+        return [node for node in iter_nodes(graph_module.graph) if has_mark(node, signature)]
 
 
 class ReversibleTransformation(Transformation):
@@ -129,9 +130,12 @@ class ReversibleTransformation(Transformation):
         Raises:
             ValueError: The node was not marked by this pass.
         """
-        if not marks.remove_mark(node, self.signature):
+        tag, signature = tag_of(node), self.signature
+        if signature not in tag.marks:
             raise ValueError(
                 f"node `{node.name}` was not transformed by {self!r}, so it cannot be marked as restored: only nodes "
                 "of get_transformed_nodes() can"
             )
-        note_mark(node, marked=False)
+        set_tag(node, replace(tag, marks=tuple(mark for mark in tag.marks if mark != signature)))
+        if (run := editing_run()) is not None:
+            run.marked.pop(node, None)

@@ -18,20 +18,19 @@ from fxopt_core.ledger.records import (
     Memo,
     Record,
     applied_records,
-    has_ledger,
+    find_ledger,
     ledger_of,
     mark_undone,
     set_ledger,
     undo_error,
 )
-from fxopt_core.passes.call import apply_pass, lint_and_recompile as check_and_compile, observed
+from fxopt_core.names import import_class, known_class
+from fxopt_core.passes.call import apply_pass, as_undone, lint_and_recompile as check_and_compile, observed
 from fxopt_core.passes.instruments import active_instruments
 from fxopt_core.passes.options import construct
-from fxopt_core.passes.record import as_undone
 from fxopt_core.passes.run import PassRun, editing_run, new_run, open_snapshots, transaction
-from fxopt_core.passes.transformation import ReversibleTransformation, Transformation
-from fxopt_core.travel.pickling import install_pickling
-from fxopt_core.values.names import import_class, known_class
+from fxopt_core.passes.transformation import ReversibleTransformation
+from fxopt_core.state.pickling import install_pickling
 
 
 def undo(graph_module: GraphModule, lint_and_recompile: bool = True) -> GraphModule:
@@ -70,34 +69,27 @@ def undo(graph_module: GraphModule, lint_and_recompile: bool = True) -> GraphMod
                 pass_name=record.pass_name,
             )
         _check_edits(record)
-    steps = [(record, None if record.journal is not None else _pass_of(record)) for record in reversed(last)]
 
     run = new_run(RecordedPass(Record("undo", "", (), "")), graph_module, reverse=True)
+    observers = active_instruments()
+    memo: Memo | None = None if observers or any(record.journal is None for record in last) else {}
     with transaction(run):
-        graph_module = _undo_steps(run, steps)
+        for record in reversed(last):
+            if not any(each is record for each in ledger_of(graph_module).records):
+                continue  # a pass that called it has undone it
+            transformation: ReversibleTransformation = RecordedPass(record)
+            with suppress(UndoError) if record.journal is not None else nullcontext():
+                if observers or record.journal is None:  # others do not need the pass itself
+                    transformation = _pass_of(record)
+            step = PassRun(transformation, graph_module, record.index, tuple(run.ran), True, run, run.number)
+            graph_module, _ = observed(step, partial(_undo_step, step, record, memo), as_a_whole=True)
+            run.ran.append(record.pass_name)
+        for finish in (memo or {}).values():
+            finish()
         _forget_unused_ids(graph_module)
         if lint_and_recompile:
             check_and_compile(graph_module, run.transformation)
         install_pickling(graph_module)
-    return graph_module
-
-
-def _undo_steps(run: PassRun, steps: Sequence[tuple[Record, ReversibleTransformation | None]]) -> GraphModule:
-    """Undo records, each by its journal or by the pass beside it; instruments see a run of its pass, in reverse."""
-    graph_module, observers = run.graph_module, active_instruments()
-    memo: Memo | None = None if observers or any(record.journal is None for record, _ in steps) else {}
-    for record, transformation in steps:
-        if not any(each is record for each in ledger_of(graph_module).records):
-            continue  # a pass that called it has undone it
-        if transformation is None and observers:  # only they need the pass
-            with suppress(UndoError):
-                transformation = _pass_of(record)
-        transformation = transformation or RecordedPass(record)
-        step = PassRun(transformation, graph_module, record.index, tuple(run.ran), True, run, run.number)
-        graph_module, _ = observed(step, partial(_undo_step, step, record, memo), as_a_whole=True)
-        run.ran.append(record.pass_name)
-    for finish in (memo or {}).values():
-        finish()
     return graph_module
 
 
@@ -155,7 +147,7 @@ def _check_edits(record: Record) -> None:
 
 def _check_not_lost(graph_module: GraphModule, signature: str | None = None) -> None:
     """Refuse a graph module that has lost its ledger, but has nodes that a record (or this pass) knows."""
-    if has_ledger(graph_module):
+    if find_ledger(graph_module) is not None:
         return
     for node in iter_nodes(graph_module.graph):
         if tag_of(node).id is not None and (signature is None or has_mark(node, signature)):
@@ -184,21 +176,6 @@ def _pass_of(record: Record) -> ReversibleTransformation:
     if not isinstance(transformation, ReversibleTransformation) or transformation.signature != record.signature:
         raise undo_error(record.pass_name, "its pass has options that a record cannot hold", remedy)
     return transformation
-
-
-def promise_of(record: Record) -> float | None:
-    """Return the signal-to-noise ratio, in dB, that a recorded pass promises with its options; None if it does not.
-
-    A pass that cannot be made here from its record promises nothing.
-    """
-    cls = known_class(record.transformation)
-    if cls is None or not issubclass(cls, Transformation):
-        return None
-    try:
-        made: object = construct(cls, dict(record.options))
-    except Exception:  # options of another version, say: what the class says
-        made = cls
-    return getattr(made, "promised_sqnr", None)
 
 
 class RecordedPass(ReversibleTransformation):

@@ -27,13 +27,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from fxopt_core.errors import PassOptionError, PipelineOptionError, PipelineSyntaxError, RegistryError
+from fxopt_core.names import describe
 from fxopt_core.naming import NAME, option_text
 from fxopt_core.passes.compose import Composition, compose
 from fxopt_core.passes.options import OptionInfo, find_option, is_plain
 from fxopt_core.passes.signature import same_value
 from fxopt_core.passes.transformation import Transformation
 from fxopt_core.registry.pass_info import PassInfo
-from fxopt_core.values.names import describe
 
 _OPTION = re.compile(r"[\w-]+")
 _EQUALS = re.compile("=")
@@ -117,24 +117,20 @@ def _value_end(text: str, at: int) -> int:
 
 
 def _value(text: str, start: int, end: int) -> object:
-    value: object = _value  # which is not plain
     try:
         with warnings.catch_warnings():
             # A regular expression is often written with a backslash that Python would keep, but warn about.
             warnings.simplefilter("ignore")
-            value = ast.literal_eval(text[start:end])
+            if is_plain(value := ast.literal_eval(text[start:end])):
+                return value
     except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
         pass
-    if not is_plain(value):
-        expected = 'a value: a number, quoted text ("..."), True, False, None, or a list or tuple of such'
-        raise _error(text, start, expected, end)
-    return value
+    expected = 'a value: a number, quoted text ("..."), True, False, None, or a list or tuple of such'
+    raise _error(text, start, expected, end)
 
 
 def _after_space(text: str, at: int) -> int:
-    while at < len(text) and text[at].isspace():
-        at += 1
-    return at
+    return len(text) - len(text[at:].lstrip())
 
 
 def _match(pattern: re.Pattern[str], text: str, at: int, expected: str) -> re.Match[str]:

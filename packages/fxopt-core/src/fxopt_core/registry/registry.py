@@ -8,23 +8,100 @@ from __future__ import annotations
 
 import difflib
 import importlib.metadata
+import os
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
 from torch import nn
 
-from fxopt_core.errors import PluginLoadError, PreconditionError, RegistryError, UnknownPassError
-from fxopt_core.naming import type_text
+from fxopt_core.errors import DuplicatePassError, PluginLoadError, PreconditionError, RegistryError, UnknownPassError
+from fxopt_core.names import providers
+from fxopt_core.naming import close_names, kebab_case, type_text
 from fxopt_core.passes.compose import check_is_transformation
 from fxopt_core.passes.transformation import Transformation
 from fxopt_core.registry.hookspec import PROJECT, Plugin
 from fxopt_core.registry.pass_info import PassInfo
 from fxopt_core.registry.pipeline import build_pipeline, format_pipeline
-from fxopt_core.registry.plugins import Offers, PluginEntryPoint, PluginSource, read_plugins
+from fxopt_core.registry.plugins import Offer, PluginEntryPoint, PluginSource, read_plugin, source_of
+from fxopt_core.registry.shipped import SHIPPED_NAMES
 from fxopt_core.text import text_table
-from fxopt_core.values.names import providers
+
+ALLOW_LIST = "FXOPT_PLUGINS"
+"""Environment variable: entry-point names to load, separated by commas. Unset: all; empty: none."""
+
+
+@dataclass
+class _Contents:
+    """What plugins offer at one time; never changed.
+
+    A name that several claim stays with the one that is part of fxopt, or is nobody's.
+    """
+
+    offers: Mapping[PluginSource, Offer]
+    broken: Mapping[str, PluginLoadError]  # what could not be read, and names that several plugins have
+    found: Set[str]  # names of entry points
+    allowed: Set[str]
+
+    def __post_init__(self) -> None:
+        self.names: dict[str, PassInfo | str] = {}
+        self.contested: dict[str, str] = {}
+        claims: defaultdict[str, list[tuple[PluginSource, PassInfo | str]]] = defaultdict(list)
+        for source in sorted(self.offers, key=lambda source: not source.shipped):
+            for name, item in self.offers[source].items:
+                claims[name].append((source, item))
+        lost: defaultdict[str, dict[str, None]] = defaultdict(dict)
+        for name, claimed in sorted(claims.items()):
+            kept = _first_keeps([source for source, _ in claimed])
+            if kept:
+                self.names[name] = claimed[0][1]
+            if len(claimed) > 1:
+                what = (f"as a {'pipeline' if isinstance(i, str) else 'pass'} by plugin {s}" for s, i in claimed)
+                result = "and stays with the first, a part of fxopt" if kept else "so that nobody gets it"
+                text = f"{name!r} is claimed {' and '.join(what)}, {result}; leave one out of {ALLOW_LIST}"
+                self.contested[name] = text
+                for source, _ in claimed[kept:]:
+                    lost[source.name][text] = None
+        failed = {**self.broken, **{name: _clash("; ".join(texts)) for name, texts in lost.items()}}
+        self.failed = MappingProxyType(dict(sorted(failed.items())))
+
+
+def _first_keeps(sources: Sequence[PluginSource]) -> bool:
+    """Return whether the first of those that claim one name keeps it: it is the only one, or the only one of fxopt."""
+    return len(sources) == 1 or sources[0].shipped > sources[1].shipped
+
+
+def _clash(text: str) -> PluginLoadError:
+    error = PluginLoadError(text)
+    error.__cause__ = DuplicatePassError(text)
+    return error
+
+
+def _read(points: Iterable[PluginEntryPoint]) -> _Contents:
+    """Load the plugins that the allow-list names, one at a time; what goes wrong with one is a failure of it alone."""
+    by_name: defaultdict[str, list[tuple[PluginSource, PluginEntryPoint]]] = defaultdict(list)
+    for point in points:
+        by_name[point.name].append((source_of(point), point))
+    value = os.environ.get(ALLOW_LIST)
+    allowed = by_name.keys() if value is None else {name.strip() for name in value.split(",")} - {""}
+    offers: dict[PluginSource, Offer] = {}
+    broken: dict[str, PluginLoadError] = {}
+    for name in sorted(by_name.keys() & allowed):
+        claims = sorted(by_name[name], key=lambda claim: not claim[0].shipped)
+        sources = [source for source, _ in claims]
+        kept = _first_keeps(sources)
+        if len(claims) > 1:
+            result = "The first is part of fxopt and keeps it" if kept else "uninstall one"
+            broken[name] = _clash(f"several plugins are named {name!r}: {' and '.join(map(str, sources))}. {result}")
+        if kept:
+            try:
+                offers[sources[0]] = read_plugin(claims[0][1].load, sources[0])
+            except PluginLoadError as error:
+                broken[name] = error
+    return _Contents(offers, broken, by_name.keys(), allowed)
 
 
 class Registry:
@@ -58,7 +135,7 @@ class Registry:
         self._entry_points = None if entry_points is None else tuple(entry_points)
         self._lock = threading.RLock()
         self._loading = False
-        self._loaded: Offers | None = None
+        self._loaded: _Contents | None = None
 
     def available(self) -> Mapping[str, PassInfo]:
         """Return all passes by name, sorted."""
@@ -70,14 +147,14 @@ class Registry:
 
     def layers(self) -> Mapping[str, type[nn.Module]]:
         """Return the layers that files may name besides those of ``torch.nn``, by ``"module:Class"``."""
-        return self._contents().layers
+        return MappingProxyType({n: each for o in self._contents().offers.values() for n, each in o.layers.items()})
 
     def functions(self) -> Mapping[str, Callable[..., Any]]:
         """Return the functions that files may name besides those of torch, by ``"module:name"``.
 
         An operator goes by ``"torch:ops.namespace.name"``, and each of its overloads by ``".overload"`` behind that.
         """
-        return self._contents().functions
+        return MappingProxyType({n: each for o in self._contents().offers.values() for n, each in o.functions.items()})
 
     @property
     def failed(self) -> Mapping[str, PluginLoadError]:
@@ -87,18 +164,39 @@ class Registry:
     @property
     def left_out(self) -> tuple[str, ...]:
         """The installed plugins that ``FXOPT_PLUGINS`` does not name, sorted."""
-        return self._contents().left_out
+        contents = self._contents()
+        return tuple(sorted(contents.found - contents.allowed))
 
     @property
     def missing(self) -> Mapping[str, tuple[str, ...]]:
         """The names in ``FXOPT_PLUGINS`` that no installed plugin has, each with the plugins of close names."""
         contents = self._contents()
-        known = sorted(contents.plugins)
-        return MappingProxyType({name: tuple(difflib.get_close_matches(name, known)) for name in contents.missing})
+        known = sorted({*(source.name for source in contents.offers), *contents.found})
+        missing = sorted(contents.allowed - set(known))
+        return MappingProxyType({name: tuple(difflib.get_close_matches(name, known)) for name in missing})
 
     def lookup(self, name: str) -> PassInfo | str:
         """Return the pass of this name, or the text of the pipeline of this name; raises as `create` does."""
-        return self._contents().lookup(name)
+        contents = self._contents()
+        if name in contents.names:
+            return contents.names[name]
+        clash = contents.broken[name].__cause__ if name in contents.broken else None
+        if name in contents.contested or isinstance(clash, DuplicatePassError):
+            raise DuplicatePassError(contents.contested.get(name, str(clash)))
+        home = SHIPPED_NAMES.get(kebab_case(name))
+        if home is not None and home.removeprefix("fxopt-") not in contents.found:
+            hint = f": it is in {home}, which is not installed: pip install {home}"
+        else:
+            known = f"; print(registry()) or, in a shell, `fxopt list` shows the {len(contents.names)} that are there"
+            hint = close_names(name, contents.names) or known
+        lines = [f"no pass or pipeline is named {name!r}{hint}"]
+        for names, what in (
+            (self.failed, "these plugins failed, see registry().failed"),
+            (self.left_out, f"{ALLOW_LIST} leaves out these plugins"),
+            (self.missing, f"{ALLOW_LIST} names plugins that are not installed"),
+        ):
+            lines += [f"{what}: {', '.join(names)}"] if names else []
+        raise UnknownPassError("\n  ".join(lines))
 
     def info_of(self, cls: type[Transformation]) -> PassInfo:
         """Return the pass that a class is registered as, or raise an `UnknownPassError`."""
@@ -155,7 +253,17 @@ class Registry:
         """
         source = PluginSource(name or getattr(plugin, "__name__", None) or type(plugin).__name__)
         with self._lock:
-            self._loaded = self._contents().extended(plugin, source)
+            now = self._contents()
+            known = {each.name: f"it is {each}" for each in now.offers} | {n: str(e) for n, e in now.broken.items()}
+            if source.name in known:
+                taken = f"a plugin is named {source.name!r} already ({known[source.name]})"
+                raise DuplicatePassError(f"{taken}; register the other under another name")
+            offer = read_plugin(lambda: plugin, source)
+            extended = _Contents({**now.offers, source: offer}, now.broken, now.found, now.allowed)
+            for name, _ in offer.items:
+                if name in extended.contested:
+                    raise DuplicatePassError(extended.contested[name])
+            self._loaded = extended
 
     def __repr__(self) -> str:
         """List what there is, one line each."""
@@ -171,7 +279,7 @@ class Registry:
             lines += [heading, *(f"  {line}" for line in text_table(rows))] if rows else []
         return "\n".join(lines)
 
-    def _contents(self) -> Offers:
+    def _contents(self) -> _Contents:
         """Return what there is, loaded on the first call; a plugin that asks while it is being loaded is an error."""
         if self._loaded is not None:
             return self._loaded
@@ -183,7 +291,7 @@ class Registry:
                 try:
                     points = self._entry_points
                     found = importlib.metadata.entry_points(group=PROJECT) if points is None else points
-                    self._loaded = read_plugins(found)
+                    self._loaded = _read(found)
                 finally:
                     self._loading = False
             return self._loaded

@@ -7,9 +7,9 @@ through. What is inside of other objects is theirs: a snapshot restores which ob
 from __future__ import annotations
 
 from collections import OrderedDict, deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from types import BuiltinFunctionType, FunctionType
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,10 +19,9 @@ from torch.fx import Node
 from torch.fx.passes.shape_prop import TensorMetadata
 from torch.fx.traceback import NodeSource
 
-Container: TypeAlias = "dict[Any, Any] | list[Any] | set[Any] | deque[Any] | bytearray"
-CONTAINERS = (dict, list, set, deque, bytearray)
-_WALKED = (*CONTAINERS, tuple)
-MOSTLY_EMPTY = frozenset({dict, OrderedDict, list, set})
+# What makes a plain copy of a container, which calls nothing that a subclass defines.
+_COPIES: dict[type, Callable[[Any], Any]] = {dict: dict, list: list, set: set, deque: list, bytearray: bytes}
+_WALKED = (*_COPIES, tuple)
 
 # What is in nearly every `meta` and holds no container that anyone would edit; told apart early, for speed.
 _LEAVES = frozenset(
@@ -31,23 +30,22 @@ _LEAVES = frozenset(
 )
 
 
-def put_back(container: Container, contents: Any) -> None:
+def put_back(container: Any, contents: Any) -> None:
     """Make a container hold what a copy of it holds, in the same order, without replacing the object.
+
+    Nothing that a subclass defines is called.
 
     >>> hooks = {"first": 1}; alias = hooks
     >>> put_back(hooks, {"second": 2})
     >>> alias
     {'second': 2}
     """
-    if not contents and type(container) in MOSTLY_EMPTY and not container:
-        return  # as the hooks of most modules
-    base: Any = next((each for each in (OrderedDict, dict, set, deque) if isinstance(container, each)), None)
-    if base is not None:
+    base: Any = next(each for each in (OrderedDict, *_COPIES) if isinstance(container, each))
+    if base in (list, bytearray):
+        base.__setitem__(container, slice(None), contents)
+    else:
         base.clear(container)
         getattr(base, "extend" if base is deque else "update")(container, contents)
-    else:
-        base = list if isinstance(container, list) else bytearray
-        base.__setitem__(container, slice(None), contents)
 
 
 class Containers:
@@ -64,8 +62,7 @@ class Containers:
     """
 
     def __init__(self) -> None:
-        self._seen: dict[int, object] = {}  # containers and tuples, which stay alive
-        self._records: list[tuple[Any, Any]] = []
+        self._held: dict[int, tuple[Any, Any]] = {}  # by id: a container, and a plain copy of it; a tuple twice
 
     def add(self, values: Iterable[object]) -> list[Tensor]:
         """Record the containers among some values and those inside of them.
@@ -74,27 +71,23 @@ class Containers:
             The tensors with data that were found on the way.
         """
         tensors: list[Tensor] = []
-        copy: Any  # what makes a plain copy
-        inside: Iterable[object]
+        kind: type | None
         waiting: list[Any] = [value for value in values if type(value) not in _LEAVES]
         while waiting:
             value = waiting.pop()
-            if isinstance(value, dict):
-                copy, inside = dict, value.values()
-            elif isinstance(value, _WALKED):
-                copy = set if isinstance(value, set) else bytes if isinstance(value, bytearray) else list
-                inside = () if copy in (set, bytes) else value
-            else:
+            kind = type(value)
+            if kind not in _WALKED:  # a subclass, or no container
+                kind = next((each for each in _WALKED if isinstance(value, each)), None)
+            if kind is None:
                 tensors += [value] if isinstance(value, Tensor) else []
-                continue
-            if id(value) not in self._seen:
-                self._seen[id(value)] = value
-                if not isinstance(value, tuple):
-                    self._records.append((value, copy(value)))
+            elif id(value) not in self._held:
+                self._held[id(value)] = value, _COPIES.get(kind, tuple)(value)
+                inside = value.values() if kind is dict else () if kind is bytearray else value
                 waiting += [item for item in inside if type(item) not in _LEAVES]
         return tensors
 
     def restore(self) -> None:
         """Put the contents of all containers back."""
-        for container, contents in self._records:
-            put_back(container, contents)
+        for container, contents in self._held.values():
+            if not isinstance(container, tuple):
+                put_back(container, contents)

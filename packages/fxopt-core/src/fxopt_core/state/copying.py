@@ -17,20 +17,12 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx import Graph, GraphModule
-from torch.fx.graph import CodeGen
 from torch.utils._pytree import TreeSpec
 
-from fxopt_core._torch import (
-    OWN_GRAPH_FIELDS,
-    PyTreeInfo,
-    WrappedCall,
-    codegen_of,
-    set_meta,
-    tracer_class,
-)
+from fxopt_core._torch import OWN_GRAPH_FIELDS, PyTreeInfo, WrappedCall, codegen_of, set_meta, tracer_class
 from fxopt_core.errors import FxoptError
-from fxopt_core.gc_pause import collector_paused
-from fxopt_core.graph import check_graph_module
+from fxopt_core.graph import check_graph_module, iter_nodes
+from fxopt_core.state.gc_pause import collector_paused
 from fxopt_core.state.graph import GraphRows, own_classes
 
 _GraphModuleT = TypeVar("_GraphModuleT", bound=GraphModule)
@@ -75,8 +67,7 @@ class _Copier:
         self._kept_alive: list[object] = []  # so that no id in the memo is given out twice
         self._root, modules = root, list(root.modules())
         self._in_tree = {id(module) for module in modules}
-        for hook in (hook for module in modules for hook in _hooks(module) if not self._is_bound(hook)):
-            self._memo[id(hook)] = hook
+        self._memo.update((id(hook), hook) for each in modules for hook in _hooks(each) if not self._is_bound(hook))
         ordinary = [module for module in modules if _is_ordinary(module)]
         self._memo.update((id(module), type(module).__new__(type(module))) for module in ordinary)
         for tensor in (*root.parameters(), *root.buffers()):  # before what refers to them by means of its own
@@ -86,23 +77,39 @@ class _Copier:
         self.twin = self._memo[id(root)]
 
     def _fill(self, module: nn.Module, twin: Any) -> None:
-        if isinstance(module, GraphModule):
-            self._fill_graph_module(module, twin)
+        if not isinstance(module, GraphModule):
+            state = module.__getstate__()  # type: ignore[no-untyped-call]  # torch has no type for it
+            self._kept_alive.append(state)
+            twin.__setstate__({key: self._value(value) for key, value in state.items()})
             return
-        state = module.__getstate__()  # type: ignore[no-untyped-call]  # torch has no type for it
-        self._kept_alive.append(state)
-        twin.__setstate__({key: self._value(value) for key, value in state.items()})
-
-    def _fill_graph_module(self, module: GraphModule, twin: GraphModule) -> None:
         _copy_class(module, twin)
         if id(module.graph) not in self._memo:
             self._memo[id(module.graph)] = self._graph(module.graph)
-        for key, value in module.__dict__.items():
+        for key, value in vars(module).items():
             if key in _SHALLOW:
-                twin.__dict__[key] = copy.copy(value)
+                vars(twin)[key] = copy.copy(value)
             elif key != "_compiled_call_impl":  # what torch.compile made of the original
-                twin.__dict__[key] = value if key in _SHARED else self._value(value)
+                vars(twin)[key] = value if key in _SHARED else self._value(value)
         twin.graph.owning_module = self._memo.get(id(module.graph.owning_module), twin)
+
+    def _graph(self, graph: Graph) -> Graph:
+        twin = self._memo[id(graph)] = Graph(tracer_cls=tracer_class(graph))
+        for node, new in GraphRows(graph).fill(twin, self._shared).items():
+            self._memo[id(node)] = new
+            set_meta(new, copy.copy(node.meta))
+        for node in filter(vars, iter_nodes(graph)):
+            vars(self._memo[id(node)]).update({key: self._value(value) for key, value in vars(node).items()})
+        for key, value in vars(graph).items():
+            if key not in vars(twin) or key in OWN_GRAPH_FIELDS:
+                vars(twin)[key] = self._value(value)
+        twin.set_codegen(copy.copy(codegen_of(graph)))
+        vars(codegen_of(twin)).update({key: self._value(value) for key, value in vars(codegen_of(graph)).items()})
+        return twin
+
+    def _shared(self, value: Any) -> Any:
+        """Return what stands for a target or an argument: copies of tensors and of the tree's methods, else itself."""
+        is_bound = isinstance(value, MethodType) and id(value.__self__) in self._in_tree
+        return self._value(value) if is_bound or isinstance(value, Tensor) else self._memo.get(id(value), value)
 
     def _value(self, value: Any) -> Any:
         """Copy anything: known objects by the memo, containers item by item, others by their own means."""
@@ -122,6 +129,8 @@ class _Copier:
             return items
         if type(value) in (tuple, set):
             return self._memo.setdefault(id(value), type(value)(map(self._value, value)))
+        if type(value) is PyTreeInfo:
+            return PyTreeInfo(*map(self._value, value))
         return self._by_its_own_means(value)
 
     def _tensor(self, tensor: Tensor) -> Tensor:
@@ -168,37 +177,6 @@ class _Copier:
         if hasattr(hook, "with_module"):  # torch's wrapper around a hook, which may refer to its module weakly
             return True
         return any(id(part) in self._in_tree for part in getattr(hook, "__dict__", {}).values())
-
-    def _graph(self, graph: Graph) -> Graph:
-        twin = self._memo[id(graph)] = Graph(tracer_cls=tracer_class(graph))
-        nodes = GraphRows(graph).fill(twin, self._target, self._argument)
-        self._memo.update((id(node), new) for node, new in nodes.items())
-        for node, new in nodes.items():
-            set_meta(new, copy.copy(node.meta))
-            if vars(node):
-                vars(new).update({key: self._value(value) for key, value in vars(node).items()})
-        for key, value in vars(graph).items():
-            if key not in vars(twin) or key in OWN_GRAPH_FIELDS:
-                vars(twin)[key] = self._value(value)
-        twin.set_codegen(self._copy_of_codegen(codegen_of(graph)))
-        return twin
-
-    def _copy_of_codegen(self, codegen: CodeGen) -> CodeGen:
-        twin = copy.copy(codegen)
-        for key, value in vars(codegen).items():
-            is_tree_info = type(value) is PyTreeInfo
-            vars(twin)[key] = value._replace(orig_args=list(value.orig_args)) if is_tree_info else self._value(value)
-        return twin
-
-    def _argument(self, argument: Any) -> Any:
-        return self._value(argument) if isinstance(argument, Tensor) else self._known(argument)
-
-    def _target(self, target: Any) -> Any:
-        is_bound = isinstance(target, MethodType) and id(target.__self__) in self._in_tree
-        return self._value(target) if is_bound else self._known(target)
-
-    def _known(self, value: Any) -> Any:
-        return self._memo.get(id(value), value)
 
 
 def _hooks(module: nn.Module) -> Iterator[Any]:

@@ -11,16 +11,7 @@ from typing import Any
 from torch.fx import Graph, GraphModule, Node
 from torch.fx.node import map_aggregate
 
-from fxopt_core._torch import (
-    STRUCTURE,
-    add_node,
-    codegen_of,
-    names_of,
-    set_arguments,
-    set_meta,
-    set_order,
-    start_anew,
-)
+from fxopt_core._torch import STRUCTURE, add_node, codegen_of, names_of, set_arguments, set_meta, set_order, start_anew
 from fxopt_core.graph import iter_nodes
 from fxopt_core.state.containers import Containers, put_back
 
@@ -47,15 +38,18 @@ class GraphRows:
         names = names_of(graph)
         self._names = set(names.taken), dict(names.counts)
 
-    def are_in(self, graph: Graph) -> bool:
-        """Return whether a graph has these very nodes, unchanged but for their ``meta``."""
+    def names(self) -> set[str]:
+        """Return the names of the nodes."""
+        return {name for _, _, name, *_ in self._rows}
+
+    def are_in(self, graph: Graph, *, exactly: bool = True) -> bool:
+        """Return whether a graph has these very nodes; if ``exactly``, with users and taken names as they were."""
         nodes = list(iter_nodes(graph))
-        return (
-            nodes == self.nodes
-            and all(map(is_, chain.from_iterable(map(_ROW, nodes)), chain.from_iterable(self._rows)))
-            and [list(node.users) for node in nodes] == self._users
-            and names_of(graph) == self._names
+        same = nodes == self.nodes and all(
+            map(is_, chain.from_iterable(map(_ROW, nodes)), chain.from_iterable(self._rows))
         )
+        exact = not exactly or ([list(node.users) for node in nodes], names_of(graph)) == (self._users, self._names)
+        return same and exact
 
     def apart(self, part: Callable[[Node, str, Any], Any]) -> GraphRows:
         """Return these rows with positions for nodes, and for other things what ``part`` returns for them.
@@ -76,23 +70,18 @@ class GraphRows:
         twin._users = [[int(at[user]) for user in users if user in at] for users in self._users]  # type: ignore[misc]  # positions
         return twin
 
-    def fill(
-        self,
-        graph: Graph,
-        target_of: Callable[[Any], Any] = lambda target: target,
-        argument_of: Callable[[Any], Any] = lambda argument: argument,
-    ) -> dict[Node, Node]:
+    def fill(self, graph: Graph, of: Callable[[Any], Any] = lambda value: value) -> dict[Node, Node]:
         """Make these nodes again in an empty graph; return the new ones by the old.
 
-        Targets, and what is in arguments and is no node, are what the functions return for them.
+        Targets, and what is in arguments and is no node, are what the function returns for them.
         """
         new = {
-            node: add_node(graph, op, target_of(target), name, kind)
+            node: add_node(graph, op, of(target), name, kind)
             for node, (op, target, name, kind, *_) in zip(self.nodes, self._rows, strict=True)
         }
 
         def leaf(value: Any) -> Any:
-            return new[value] if type(value) in (Node, NodeAt) else argument_of(value)
+            return new[value] if type(value) in (Node, NodeAt) else of(value)
 
         for node, (*_, args, kwargs) in zip(self.nodes, self._rows, strict=True):
             set_arguments(new[node], map_aggregate(args, leaf), map_aggregate(kwargs, leaf))
@@ -148,9 +137,7 @@ class ClassState:
     """The attributes of the class that torch makes for each graph module, where its compiled `forward` lives."""
 
     def __init__(self, cls: type) -> None:
-        self.cls = cls
-        self.attributes: Mapping[str, Any] = dict(vars(cls))
-        self.name, self.qualified_name = cls.__name__, cls.__qualname__
+        self.cls, self.attributes, self.names = cls, dict(vars(cls)), (cls.__name__, cls.__qualname__)
 
     def restore(self) -> None:
         """Set, replace and delete class attributes until the class is as it was."""
@@ -160,4 +147,4 @@ class ClassState:
         for name, value in self.attributes.items():
             if name not in _CLASS_FIELDS_LEFT_ALONE and now.get(name, self) is not value:
                 setattr(self.cls, name, value)
-        self.cls.__name__, self.cls.__qualname__ = self.name, self.qualified_name
+        self.cls.__name__, self.cls.__qualname__ = self.names

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import weakref
-from itertools import chain
-from operator import attrgetter, is_
 from typing import Any
 
 from torch import Tensor, nn
@@ -12,9 +10,7 @@ from torch.fx import GraphModule
 from torch.nn.parameter import is_lazy
 
 from fxopt_core._torch import codegen_of
-from fxopt_core.graph import iter_nodes, modules_by_name
-
-_FIELDS = attrgetter("name", "op", "target", "args", "kwargs")
+from fxopt_core.state.graph import GraphRows
 
 
 class Outline:
@@ -35,14 +31,12 @@ class Outline:
     """
 
     def __init__(self, graph_module: GraphModule) -> None:
-        self._generator = codegen_of(graph_module.graph)
-        self._nodes = list(iter_nodes(graph_module.graph))
-        self._fields = list(map(_FIELDS, self._nodes))
+        self._rows, self._generator = GraphRows(graph_module.graph), codegen_of(graph_module.graph)
         self._modules = _modules(graph_module)
 
     def names(self) -> set[str]:
         """Return the names of the nodes."""
-        return {name for name, *_ in self._fields}
+        return self._rows.names()
 
     def shapes(self) -> dict[str, Any]:
         """Return the shapes of all parameters and buffers by full name."""
@@ -50,19 +44,15 @@ class Outline:
 
     def changed(self, graph_module: GraphModule) -> bool:
         """Return whether a graph module differs: in nodes, modules, tensors, writes into tensors, or code generator."""
-        if codegen_of(graph_module.graph) is not self._generator:
-            return True
-        nodes = list(iter_nodes(graph_module.graph))
-        if len(nodes) != len(self._nodes) or not all(map(is_, nodes, self._nodes)):
-            return True
-        same = all(map(is_, chain.from_iterable(map(_FIELDS, nodes)), chain.from_iterable(self._fields)))
+        same = codegen_of(graph_module.graph) is self._generator
+        same = same and self._rows.are_in(graph_module.graph, exactly=False)
         return not same or _modules(graph_module) != self._modules
 
 
 def _modules(graph_module: GraphModule) -> list[tuple[Any, ...]]:
     """Return names, flags, and what is comparable by identity of modules and tensors; equal where nothing changed."""
     rows: list[tuple[Any, ...]] = []
-    for name, module in modules_by_name(graph_module).items():
+    for name, module in graph_module.named_modules(remove_duplicate=False):
         tensors = (*module._parameters.items(), *module._buffers.items())
         rows.append((name, _Same(module), module.training, *[(key, *_state(tensor)) for key, tensor in tensors]))
     return rows

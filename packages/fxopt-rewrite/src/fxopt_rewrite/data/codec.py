@@ -1,7 +1,7 @@
 """The ledger as JSON text, and back: what an archive of a graph module holds of it, and a pickle of a journal.
 
 The text is an object: ``{"fxopt_ledger": version, "next_id": ..., "next_run": ..., "records": [...]}``. Records, and
-the edits in their journals, are written by `fxopt_core.values.forms.Fields`. Nothing is imported by reading.
+the edits in their journals, are written by `fxopt_rewrite.data.forms.Fields`. Nothing is imported by reading.
 """
 
 from __future__ import annotations
@@ -25,7 +25,6 @@ from fxopt_core import (
     Record,
     Refusal,
     Rewrite,
-    check_version,
     collector_paused,
 )
 from fxopt_core.errors import FxoptError
@@ -142,7 +141,11 @@ def _read_ledger(text: str, names: Names) -> Ledger:
     version = data.pop(_KEY, None) if isinstance(data, dict) else None
     if type(version) is not int or version < 1:
         raise MalformedError(f"found {text[:60]!r}, which has no version under {_KEY!r}")
-    check_version(version)
+    if version > LEDGER_VERSION:
+        raise FxoptError(
+            f"the ledger of this graph module was written by version {version} of its format, and this fxopt reads "
+            f"versions up to {LEDGER_VERSION}: install a newer fxopt-core; nothing was changed"
+        )
     ledger: Ledger = read({"Ledger": data})
     return ledger
 

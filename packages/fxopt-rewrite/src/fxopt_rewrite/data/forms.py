@@ -1,7 +1,8 @@
 """Values as data: one typed form, which JSON can hold, for ledgers, key maps and archives.
 
-`fxopt_core.values.forms` says what forms look like. `ValueWriter` and `ValueReader` bring back equal values of equal
-types, in any process.
+Text, whole numbers, booleans and None are themselves, and a tuple is an array. Everything else is an object whose one
+key says what it is, ``{"dtype": "float32"}``: ``1``, ``1.0``, ``True`` and ``"1"`` differ, as do ``[1]``, ``(1,)``.
+`ValueWriter` and `ValueReader` bring back equal values of equal types, in any process.
 """
 
 from __future__ import annotations
@@ -23,18 +24,14 @@ from typing import Any, ClassVar, TypeVar
 import torch
 from torch.fx.traceback import NodeSource
 
-from fxopt_core import (
-    FORMS,
-    Form,
-    Forms,
-    class_path,
-    describe,
-)
+from fxopt_core import class_path, describe
 from fxopt_core.errors import FxoptError
 from fxopt_rewrite._torch import source_from_dict
 from fxopt_rewrite.data.policies import LOADED, Names, Unresolved
 
 T = TypeVar("T")
+Form = Any
+Write = Callable[[Any], Form]
 
 
 class InexpressibleError(FxoptError):
@@ -47,6 +44,51 @@ class MalformedError(FxoptError):
 
 _AS_THEY_ARE = frozenset({str, bool, type(None)})
 _NESTED = frozenset({list, dict})
+
+
+# -- forms that every writer shares
+
+
+def _int_form(value: int, _: Write) -> Form:
+    return value if -(2**63) <= value < 2**63 else {"int": format(value, "x")}  # Python refuses decimals of any length
+
+
+def _text_form(key: str) -> Callable[[Any, Write], Form]:
+    return lambda value, _: {key: str(value).removeprefix("torch.")}
+
+
+def _many(key: str) -> Callable[[Any, Write], Form]:
+    return lambda value, write: {key: [write(item) for item in value]}
+
+
+def _sorted(key: str) -> Callable[[Any, Write], Form]:
+    return lambda value, write: {key: sorted(map(write, value), key=json.dumps)}
+
+
+def _pairs(key: str) -> Callable[[Any, Write], Form]:
+    return lambda value, write: {key: [[write(name), write(item)] for name, item in value.items()]}
+
+
+Forms = Mapping[type, Callable[[Any, Write], Form]]
+FORMS: Forms = {
+    int: _int_form,
+    float: lambda value, _: value if value - value == 0 else {"float": repr(value)},
+    complex: lambda value, _: {"complex": [repr(value.real), repr(value.imag)]},
+    bytes: lambda value, _: {"bytes": base64.b64encode(value).decode()},
+    type(Ellipsis): lambda value, _: {"ellipsis": None},
+    list: _many("list"),
+    set: _sorted("set"),
+    frozenset: _sorted("frozenset"),
+    dict: _pairs("dict"),
+    OrderedDict: _pairs("ordered_dict"),
+    slice: lambda value, write: {"slice": [write(value.start), write(value.stop), write(value.step)]},
+    range: lambda value, _: {"range": [value.start, value.stop, value.step]},
+    torch.Size: _many("size"),
+    torch.dtype: _text_form("dtype"),
+    torch.device: _text_form("device"),
+    torch.layout: _text_form("layout"),
+    torch.memory_format: _text_form("memory_format"),
+}
 
 
 # -- writing what can be read again

@@ -17,7 +17,6 @@ import torch
 from torch.fx import Graph, Node
 
 from fxopt_core import (
-    Form,
     add_node,
     class_path,
     inputs_of,
@@ -26,7 +25,7 @@ from fxopt_core import (
     set_arguments,
     set_order,
 )
-from fxopt_rewrite.data.forms import InexpressibleError, MalformedError, ValueReader, ValueWriter
+from fxopt_rewrite.data.forms import Form, InexpressibleError, MalformedError, ValueReader, ValueWriter
 from fxopt_rewrite.data.policies import is_identifier
 
 OPERATIONS = frozenset({"placeholder", "get_attr", "call_function", "call_method", "call_module", "output"})

@@ -13,7 +13,16 @@ from typing import Any
 from torch import nn
 from torch.fx import GraphModule
 
-from fxopt_core import FxoptError, PreconditionError, Record, known_class, ledger_of, promise_of, registry
+from fxopt_core import (
+    FxoptError,
+    PreconditionError,
+    Record,
+    Transformation,
+    construct,
+    known_class,
+    ledger_of,
+    registry,
+)
 from fxopt_tools.verification.isolated_run import ONE_AT_A_TIME
 
 
@@ -104,6 +113,21 @@ def _applied(records: Iterable[Record]) -> Iterable[Record]:
 
 def _identity(record: Record) -> tuple[str, str, str]:
     return record.transformation, record.pass_name, record.signature
+
+
+def promise_of(record: Record) -> float | None:
+    """Return the signal-to-noise ratio, in dB, that a recorded pass promises with its options; None if it does not.
+
+    A pass that cannot be made here from its record promises nothing.
+    """
+    cls = known_class(record.transformation)
+    if cls is None or not issubclass(cls, Transformation):
+        return None
+    try:
+        made: object = construct(cls, dict(record.options))
+    except Exception:  # options of another version, say: what the class says
+        made = cls
+    return getattr(made, "promised_sqnr", None)
 
 
 def _promise(record: Record) -> float | None:

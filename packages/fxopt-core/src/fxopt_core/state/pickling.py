@@ -19,13 +19,13 @@ from torch.fx import Graph, GraphModule, Node
 from torch.fx.graph import CodeGen
 from torch.utils._pytree import TreeSpec, treespec_leaf
 
-from fxopt_core._torch import PyTreeInfo, code_fields, codegen_of, set_tracer_class
+from fxopt_core._torch import PyTreeInfo, code_fields, codegen_of
 from fxopt_core.errors import FxoptError
-from fxopt_core.gc_pause import collector_paused
 from fxopt_core.graph import iter_nodes
 from fxopt_core.ledger.marks import META_KEY
+from fxopt_core.names import class_path, describe, import_class, name_of
+from fxopt_core.state.gc_pause import collector_paused
 from fxopt_core.state.graph import GraphRows, own_classes
-from fxopt_core.values.names import class_path, describe, import_class, name_of
 
 FORMAT = 5
 """Raised when older versions of this module could not read what this one writes."""
@@ -80,14 +80,13 @@ def fill(graph_module: GraphModule, state: tuple[dict[str, Any], dict[str, Any]]
     """Give a graph module its attributes and its graph, and compile it."""
     attributes, written = state
     graph_module.__dict__.update(attributes)
-    graph = Graph()
+    graph = Graph(tracer_cls=attributes.get("_tracer_cls"))
     with collector_paused():
         written["rows"].fill(graph)
     for node, meta in zip(iter_nodes(graph), written["metas"], strict=True):
         node.meta = meta
     code_fields(graph).update(written["code_fields"])
     graph.set_codegen(written["codegen"])
-    set_tracer_class(graph, attributes.get("_tracer_cls"))
     graph.owning_module = graph_module
     graph_module.__dict__["_graph"] = graph
     graph_module.recompile()
@@ -180,6 +179,8 @@ class _Writer:
             )
         if isinstance(value, TreeSpec):
             return _spec_reference(value)
+        if type(value) is PyTreeInfo:
+            return _Rebuilt(PyTreeInfo, list(value.orig_args), *map(_spec_reference, value[1:]))
         # Older protocols of pickle have no memory formats, and none has operators and functions of C.
         is_format = isinstance(value, torch.memory_format)
         name = str(value).replace(".", ":", 1) if is_format else name_of(value)
@@ -197,11 +198,7 @@ class _Writer:
     def graph(self, graph: Graph) -> dict[str, Any]:
         """Return a graph as rows."""
         codegen, rows = codegen_of(graph), GraphRows(graph)
-        held = dict(vars(codegen))
-        info = held.pop("pytree_info", None)
-        held = {key: self.part(value, f"the graph's code generator, {key},") for key, value in held.items()}
-        if info is not None:
-            held["pytree_info"] = _Rebuilt(PyTreeInfo, list(info.orig_args), *map(_spec_reference, info[1:]))
+        held = {key: self.part(value, f"the graph's code generator, {key},") for key, value in vars(codegen).items()}
         with collector_paused():
             metas = [self._meta(node) for node in rows.nodes]
             rows = rows.apart(lambda node, role, value: self.part(value, f"the {role} of node `{node.name}`"))

@@ -6,7 +6,7 @@ import importlib
 import inspect
 import sys
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import reduce
 from typing import Any
 from weakref import WeakValueDictionary
@@ -46,7 +46,11 @@ def name_of(value: Any) -> str | None:
         return "types:NoneType"
     if not callable(value) or not hasattr(value, "__qualname__"):
         return None
-    for name in _candidate_names(value):
+    # Methods of C types name their class, class methods are bound to it; other functions name their module.
+    owner = getattr(value, "__objclass__", None) or getattr(value, "__self__", None)
+    module, own = getattr(value, "__module__", None), getattr(value, "__name__", None)
+    candidates = [f"{class_path(owner)}.{own}"] if isinstance(owner, type) else []
+    for name in (*candidates, f"{module}:{value.__qualname__}", f"{module}:{own}"):
         try:
             found = _find(name, sys.modules.__getitem__)
         except Exception:  # a module or class that computes its attributes
@@ -56,21 +60,11 @@ def name_of(value: Any) -> str | None:
     return None
 
 
-def _candidate_names(value: Any) -> Iterator[str]:
-    name = getattr(value, "__name__", None)
-    # Methods of C types name their class, class methods are bound to it; other functions name their module.
-    owner = getattr(value, "__objclass__", None) or getattr(value, "__self__", None)
-    if isinstance(owner, type):
-        yield f"{class_path(owner)}.{name}"
-    yield f"{getattr(value, '__module__', None)}:{value.__qualname__}"
-    yield f"{getattr(value, '__module__', None)}:{name}"
-
-
 def describe(value: object) -> str:
     """Name a value in a message, without printing what may be long.
 
     >>> describe(describe), describe(3)
-    ('function fxopt_core.values.names.describe', 'a value of type int')
+    ('function fxopt_core.names.describe', 'a value of type int')
     """
     name = getattr(value, "__qualname__", None)
     known = f"{type(value).__name__} {getattr(value, '__module__', None)}.{name}"

@@ -1,1 +1,0 @@
-"""Graph modules as rows, for pickles, archives and reproducers."""

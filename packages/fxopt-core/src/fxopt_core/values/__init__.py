@@ -1,1 +1,0 @@
-"""Values as data: one typed form for signatures, ledgers, archives and reproducers."""
