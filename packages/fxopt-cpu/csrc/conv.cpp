@@ -284,8 +284,10 @@ class Integers {
         *factors *= scales_[size_t(row / of_result)];
       }
     });
-    for (int64_t row = 0; row < int64_t(specials.size()); ++row)
+    const double each = double(product_.depth) * double(product_.features) * 2;
+    run_pieces(int64_t(specials.size()), each * double(specials.size()), [&](int64_t row) {
       if (specials[size_t(row)]) multiply_special(row);
+    });
   }
 
   // What reads NaN or infinity, as float32 computes it: the window as it is, times integers.

@@ -250,12 +250,12 @@ void gather_rows(const Convolution& c, int64_t first, int64_t last, const float*
     point(c, pixels, table);
     for (int64_t i = 0; i < pixels.count; ++i, to += row_bytes) {
       float scale = 1.f;
-      char* at = ByteStep::BYTES == 4 ? to : bytes;  // copies go beyond a tap, and the next tap overwrites that
+      char* at = ByteStep::BYTES == 4 ? to : bytes;
       for (int64_t tap = 0; tap < taps; ++tap, at += c.channels) {
         const char* const from = reinterpret_cast<const char*>(table[tap * pixels.count + i]);
         if (wide)
           for (int64_t k = 0; k < c.channels; k += 4 * WIDTH) store(at + k, load(from + k));
-        else if (tap + 1 == taps)
+        else if (c.channels < 16 || tap + 1 == taps)  // elsewhere, the next tap overwrites what goes beyond
           std::memcpy(at, from, size_t(c.channels));
         else
           for (int64_t k = 0; k < c.channels; k += 16) std::memcpy(at + k, from + k, 16);

@@ -117,6 +117,16 @@ def test_the_kernel_computes_what_the_reference_does(seed: int, instruction_set:
     assert difference.square().mean() < 1e-5 * wanted[wanted.isfinite()].square().mean() + 1e-12
 
 
+@pytest.mark.parametrize(("channels", "kernel"), [(1, (8, 16)), (2, (8, 8)), (4, (4, 8)), (3, (6, 7)), (5, (5, 5))])
+def test_windows_that_just_fill_a_row(channels: int, kernel: tuple[int, int], instruction_set: str) -> None:
+    torch.manual_seed(0)
+    x, weight = torch.randn(1, channels, kernel[0] + 30, kernel[1] + 20), torch.randn(16, channels, *kernel)
+    panels, scale, sums = packed(weight, None)
+    given = [x, panels, None, 16, kernel, (1, 1), [0] * 4, (1, 1), 1, 0, 0.0, 0.0, None, scale, sums]
+    found, wanted = torch.ops.fxopt.conv(*given), CONV.reference(*given)
+    assert (found - wanted).norm() < 1e-3 * wanted.norm()
+
+
 @pytest.mark.parametrize("size", [1e-38, 1e-20, 1e30, 3e38])
 def test_images_of_any_size(size: float, instruction_set: str) -> None:
     torch.manual_seed(0)
@@ -260,7 +270,9 @@ def test_options_leave_layers_as_they_are(options: dict[str, Any], left: list[tu
     FuseConvolutions()(graph_module, expect=len(left))
 
 
-@pytest.mark.parametrize("options", [{"keep": "up"}, {"keep_first": -1}, {"weights": "bfloat16"}], ids=str)
+@pytest.mark.parametrize(
+    "options", [{"keep": "up"}, {"keep": (3,)}, {"where": None}, {"keep_first": -1}, {"weights": "bfloat16"}], ids=str
+)
 def test_impossible_options_are_errors(options: dict[str, Any]) -> None:
     with pytest.raises(PassOptionError, match="FuseConvolutions takes"):
         FuseConvolutions(**options)
@@ -269,15 +281,16 @@ def test_impossible_options_are_errors(options: dict[str, Any]) -> None:
 def test_what_cannot_be_rounded_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     model = nn.Sequential(
         nn.Conv2d(16, 16, 3, groups=4), nn.Conv2d(16, 16, 1), nn.Conv2d(16, 16, 1), nn.Conv2d(16, 16, 1).double(),
-        nn.Conv2d(8, 16, 1), nn.Conv2d(16, 16, 1),
+        nn.Conv2d(8, 16, 1), nn.Conv2d(16, 16, 1), nn.Conv2d(16, 1, 1),
     ).eval()  # fmt: skip
     model[1].train()
     next(model[2].parameters()).data[0, 0, 0, 0] = NAN
     model[5].register_forward_hook(lambda *_: None)
+    model[6].weight, model[6].bias = nn.Parameter(torch.zeros(0, 16, 1, 1)), nn.Parameter(torch.zeros(0))
     graph_module = SMALL(torch.fx.symbolic_trace(model), expect=0)
     assert dict(refused(graph_module)) == {
         "0": "not-in-int8", "1": "training", "2": "out-of-range", "3": "unsupported-dtype", "4": "too-small",
-        "5": "hooks",
+        "5": "hooks", "6": "unsupported-call",
     }  # fmt: skip
     assert all(f"`{refusal.site}`" in refusal.message for refusal in refusals(graph_module))
     monkeypatch.setattr(matching, "isa", lambda: None)
@@ -289,6 +302,9 @@ def test_layers_of_meta_models_take_no_memory() -> None:
         model = Net().eval()
     graph_module = SMALL(torch.fx.symbolic_trace(model), expect=4)
     assert all(tensor.is_meta for tensor in graph_module.state_dict().values())
+    graph_module = torch.fx.symbolic_trace(model)
+    with calibrated(graph_module, [X.to("meta")]):
+        assert {reason for _, reason in refused(STATIC(graph_module, expect=0))} == {"no-range"}
 
 
 # --- Ranges from data
@@ -308,6 +324,15 @@ def test_static_ranges_are_those_of_the_calls(form: Form) -> None:
         assert graph_module(torch.full_like(x, 1e6)).abs().max() < 1e3  # what lies beyond is cut off
     with pytest.raises(FxoptError, match="ranges that were found with the former weights"):
         load_original_state_dict(graph_module, model.state_dict())
+
+
+def test_ranges_of_images_without_a_batch_are_those_of_channels() -> None:
+    model = nn.Sequential(nn.Conv2d(16, 32, 3, padding=1)).eval()
+    x = torch.randn(4, 16, 16, 16) * torch.logspace(-2, 2, 16).view(16, 1, 1)
+    graph_module = torch.fx.symbolic_trace(model)
+    with calibrated(graph_module, x.unbind()):
+        graph_module = STATIC(graph_module)
+    assert sqnr(graph_module, model, x) > 35
 
 
 def test_static_ranges_need_calls_that_reach_the_layer() -> None:
@@ -371,6 +396,16 @@ def test_copies_pickles_and_archives_compute_the_same(static: bool, tmp_path: Pa
             planned = PlanRegions()(again)
             assert torch.equal(planned(X), expected)
             assert [layer.weight.dtype for layer in layers(planned)] == [torch.int8] * 4
+
+
+@torch.no_grad()
+def test_other_buffers_and_missing_ones_do_not_stop_a_call() -> None:
+    (layer,) = layers(SMALL(torch.fx.symbolic_trace(nn.Sequential(nn.Conv2d(16, 16, 1)).eval())))
+    expected = layer(X)
+    layer.register_buffer("calls", torch.zeros(1))
+    assert torch.equal(layer(X), expected)
+    layer.register_buffer("rounding", None)
+    torch.testing.assert_close(layer(X), expected, rtol=0.05, atol=0.05)
 
 
 def test_a_file_cannot_set_groups() -> None:

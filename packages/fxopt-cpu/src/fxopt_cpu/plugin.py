@@ -29,7 +29,7 @@ def fxopt_transformations() -> Iterable[type[Transformation]]:
 def fxopt_pipelines() -> Mapping[str, str]:
     """Return the pipelines for models on a CPU, which run passes of fxopt-simplify, fxopt-norm and fxopt-linear first.
 
-    Those that approximate round the linear layers that are worth it, and leave the others in float32.
+    Those that approximate round the layers that are worth it, and leave the others in float32.
     """
     prepared = "remove-no-ops,fold-weights,fuse-products,fold-batch-norm,simplify,fuse-activations,merge-linears"
     fused = "fuse-scaled-dot-product-attention,fuse-attention,fuse-norms"

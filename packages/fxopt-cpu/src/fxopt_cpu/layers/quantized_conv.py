@@ -103,12 +103,13 @@ class QuantizedConv2d(PackedConv2d):
         """Whether the weight is one that can be packed."""
         if self.holder.frozen:
             return True
-        held = {key: getattr(self, key) for key in self._buffers}
         kinds = {"weight": (torch.int8, self.weight_shape), "scale": (_FLOAT, (self.out_channels,))}
-        kinds["rounding"] = (_FLOAT, (2, self.in_channels))
+        if self._buffers.get("rounding") is not None:
+            kinds["rounding"] = (_FLOAT, (2, self.in_channels))
+        found = ((self._buffers.get(key), kind) for key, kind in kinds.items())
         return self.groups == 1 and all(
-            (each.dtype, tuple(each.shape)) == kinds[key] and each.is_cpu and not each.is_inference()
-            for key, each in held.items()
+            each is not None and (each.dtype, tuple(each.shape)) == kind and each.is_cpu and not each.is_inference()
+            for each, kind in found
         )
 
     def _as_panels(self) -> ConvolutionPanels:
@@ -127,8 +128,8 @@ class QuantizedConv2d(PackedConv2d):
 
     def _plain_weight(self, input: Tensor) -> Tensor:
         weight = self.weight.float() * self.scale.view(-1, 1, 1, 1)
-        weight = weight * self.rounding[0].view(-1, 1, 1) if "rounding" in self._buffers else weight
-        return weight.to(input.dtype)
+        rounding = self._buffers.get("rounding")
+        return (weight if rounding is None else weight * rounding[0].view(-1, 1, 1)).to(input.dtype)
 
     def extra_repr(self) -> str:
         """Return the settings in the form of ``nn.Conv2d``."""

@@ -48,7 +48,7 @@ def static(weight: Tensor, *, transposed: bool = False) -> NoReturn:
 
 
 def lost(*tensors: Tensor, **settings: object) -> NoReturn:
-    """Refuse to go back: `fuse-linears` names it as the ``restore`` of what it rounds."""
+    """Refuse to go back: passes name it as the ``restore`` of what it rounds."""
     raise NotReversibleError(
         "it was rounded, and the original values are lost. Keep the original checkpoint, save "
         "graph_module.state_dict(), or run the pass with keep_originals=True"

@@ -1,4 +1,4 @@
-"""`calibrated`: calls with representative data, from which `fuse-linears` takes the ranges of inputs."""
+"""`calibrated`: calls with representative data, from which passes take the ranges of inputs."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ Call = tuple[tuple[Any, ...], Mapping[str, Any]]
 
 @contextmanager
 def calibrated(graph_module: GraphModule, calls: Iterable[Any]) -> Iterator[GraphModule]:
-    """Give `FuseLinears` data for ``activations="static"``, where it runs on a graph module in the ``with`` block.
+    """Give `FuseLinears` and `FuseConvolutions` data for ``activations="static"``, within a ``with`` block.
 
-    The pass makes the calls on the graph as it finds it, merged layers included, and notes between which numbers each
+    A pass makes the calls on the graph as it finds it, merged layers included, and notes between which numbers each
     element of a layer's input lies. A hundred texts or images like those to come will do; texts without padding.
 
     Args:
@@ -66,7 +66,7 @@ def ranges_of(graph_module: GraphModule, depths: Mapping[int, tuple[int, int]]) 
     """Return the least and the largest of each element of what meets a weight (2, in), by the weight's ``id``.
 
     Weights that no call reaches are left out. ``depths`` are how many elements they are, and their dimension of the
-    input, likewise by the weights' ``id``.
+    input from the end, likewise by the weights' ``id``.
 
     Raises:
         PreconditionError: The graph module has no data.
@@ -98,7 +98,7 @@ class _Ranges(TorchFunctionMode):
         values = (*args, *(kwargs or {}).values())
         for input, weight in pairwise(values):
             size, dim = self.depths.get(id(weight), (None, 0))
-            if isinstance(input, Tensor) and input.dim() > dim and input.numel() and input.shape[dim] == size:
+            if isinstance(input, Tensor) and input.dim() >= -dim and input.numel() and input.shape[dim] == size:
                 rows = input.detach().movedim(dim, -1).flatten(0, -2)
                 ends = torch.stack((rows.amin(0), rows.amax(0))).float()
                 former = self.found.get(id(weight), ends)

@@ -200,7 +200,9 @@ class FuseConvolutions(low_precision.Options, ReversibleSitePass[ConvolutionSite
                 sites.append(index.refuse(call.label, "other-convolution", message, node))
         ranges: dict[int, Tensor] = {}
         if self.is_static and plain:
-            ranges = ranges_of(index.graph_module, {id(each.weight.tensor): (each.in_channels, 1) for each in plain})
+            ranges = ranges_of(
+                index.graph_module, {id(each.weight.tensor): (each.in_channels, -1 - each.dims) for each in plain}
+            )
         count, place = sum(isinstance(each, ConvolutionSite) for each in sites), 0
         for each in _without_early_overwrites(sites, index):
             if isinstance(each, ConvolutionSite):
@@ -239,6 +241,8 @@ class FuseConvolutions(low_precision.Options, ReversibleSitePass[ConvolutionSite
             return "training", "is in train mode"
         if call.weight.tensor.dtype is not torch.float32:
             return "unsupported-dtype", f"is {call.weight.tensor.dtype}; panels in int8 are made of torch.float32"
+        if size == 0:
+            return "unsupported-call", "has a weight of no numbers"
         if size < self.min_weights:
             return "too-small", f"has {size} weights, fewer than min_weights={self.min_weights}"
         if call.in_channels < self.min_channels:
@@ -249,13 +253,11 @@ class FuseConvolutions(low_precision.Options, ReversibleSitePass[ConvolutionSite
             return "no-operators", "would be slower in int8: this processor has no instructions for it (VNNI)"
         if not low_precision.is_finite(call.weight.tensor):
             return "out-of-range", f"has NaN or infinite values in `{call.weight.name}`"
-        if self.is_static and (site.ends is None or not site.ends.isfinite().all()):
-            return low_precision.NO_RANGE
-        return None
+        return low_precision.NO_RANGE if self.is_static and not low_precision.has_range(site.ends) else None
 
     def rewrite(self, site: ConvolutionSite, edit: Editor) -> None:
         """Insert one module with the same parameters, and drop what it replaces."""
-        if site.activation.name in HIDE_NAN:
+        if site.activation.name in HIDE_NAN and self.weights != "int8":
             edit.note(f"oneDNN's {site.activation.name} makes a number of NaN")
         call, nodes, is_int8 = site.call, site.nodes, self.weights == "int8"
         module = _packed(site, is_int8)
@@ -313,7 +315,8 @@ class FuseConvolutions(low_precision.Options, ReversibleSitePass[ConvolutionSite
 
     def _activation_after(self, index: GraphIndex, node: Node) -> tuple[Node, Activation]:
         last, activation = activation_after(index, node)
-        return (node, NONE) if self.keep_nan and activation.name in ALTER_EXTREMES else (last, activation)
+        alters = self.keep_nan and self.weights != "int8" and activation.name in ALTER_EXTREMES
+        return (node, NONE) if alters else (last, activation)
 
 
 def _format(site: ConvolutionSite) -> str:

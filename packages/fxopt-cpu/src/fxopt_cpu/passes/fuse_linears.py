@@ -219,9 +219,7 @@ class FuseLinears(low_precision.Options, ReversibleSitePass[ProductSite]):
             return "unsupported-dtype", f"takes values of {known.dtype}; the operators take torch.float32"
         if self.weights == "int8" and size < self.min_weights:
             return "too-small", f"has {size} weights, fewer than min_weights={self.min_weights}"
-        if self.is_static and (site.ends is None or not site.ends.isfinite().all()):
-            return low_precision.NO_RANGE
-        return None
+        return low_precision.NO_RANGE if self.is_static and not low_precision.has_range(site.ends) else None
 
     def rewrite(self, site: ProductSite, edit: Editor) -> None:
         """Insert one module with the same parameters, and drop what it replaces."""

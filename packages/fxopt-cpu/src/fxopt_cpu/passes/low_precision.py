@@ -49,9 +49,11 @@ class Options:
     def check_options(self) -> None:
         """Set what follows from the options, and raise a PassOptionError for impossible ones."""
         name, (first, last) = type(self).__name__, (self.keep_first, self.keep_last)
-        if isinstance(self.keep, str) or min(first, last) < 0:
-            found = f"keep={self.keep!r}, keep_first={first!r}, keep_last={last!r}"
-            raise PassOptionError(f"{name} takes patterns as keep, and counts from 0 on, not {found}")
+        names = () if isinstance(self.keep, str) else (*self.keep, self.where)
+        strange = not names or any(type(each) is not str for each in names)
+        if strange or any(type(each) is not int or each < 0 for each in (first, last)):
+            found = f"where={self.where!r}, keep={self.keep!r}, keep_first={first!r}, keep_last={last!r}"
+            raise PassOptionError(f"{name} takes a pattern as where, patterns as keep, counts from 0 on; not {found}")
         if self.weights not in self.kinds or self.activations not in ("dynamic", "static"):
             kinds = " or ".join((", ".join(map(repr, self.kinds[:-1])), repr(self.kinds[-1])))
             raise PassOptionError(
@@ -87,6 +89,11 @@ class Options:
 
 
 NO_RANGE = "no-range", "was not reached by the calls of the calibration, or by numbers that are not finite"
+
+
+def has_range(ends: Tensor | None) -> bool:
+    """Return whether the least and largest values of an input are known; on the device meta they are not."""
+    return ends is not None and not ends.is_meta and bool(ends.isfinite().all())
 
 
 def unfit(call: LinearCall, kind: str) -> tuple[str, str] | None:
