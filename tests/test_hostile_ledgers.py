@@ -135,7 +135,7 @@ def test_a_pickle_among_the_settings_is_never_unpickled(tmp_path: Path) -> None:
     "value", [{"name": "torch:relu"}, [{"name": "builtins:abs"}], {"list": [1]}, {"range": [0, 10**12, 1]}]
 )
 def test_settings_are_data(tmp_path: Path, value: object) -> None:
-    with pytest.raises(CaptureError, match="a setting 'eps' that is no number"):
+    with pytest.raises(CaptureError, match="a setting 'eps' that is not a number"):
         load(archive_with(tmp_path / "a.fxopt", lambda ledger: derived(ledger).update(settings=[["eps", value]])))
 
 
