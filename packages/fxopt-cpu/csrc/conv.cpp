@@ -14,8 +14,6 @@ constexpr int64_t BLOCK_BYTES = 256 << 10;   // of the pixels that a piece reads
 constexpr int64_t STRIPE_BYTES = 384 << 10;  // of the rows between the layers of a block
 constexpr int64_t MOST_TRANSFORMED = 1 << 18;  // elements of a weight that take 16 of 9 for Winograd's products
 
-int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
-
 void check_sizes(const char* name, const std::vector<int64_t>& values, size_t count, int64_t least) {
   bool right = values.size() == count;
   for (int64_t value : values) right = right && value >= least && value < (int64_t(1) << 31);
@@ -305,7 +303,11 @@ class Integers {
     Linear one = product_;
     one.rows = 1, one.input = window.data(), one.rounding = nullptr, one.output += row * call_.result_pitch;
     if (one.residual) one.residual += row * call_.features;
-    run_linear(one);
+    const int64_t bytes = kernels().linear_row_bytes(one);  // not by `run_linear`: a piece has no pieces of its own
+    char* const data = scratch(size_t(bytes));
+    float scale;
+    kernels().linear_convert(one, 0, 1, data, &scale);
+    kernels().linear_tiles(one, {data, bytes, &scale}, 0, 1, 0, divide_up(one.features, 16));
   }
 };
 

@@ -8,8 +8,6 @@ namespace {
 
 constexpr int64_t BLOCK_BYTES = 512 << 10;  // of converted rows, for each thread
 
-int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
-
 }  // namespace
 
 void run_linear(const Linear& call) {
@@ -48,7 +46,8 @@ void run_linear(const Linear& call, const Convert& convert) {
     const int64_t row_pieces = divide_up(rows, part), row_size = divide_up(rows, row_pieces);
     const int64_t at_once = row_size > 6 ? 2 : row_size > 1 ? 4 : 8;  // panels of a tile
     const bool shares = threads > 1 && row_pieces < threads * 4 && all_panels;
-    const int64_t columns = shares ? fair_part(divide_up(all_panels, at_once), threads, 4, row_pieces) * at_once : all_panels + !all_panels;
+    const int64_t tiles = divide_up(all_panels, at_once);
+    const int64_t columns = shares ? fair_part(tiles, threads, 4, row_pieces) * at_once : all_panels + !all_panels;
     const int64_t column_pieces = divide_up(all_panels, columns);
     std::vector<std::atomic<int64_t>> done(call.norm ? size_t(row_pieces) : 0);
     run_pieces(row_pieces * column_pieces, share, [&](int64_t piece) {

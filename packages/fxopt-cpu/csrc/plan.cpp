@@ -44,7 +44,6 @@ int64_t size_of(ScalarType type) {
   }
 }
 
-int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
 int64_t product(std::initializer_list<int64_t> factors) { return ::product(OP, factors); }
 
 // The elements from the first to the last of such sizes, of which the first `count` have strides and the rest lie together.
@@ -303,7 +302,8 @@ void block(Reader& plan) {
   const Convolution expand = convolution(plan, true, false), deep = convolution(plan, false, !projects);
   const Convolution project = projects ? convolution(plan, false) : deep;
   const bool ends = !projects || (is_pointwise(project) && !project.depthwise && follows(project, deep));
-  if (expand.integers || project.integers || expand.depthwise || may_be_winograd(expand) || !deep.depthwise || !follows(deep, expand) || !ends)
+  const bool whole = expand.integers || project.integers || may_be_winograd(expand);
+  if (whole || expand.depthwise || !deep.depthwise || !follows(deep, expand) || !ends)
     refuse(OP, ": step ", plan.step, " of the plan has layers that are no block");
   if (product({rows_read(deep), deep.width, deep.channels}) + product({deep.columns, deep.features}) > MOST_OF_STRIPE)
     refuse(OP, ": step ", plan.step, " of the plan has rows that are too large for a block");

@@ -11,6 +11,8 @@
 
 #include "team.h"
 
+inline int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
 // Below this a parallel region, and a step of a team, cost more than they gain.
 constexpr double WORTH_THREADS = 50e3, WORTH_TEAM = 15e3;  // nanoseconds
 
@@ -43,8 +45,8 @@ void run_pieces(int64_t pieces, double nanoseconds, const Function& function) {
 inline int64_t fair_part(int64_t total, int64_t threads, int64_t most, int64_t of_part = 1) {
   int64_t best = total, least = INT64_MAX;
   for (int64_t pieces = threads * 2; pieces <= threads * most; ++pieces) {
-    const int64_t parts = (pieces + of_part - 1) / of_part, part = (total + parts - 1) / parts;
-    const int64_t share = ((total + part - 1) / part * of_part + threads - 1) / threads * part;
+    const int64_t part = divide_up(total, divide_up(pieces, of_part));
+    const int64_t share = divide_up(divide_up(total, part) * of_part, threads) * part;
     if (share < least) best = part, least = share;
   }
   return best;

@@ -447,6 +447,25 @@ def test_a_value_that_is_not_finite_reaches_what_reads_it_alone(value: float) ->
     assert torch.equal(found.isfinite(), model(x).isfinite())
 
 
+@pytest.mark.parametrize("threads", [1, 2, 3])
+@torch.no_grad()
+def test_windows_with_nan_in_a_plan_of_large_layers(threads: int) -> None:
+    """They are pieces of a step, which cannot be shared among threads once more."""
+    model = nn.Sequential(nn.Conv2d(512, 512, 3, padding=1), nn.ReLU(), nn.Conv2d(512, 512, 1)).eval()
+    x, former = torch.randn(2, 512, 9, 9), torch.get_num_threads()
+    x[0, 3, 4, 4] = NAN
+    graph_module = PlanRegions()(SMALL(graph_of(model, "export", x)))
+    try:
+        torch.set_num_threads(threads)
+        expected = model(x)
+        for _ in range(5):
+            found = graph_module(x)
+            assert torch.equal(found.isnan(), expected.isnan())
+            assert (found[1] - expected[1]).norm() < 0.05 * expected[1].norm()
+    finally:
+        torch.set_num_threads(former)
+
+
 def test_gradients_reach_the_input() -> None:
     x = X.clone().requires_grad_()
     SMALL(graph_of(Net().eval(), "modules", X))(x).sum().backward()

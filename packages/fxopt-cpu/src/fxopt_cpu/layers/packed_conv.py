@@ -275,8 +275,8 @@ class PackedConv2d(PackedLayer):
             packed = onednn.pack_convolution(weight, plan.padding, *self._operands, tuple(input.shape))
         return self.packing.keep(weight, bias, packed)
 
-    def packed(self) -> ConvolutionPanels:
-        """Return the weight as plans read it.
+    def packed(self) -> ConvolutionPanels | None:
+        """Return the weight as plans read it; None where it cannot be packed.
 
         The plain weight is dropped as that of `PanelLinear` is, but not where calls of this layer have packed it, too.
         """
@@ -284,7 +284,7 @@ class PackedConv2d(PackedLayer):
         if packed is None or not packed.stands_for(self.holder, drops=self.drops):
             self._panels = None
             self.packing.clear()
-            packed = self._panels = self._as_panels()
+            packed = self._panels = self._as_panels() if self.packable else None
         return packed
 
     @property
@@ -298,11 +298,8 @@ class PackedConv2d(PackedLayer):
 
     def _as_panels(self) -> ConvolutionPanels:
         weight = self.weight
-        panels = pack_convolution(self._window(weight.detach()), self.groups)
+        panels = pack_convolution(window_of(weight.detach()), self.groups)
         return ConvolutionPanels(Watched([weight]), {"weight": self._unpacks(panels)}, panels)
-
-    def _window(self, weight: Tensor) -> Tensor:
-        return weight if self.dims == 2 else weight.unsqueeze(-2)
 
     def _unpacks(self, panels: Tensor) -> Callable[[], Tensor]:
         return partial(_unpacked, panels, self.weight_shape, self.groups)
@@ -398,6 +395,15 @@ def sides_of(setting: Sequence[int], row: int = 1) -> Pair:
     ((3, 5), (1, 5))
     """
     return (row, setting[0]) if len(setting) == 1 else (setting[0], setting[1])
+
+
+def window_of(weight: Tensor) -> Tensor:
+    """Return a weight over rows and columns; one over one dimension has one row.
+
+    >>> window_of(torch.ones(4, 3, 5)).shape
+    torch.Size([4, 3, 1, 5])
+    """
+    return weight if weight.dim() == 4 else weight.unsqueeze(-2)
 
 
 def _unpacked(panels: Tensor, shape: Sequence[int], groups: int) -> Tensor:

@@ -84,9 +84,10 @@ class QuantizedConv2d(PackedConv2d):
         if not plain or needs_gradient(input, other, bias) or not (bias is None or is_plain_tensor(bias.data, _FLOAT)):
             return self._plain(input, other)
         plan = self._plan(input.shape)
-        if plan is None or isa() is None or not self.packable or not (other is None or other.shape == plan.output):
+        packed = None if plan is None or isa() is None else self.packed()
+        if plan is None or packed is None or not (other is None or other.shape == plan.output):
             return self._plain(input, other)
-        packed, (activation, alpha, beta), (rows, columns) = self.packed(), self._activation, self.padding
+        (activation, alpha, beta), (rows, columns) = self._activation, self.padding
         result: Tensor = CONV(
             input, packed.panels, bias, self.out_channels, self.kernel_size, self.stride, (*rows, *columns),
             self.dilation, 1, CODES[activation], alpha, beta, other, packed.scale, packed.sums, packed.rounding,

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.fx import Node
 
 from fxopt_cpu.layers.epilogue import CODES, Activation, activation_named
-from fxopt_cpu.layers.packed_conv import PackedConv2d, sides_of
+from fxopt_cpu.layers.packed_conv import PackedConv2d, sides_of, window_of
 from fxopt_cpu.library import isa
 from fxopt_cpu.operators.conv import pack_convolution
 from fxopt_cpu.operators.plan import PlanBuilder, Value
@@ -50,6 +50,7 @@ def convolve(builder: PlanBuilder, layer: PackedConv2d, *args: Value) -> Value:
     """Add a convolution to a plan; the arguments are its input and, optionally, the value to add."""
     input, *residuals = map(_as_images, args)
     activation, packed = layer.activation, layer.packed()
+    assert packed is not None  # `fits` says so
     held = dict.get(layer._parameters, "bias"), packed.scale, packed.sums, packed.rounding  # which does not thaw
     bias, scale, sums, rounding = (None if each is None else builder.weight(each) for each in held)
     made = builder.conv(
@@ -69,11 +70,6 @@ def _as_images(value: Value) -> Value:
 def _like(input: Value, made: Value) -> Value:
     """Return what was made of `_as_images` with as many dimensions as the input has."""
     return made if len(input.shape) == 4 else Value(made.buffer, made.layout.squeeze(-2))
-
-
-def _window(weight: Tensor) -> Tensor:
-    """Return a weight over rows and columns."""
-    return weight if weight.dim() == 4 else weight.unsqueeze(-2)
 
 
 class Pooling(NamedTuple):
@@ -252,7 +248,7 @@ def compute(builder: PlanBuilder, call: BatchNormCall | ConvolutionCall, input: 
     else:
         assert isinstance(call.padding, tuple)
         made = builder.conv(
-            images, panels, features=call.out_channels, kernel=_window(call.weight.tensor).shape[2:],
+            images, panels, features=call.out_channels, kernel=window_of(call.weight.tensor).shape[2:],
             stride=sides_of(call.stride), padding=[side for side in sides_of(call.padding, 0) for _ in range(2)],
             dilation=sides_of(call.dilation), groups=call.groups,
             bias=None if call.bias is None else builder.weight(call.bias.tensor),
@@ -277,7 +273,7 @@ def _panels(call: ConvolutionCall) -> tuple[Tensor, ...]:
     """Return the weight as the operator reads it; of a transposed convolution, with a bias for each of a window."""
     weight = call.weight.tensor.detach()
     if not call.transposed:
-        return (pack_convolution(_window(weight), call.groups),)
+        return (pack_convolution(window_of(weight), call.groups),)
     taps = weight.shape[-1] // call.stride[-1]  # of one dimension: pixels that reach the same one
     windows = weight.reshape(*weight.shape[:-1], taps, call.stride[-1]).flip(-2).movedim(-2, -1)
     # (in, out, height, width, taps), or without a height -> (height * width * out, in, 1, taps)
