@@ -128,7 +128,7 @@ struct Elementwise {
 
 struct Kernels {
   const char* name;
-  int64_t most_rows;  // of one tile
+  int64_t most_rows[3];  // of one tile, by format
   // How many bytes a converted row takes; 0 where rows are multiplied as they lie.
   int64_t (*linear_row_bytes)(const Linear&);
   // Converts rows first to last of the input to `data`, and writes their scales.
@@ -162,7 +162,7 @@ struct Kernels {
 };
 
 // The table in use. `limit_kernels` takes the highest that this processor has and the limit allows, and says which:
-// 0 portable, 1 avx2, 2 avxvnni, 3 avx512, 4 avx512vnni, 5 avx512bf16.
+// 0 portable, 1 avx2, 2 avxvnni, 3 avx512, 4 avx512vnni, 5 avx512bf16, 6 amx.
 const Kernels& kernels();
 extern "C" __attribute__((visibility("default"))) int fxopt_limit_kernels(int limit);
 

@@ -20,12 +20,13 @@ void run_linear(const Linear& call, const Convert& convert) {
   const Kernels& unit = kernels();
   const int64_t row_bytes = unit.linear_row_bytes(call), all_panels = divide_up(call.features, 16);
   const double weights = double(call.depth) * double(call.features) * (call.gated ? 2 : 1);
-  const double speed = call.format == FLOAT32 ? 50 : call.format == BFLOAT16 ? 75 : 150;  // products a nanosecond
-  const double nanoseconds = weights * double(call.rows) / speed + weights * (4 >> call.format) / 20;
+  const int64_t most_rows = unit.most_rows[call.format];
+  const double tiles = most_rows > 16 ? 8 : 1, speed = call.format == FLOAT32 ? 50 : call.format == BFLOAT16 ? 75 : 150;
+  const double nanoseconds = weights * double(call.rows) / (speed * tiles) + weights * (4 >> call.format) / 20;
   const int64_t threads = threads_for(nanoseconds);
   const int64_t bytes = row_bytes ? row_bytes : call.depth * 4;
-  const int64_t wanted = BLOCK_BYTES / (bytes ? bytes : 1) / unit.most_rows * unit.most_rows;
-  const int64_t part = wanted < 2 * unit.most_rows ? 2 * unit.most_rows : wanted;  // rows that one piece takes
+  const int64_t wanted = BLOCK_BYTES / (bytes ? bytes : 1) / most_rows * most_rows;
+  const int64_t part = wanted < 2 * most_rows ? 2 * most_rows : wanted;  // rows that one piece takes
   const int64_t block = part * threads;
   for (int64_t first = 0; first < call.rows; first += block) {
     const int64_t last = first + block < call.rows ? first + block : call.rows, rows = last - first;

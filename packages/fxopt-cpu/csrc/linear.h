@@ -8,6 +8,8 @@
 #include "math.h"
 #include "norms.h"
 
+#include <type_traits>
+
 namespace {
 
 constexpr int64_t PANEL = 16;                 // columns
@@ -21,6 +23,12 @@ constexpr int64_t REGISTERS = 32;
 constexpr int64_t REGISTERS = 16;
 #endif
 constexpr int64_t MAX_ROWS = WIDTH == 16 ? 14 : REGISTERS == 32 || WIDTH == 8 ? 6 : 2;  // of a tile
+#if defined(__AMX_INT8__)
+constexpr bool HAS_TILES = true;
+#else
+constexpr bool HAS_TILES = false;
+#endif
+constexpr int64_t TILE_ROWS = 16;             // of the processor's tiles, each row of STEP bytes
 
 // Has a sum computed here and now: products of several sums at once would not fit the registers.
 #if defined(__x86_64__)
@@ -59,6 +67,7 @@ struct Tile {
 struct FloatStep {
   typedef Floats Sum;
   static constexpr int64_t BYTES = 4;
+  static constexpr bool TILED = false;
   static inline Floats finish(Sum sum, const Tile&, int64_t, int64_t) { return sum; }
   template <int64_t ROWS, int64_t COLUMNS>
   static inline void add(Sum (&sums)[ROWS][COLUMNS], const char* row, int64_t stride, const char* const* panels, int64_t at) {
@@ -75,6 +84,7 @@ struct FloatStep {
 struct BfloatStep {
   typedef Floats Sum;
   static constexpr int64_t BYTES = 4;  // two bfloat16
+  static constexpr bool TILED = HAS_TILES;
   static inline Floats finish(Sum sum, const Tile&, int64_t, int64_t) { return sum; }
   template <int64_t ROWS, int64_t COLUMNS>
   static inline void add(Sum (&sums)[ROWS][COLUMNS], const char* row, int64_t stride, const char* const* panels, int64_t at) {
@@ -91,6 +101,7 @@ struct BfloatStep {
 struct BfloatStep {
   typedef Floats Sum;
   static constexpr int64_t BYTES = 8;  // two floats, rounded
+  static constexpr bool TILED = false;
   static inline Floats finish(Sum sum, const Tile&, int64_t, int64_t) { return sum; }
   template <int64_t ROWS, int64_t COLUMNS>
   static inline void add(Sum (&sums)[ROWS][COLUMNS], const char* row, int64_t stride, const char* const* panels, int64_t at) {
@@ -131,6 +142,7 @@ inline Ints multiply_fours(Ints sum, Ints factors, Ints weights) {
 struct ByteStep {
   typedef Ints Sum;
   static constexpr int64_t BYTES = 4;  // four integers, plus 128: the instruction wants one factor unsigned
+  static constexpr bool TILED = HAS_TILES;
   static constexpr int32_t ZERO = 128;
   static inline Floats finish(Sum sum, const Tile& tile, int64_t row, int64_t vector) {
     return finish_bytes(sum, tile, row, vector, ZERO);
@@ -162,6 +174,7 @@ inline Ints multiply_pairs(Shorts a, Shorts b) {
 struct ByteStep {
   typedef Ints Sum;
   static constexpr int64_t BYTES = 8;  // four integers of 16 bits: the first, third, second and fourth
+  static constexpr bool TILED = false;
   static constexpr int32_t ZERO = 0;
   static inline Floats finish(Sum sum, const Tile& tile, int64_t row, int64_t vector) {
     return finish_bytes(sum, tile, row, vector, ZERO);
@@ -223,6 +236,75 @@ inline void multiply_rows(int64_t rows, const Tile& tile) {
   }
 }
 
+#if defined(__AMX_INT8__)
+// The processor's tiles: 0 to 3 hold sums, 4 and 5 rows of 16 steps, 6 and 7 those steps of a panel.
+struct Tiles {
+  Tiles(int64_t rows) {
+    struct alignas(64) {
+      uint8_t palette = 1, start = 0, reserved[14] = {};
+      uint16_t bytes[16] = {STEP, STEP, STEP, STEP, STEP, STEP, STEP, STEP};
+      uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
+    } shapes;
+    const uint8_t upper = uint8_t(least(rows, TILE_ROWS)), lower = uint8_t(rows - upper);
+    for (int i : {0, 1, 4}) shapes.rows[i] = upper;
+    for (int i : {2, 3, 5}) shapes.rows[i] = lower ? lower : upper;
+    asm volatile("ldtilecfg %0" ::"m"(shapes));
+  }
+  ~Tiles() { _tile_release(); }
+};
+#define PRODUCT(sums, rows, panel)                                                                                 \
+  if constexpr (std::is_same_v<Step, ByteStep>) _tile_dpbusd(sums, rows, panel); else _tile_dpbf16ps(sums, rows, panel)
+
+// Sums of more than 16 rows with two panels, or of up to 16 with four. `tails` are 16 steps of each panel: what is left of
+// it behind the last multiple of 16, and zeros.
+template <class Step>
+__attribute__((noinline)) void multiply_tiles(int64_t rows, const Tile& tile, const char* tails) {
+  const char *row = tile.row, *const lower = row + TILE_ROWS * tile.stride;
+  const bool tall = rows > TILE_ROWS;
+  _tile_zero(0);
+  _tile_zero(1);
+  _tile_zero(2);
+  _tile_zero(3);
+  asm volatile("" ::: "memory");  // the compiler does not know that tiles read memory
+  for (int64_t step = 0; step < tile.steps; step += TILE_ROWS) {
+    const bool whole = step + TILE_ROWS <= tile.steps;
+    const auto panel = [&](int64_t i) { return whole ? tile.panels[i] + step * STEP : tails + i * TILE_ROWS * STEP; };
+    _tile_loadd(4, row + step * 4, tile.stride);
+    _tile_loadd(6, panel(0), STEP);
+    PRODUCT(0, 4, 6);
+    _tile_loadd(7, panel(1), STEP);
+    PRODUCT(1, 4, 7);
+    if (tall) {
+      _tile_loadd(5, lower + step * 4, tile.stride);
+      PRODUCT(2, 5, 6);
+      PRODUCT(3, 5, 7);
+    } else {
+      _tile_loadd(6, panel(2), STEP);
+      PRODUCT(2, 4, 6);
+      _tile_loadd(7, panel(3), STEP);
+      PRODUCT(3, 4, 7);
+    }
+  }
+  float* const next = tall ? tile.to + TILE_ROWS * tile.width : tile.to + 2 * PANEL;
+  _tile_stored(0, tile.to, tile.width * 4);
+  _tile_stored(1, tile.to + PANEL, tile.width * 4);
+  _tile_stored(2, next, tile.width * 4);
+  _tile_stored(3, next + PANEL, tile.width * 4);
+  asm volatile("" ::: "memory");
+  if constexpr (std::is_same_v<Step, ByteStep>)
+    for (int64_t r = 0; r < rows; ++r)
+      for (int64_t v = 0; v < (tall ? 2 : 4); ++v) {
+        float* const at = tile.to + r * tile.width + v * PANEL;
+        store(at, Step::finish(load<Ints>(reinterpret_cast<int32_t*>(at)), tile, r, v));
+      }
+}
+#undef PRODUCT
+#else
+struct Tiles;
+template <class Step>
+void multiply_tiles(int64_t, const Tile&, const char*) {}
+#endif
+
 int64_t steps_of(const Linear& call) {
   return divide_up(call.depth, call.format == FLOAT32 ? 1 : call.format == BFLOAT16 ? 2 : 4);
 }
@@ -254,6 +336,8 @@ inline void convert_bfloat(const float* from, char* to, int64_t depth) {
     store(to + k * 4, value != value ? value : bits(rounded));
 #endif
   }
+  if (const int64_t written = divide_up(depth, WIDTH) * WIDTH; HAS_TILES && written % 32)
+    std::memset(to + written * 2, 0, 32);  // tiles multiply it by zeros
 }
 
 inline int32_t largest_lane(Ints values) {
@@ -354,13 +438,19 @@ struct Epilogue {
 };
 
 template <class Step>
+constexpr int64_t rows_of = Step::TILED ? 2 * TILE_ROWS : MAX_ROWS;  // of a tile
+
+template <class Step>
 void tiles(const Linear& call, Rows rows, int64_t first, int64_t last, int64_t first_panel, int64_t last_panel) {
-  const int64_t height = divide_up(last - first, divide_up(last - first, MAX_ROWS));
-  const int64_t along = divide_up(last - first, height), at_once = panels_for(height), halves = call.gated ? 2 : 1;
+  const int64_t count = last - first, halves = call.gated ? 2 : 1;
+  const int64_t along = divide_up(count, rows_of<Step>), height = divide_up(count, along);
+  const int64_t at_once = !Step::TILED ? panels_for(height) : height > TILE_ROWS ? 2 : 4;
   const int64_t group = most(at_once / halves, int64_t(1)), width = group * halves * PANEL;  // panels of the result
   const int64_t steps = steps_of(call), panel_bytes = steps * STEP, all_panels = divide_up(call.features, PANEL);
   const int32_t* shifts = call.rounding ? call.sums + all_panels * halves * PANEL : nullptr;
   alignas(64) float sums[MAX_ROWS * MOST_PANELS * PANEL];
+  alignas(64) char tails[Step::TILED ? 4 * TILE_ROWS * STEP : 1] = {};
+  [[maybe_unused]] const std::conditional_t<Step::TILED, Tiles, int64_t> shaped(height);
   for (int64_t panel = first_panel; panel < last_panel; panel += group) {
     const char* panels[MOST_PANELS];
     int64_t columns[MOST_PANELS];
@@ -368,9 +458,12 @@ void tiles(const Linear& call, Rows rows, int64_t first, int64_t last, int64_t f
       const int64_t place = least(panel + i % group, all_panels - 1) + i / group * all_panels;
       panels[i] = static_cast<const char*>(call.panels) + place * panel_bytes;
       columns[i] = place * PANEL;
+      if (const int64_t rest = steps % TILE_ROWS; Step::TILED && rest)
+        std::memcpy(tails + i * TILE_ROWS * STEP, panels[i] + (steps - rest) * STEP, size_t(rest * STEP));
     }
     for (int64_t t = 0; t < along; ++t) {
-      const int64_t row = first + (last - first) * t / along, some = first + (last - first) * (t + 1) / along - row;
+      int64_t row = first + count * t / along, some = first + count * (t + 1) / along - row;
+      if (Step::TILED) row = least(first + t * height, last - height), some = height;  // all of one shape
       const float* row_scales = call.format == INT8 ? rows.scales + (row - first) : nullptr;
       for (int64_t i = 0; i < group * halves; i += at_once) {
         // Each tile asks for its share of the next panels; a single one looks farther ahead in its own.
@@ -378,7 +471,10 @@ void tiles(const Linear& call, Rows rows, int64_t first, int64_t last, int64_t f
         const Tile tile{rows.data + (row - first) * rows.stride, rows.stride, steps, panels + i, columns + i, call.scale,
                         call.sums, shifts, row_scales, sums + i * PANEL, width, (along > 1 ? 16 : AHEAD / at_once) * STEP,
                         along > 1 ? 0 : (group - 1) * panel_bytes, ahead, along > 1 ? at_once * STEP / along : 0};
-        multiply_rows<Step>(some, tile);
+        if constexpr (Step::TILED)
+          multiply_tiles<Step>(some, tile, tails);
+        else
+          multiply_rows<Step>(some, tile);
       }
       if (row_scales)
         for (int64_t r = 0; r < some; ++r)

@@ -152,7 +152,7 @@ def test_a_row_is_the_same_whatever_the_others_are(instructions: str, queries: i
     for one in range(3):
         part = slice(one, one + 1)
         assert torch.equal(attention(query[part], key[part], value[part], mask[part]), whole[part])
-    least = {"avx512bf16": 5, "avx512vnni": 5, "avx512": 5, "avx2": 3, "portable": 2, "none": 1}[
+    least = {"amx": 5, "avx512bf16": 5, "avx512vnni": 5, "avx512": 5, "avx2": 3, "portable": 2, "none": 1}[
         instructions
     ]  # fewer are another regime
     if queries > least:

@@ -358,7 +358,7 @@ def test_the_environment_lowers_the_instruction_set() -> None:
     assert run_python(program, FXOPT_KERNELS_ISA="portable").stdout == "portable\n"
     wrong = run_python(program, FXOPT_KERNELS_ISA="sse")
     assert (
-        "FXOPT_KERNELS_ISA is 'sse', expected one of portable, avx2, avxvnni, avx512, avx512vnni, avx512bf16"
+        "FXOPT_KERNELS_ISA is 'sse', expected one of portable, avx2, avxvnni, avx512, avx512vnni, avx512bf16, amx"
         in wrong.stderr
     )
 

@@ -21,7 +21,7 @@ from fxopt_cpu.operators.plan import RUN
 
 OPERATORS: tuple[Operator, ...] = (LINEAR, ATTENTION, ATTENTION_MERGED, NORM, ADD_NORM, EMBEDDING_NORM, CONV, RUN)
 # Instruction sets that the library is compiled for; one with a later name has all of those before it, except avxvnni.
-ISAS = ("portable", "avx2", "avxvnni", "avx512", "avx512vnni", "avx512bf16")
+ISAS = ("portable", "avx2", "avxvnni", "avx512", "avx512vnni", "avx512bf16", "amx")
 VARIABLE = "FXOPT_KERNELS_ISA"
 
 _library = torch.library.Library("fxopt", "FRAGMENT")  # type: ignore[no-untyped-call]  # torch.library is untyped
