@@ -154,6 +154,8 @@ void attention(Reader& plan) {
   call.query = plan.floats(rows(call.batch, call.heads, call.queries, call.size, call.query_strides));
   call.key = plan.floats(rows(call.batch, call.kv_heads, call.keys, call.size, call.key_strides));
   call.value = plan.floats(rows(call.batch, call.kv_heads, call.keys, call.value_size, call.value_strides));
+  if (call.keys > 1 && !call.value_strides[2])  // then no operand bounds them
+    refuse(OP, ": step ", plan.step, " of the plan has keys that lie in each other");
   const bool attended = plan.size(0, 1);
   const void* mask = plan.operand(attended ? ScalarType::Bool : ScalarType::Float,
                                   extent({call.batch, call.heads, call.queries, call.keys}, call.mask_strides), true);
@@ -215,7 +217,9 @@ void elementwise(Reader& plan) {
   call.a = plan.floats(extent(call.sizes, call.a_strides));
   call.b = plan.floats(extent(call.sizes, call.b_strides), call.operation == COPY);
   const int64_t elements = product({call.sizes[0], call.sizes[1], call.sizes[2], call.sizes[3]});
-  call.result = plan.result(extent(call.sizes, call.result_strides, 3));
+  const int64_t reached = extent(call.sizes, call.result_strides, 3);
+  if (elements > reached) refuse(OP, ": step ", plan.step, " of the plan has results that lie in each other");
+  call.result = plan.result(reached);
   if (elements) run_elementwise(call);
 }
 
@@ -309,7 +313,6 @@ void block(Reader& plan) {
     refuse(OP, ": step ", plan.step, " of the plan has rows that are too large for a block");
   run_block(expand, deep, projects ? &project : nullptr);
 }
-
 
 void pool(Reader& plan) {
   Pool call{};

@@ -27,7 +27,8 @@ pytestmark = pytest.mark.skipif(isa() is None, reason="the library was not built
 SMALL = FuseLinears(weights="int8", min_weights=1)
 KEEPING = FuseLinears(weights="int8", min_weights=1, keep_originals=True)
 NARROW = FuseLinears(weights="bfloat16")
-for_bfloat16 = pytest.mark.skipif(isa() not in ("avx512bf16", "amx"), reason="the processor has no instructions for bfloat16")
+has_bfloat16 = isa() in ("avx512bf16", "amx")
+for_bfloat16 = pytest.mark.skipif(not has_bfloat16, reason="the processor has no instructions for bfloat16")
 X = torch.randn(5, 16)
 
 

@@ -313,3 +313,32 @@ def test_builders_refuse_what_no_step_can_take() -> None:
         builder.attention(heads.transpose(2, 3), heads.transpose(2, 3), heads.transpose(2, 3), scale=1.0)
     with pytest.raises(ValueError, match="more than four dimensions"):
         builder.elementwise(builder.input(torch.empty(2, 3, 2, 3, 2, 3)).transpose(0, 5).transpose(1, 3))
+
+
+def test_results_that_lie_in_each_other_are_not_computed_without_end() -> None:
+    builder = PlanBuilder()
+    value = builder.input(torch.empty(8, 16))
+    builder.output(builder.elementwise(value, value, "add"))
+    plan = builder.build()
+    sizes = 12 + 5  # behind the header, two shapes, and the step's kind, operation and activation
+    assert plan.steps[sizes : sizes + 4].tolist() == [1, 1, 1, 128]
+    plan.steps[sizes] = 2**32
+    plan.steps[[sizes + 4, sizes + 8, sizes + 12]] = 0  # the strides of that dimension
+    with pytest.raises(RuntimeError, match="step 0 of the plan has results that lie in each other"):
+        plan(torch.ones(8, 16))
+
+
+def test_keys_that_lie_in_each_other_are_not_read_without_end() -> None:
+    builder = PlanBuilder()
+    query, key, value = (builder.input(torch.empty(1, 2, 3, 8)) for _ in range(3))
+    builder.output(builder.attention(query, key, value, scale=1.0))
+    plan = builder.build()
+    sizes = 6 + 3 * 5 + 4  # behind the header and four shapes
+    steps = plan.steps.clone()
+    assert steps[sizes : sizes + 8].tolist() == [2, 1, 2, 2, 3, 3, 8, 8]  # the kind; batch, heads, rows and their sizes
+    steps[sizes + 5] = 2**38
+    strides = sizes + 10  # of queries, keys and values: batch, head and row
+    steps[[strides + 5, strides + 8]] = 0
+    inputs = [torch.ones(1, 2, 3, 8)] * 3
+    with pytest.raises(RuntimeError, match="step 0 of the plan has keys that lie in each other"):
+        ops.run(inputs, plan.weights, steps)

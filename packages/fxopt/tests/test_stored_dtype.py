@@ -54,6 +54,20 @@ def test_computed_in_float32(slow: torch.dtype, tmp_path: Path) -> None:
             torch.testing.assert_close(each(larger)[name], expected, rtol=1e-2, atol=1e-2)
 
 
+@pytest.mark.skipif(fxopt.isa() is None, reason="the library was not built")
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_pipelines_that_narrow_weights_take_models_of_any_dtype(dtype: torch.dtype) -> None:
+    """Their operators compute in float32, so that a model would go on as it is, or be converted at each layer."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(64, 128), nn.GELU(), nn.Linear(128, 64), nn.LayerNorm(64)).eval().to(dtype)
+    x = torch.randn(8, 64, dtype=dtype)
+    fast = fxopt.optimize(model, (x,), pipeline="cpu-inference-int8")
+    assert fxopt.history(fast)[0].pass_name == "compute-in-float32"
+    assert sum(isinstance(layer, fxopt.PanelLinear) for layer in fast.modules()) == 2
+    assert fast(x).dtype == dtype
+    assert {weight.dtype for weight in model.parameters()} == {dtype}
+
+
 def test_left_alone(slow: torch.dtype) -> None:
     """By other pipelines, and in training mode."""
     x = torch.randn(2, 3, 9, 9, dtype=slow)

@@ -81,9 +81,9 @@ def optimize(
     transformer is the optimized graph; its own tokenizer or processor makes the example inputs.
 
     Args:
-        model: the model, which is not changed; of a graph module, a faithful copy is transformed. The default pipeline
-            computes models in float16 and bfloat16 in float32 on processors without instructions for these; inputs and
-            results keep their dtypes.
+        model: the model, which is not changed; of a graph module, a faithful copy is transformed. Models in float16 and
+            bfloat16 are computed in float32 by ``cpu-inference`` on processors without instructions for these, and by
+            the pipelines with bfloat16 or int8 weights; inputs and results keep their dtypes.
         args: example inputs by position, with a batch of at least 2 if the batch size is to stay dynamic.
         kwargs: example inputs by name.
         also: further example inputs, each a tensor, a tuple of positional inputs, a mapping of keyword inputs, or
@@ -171,8 +171,9 @@ def optimize(
             calls = [Inputs(*args, **(kwargs or {})), *(read_inputs([*also]) if also else ())]
             noted = calls if calibrate is None else noted_calls(model, calibrate)
             # A forward of the object's own would still be that of the model in a copy.
-            fits = default_pipeline(model) == (pipeline or "cpu-inference") and "forward" not in vars(model)
-            first = slow_dtype(model) if fits else None
+            named = "cpu-inference" if pipeline is None else pipeline if type(pipeline) is str else ""
+            fits = default_pipeline(model) == "cpu-inference" and named.startswith("cpu-inference")
+            first = slow_dtype(model, named) if fits and "forward" not in vars(model) else None
             if first is not None:
                 model = computed_in_float32(model, first.dtype, calls)
             if also is None:
@@ -192,7 +193,7 @@ def optimize(
             raise PreconditionError(
                 f"a {type(model).__name__} makes its example inputs itself: leave out args, kwargs and dynamic_shapes"
             )
-        return with_models_replaced(model, optimized, calibrate)
+        return with_models_replaced(model, optimized, pipeline, calibrate)
 
 
 def _shapes_of(model: nn.Module, calls: Sequence[Inputs], dynamic_shapes: Any) -> list[Any]:

@@ -58,8 +58,9 @@ def optimized(
     """
     step("reading")
     wanted = Wanted.read(job.dtype, job.device, job.dynamic)
-    source = read_source(job.source, run_pickled_code=job.run_pickled_code, wanted=wanted)
-    calls = inputs_for(source, job.inputs, job.seed, run_pickled_code=job.run_pickled_code, wanted=wanted)
+    trusted = job.run_pickled_code
+    source = read_source(job.source, run_pickled_code=trusted, wanted=wanted, pipeline=job.pipeline)
+    calls = inputs_for(source, job.inputs, job.seed, run_pickled_code=trusted, wanted=wanted)
     step("capturing")
     graph_module = graph_of(source, calls[0], wanted.dynamic, compare=job.verify)
     transformation = transformation or registry().pipeline(default_pipeline(graph_module))

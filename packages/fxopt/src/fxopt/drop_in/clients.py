@@ -58,11 +58,11 @@ def is_client(found: object) -> bool:
 
 
 def with_models_replaced(
-    client: ClientT, optimize: Optimize, calibrate: Callable[[Any], object] | None = None
+    client: ClientT, optimize: Optimize, pipeline: object, calibrate: Callable[[Any], object] | None = None
 ) -> ClientT:
     """Return a copy of a client whose models are graphs; the client stays as it is.
 
-    ``calibrate`` calls a client with inputs like those to come.
+    ``pipeline`` is what ``optimize`` runs, and ``calibrate`` calls a client with inputs like those to come.
 
     Raises:
         PreconditionError: It has no model for which a graph can stand, or one in training mode.
@@ -76,7 +76,7 @@ def with_models_replaced(
     memo: dict[int, Any] = {}
     for recorder, calls in zip(recorders, examples, strict=True):
         model, noted = recorder.model, recorder.calls
-        first = slow_dtype(model)
+        first = slow_dtype(model, pipeline)
         if first is not None:
             model = copy.deepcopy(model).float()
             calls, noted = (

@@ -1,6 +1,7 @@
-"""Models stored in a dtype for which the processor has no instructions: they are computed in float32.
+"""Models in a dtype that is slow on this processor, or that a pipeline's operators do not take: computed in float32.
 
-transformers loads models in the dtype of their files, and products in it may take a hundred times as long.
+transformers loads models in the dtype of their files. Without instructions for it, products may take a hundred times as
+long.
 """
 
 from __future__ import annotations
@@ -43,11 +44,16 @@ class ComputeInFloat32(Transformation):
         return graph_module
 
 
-def slow_dtype(model: nn.Module) -> ComputeInFloat32 | None:
-    """Return what notes the dtype of a model's weights if it is slow on this processor; None where there is none.
+def slow_dtype(model: nn.Module, pipeline: object = None) -> ComputeInFloat32 | None:
+    """Return what notes the dtype of a model's weights if a pipeline is slow on it; None where there is none.
+
+    Of pipelines that narrow weights, it is each but float32, which alone their operators compute in.
 
     >>> slow_dtype(nn.Linear(2, 2))
+    >>> slow_dtype(nn.Linear(2, 2).bfloat16(), "cpu-inference-bf16")
+    ComputeInFloat32(stored='bfloat16')
     """
+    narrows = type(pipeline) is str and pipeline.startswith("cpu-inference-")
     tensors = [tensor for tensor in (*model.parameters(), *model.buffers()) if tensor.is_floating_point()]
     if isinstance(model, GraphModule) or not all(tensor.is_cpu for tensor in tensors):
         return None
@@ -56,7 +62,7 @@ def slow_dtype(model: nn.Module) -> ComputeInFloat32 | None:
         torch.float16: torch.ops.mkldnn._is_mkldnn_fp16_supported,
     }
     for dtype in {tensor.dtype for tensor in tensors} & native.keys():
-        if not native[dtype]():
+        if narrows or not native[dtype]():
             return ComputeInFloat32(stored=str(dtype).removeprefix("torch."))
     return None
 

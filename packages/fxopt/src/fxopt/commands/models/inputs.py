@@ -192,7 +192,7 @@ def prepared(
     """
     chosen = None if pipeline is None else registry().pipeline(pipeline)
     step("reading")
-    source = read_source(text, run_pickled_code=run_pickled_code, wanted=wanted)
+    source = read_source(text, run_pickled_code=run_pickled_code, wanted=wanted, pipeline=pipeline)
     calls = inputs_for(source, inputs, seed, run_pickled_code=run_pickled_code, wanted=wanted)
     step("capturing")
     graph_module = graph_of(source, calls[0], None if wanted is None else wanted.dynamic)

@@ -42,13 +42,16 @@ class Source:
     note: Transformation | None = None
 
 
-def read_source(text: str, *, run_pickled_code: bool = False, wanted: Wanted | None = None) -> Source:
+def read_source(
+    text: str, *, run_pickled_code: bool = False, wanted: Wanted | None = None, pipeline: str | None = None
+) -> Source:
     """Read SOURCE.
 
     Args:
         text: a path, the name of a model on the hub, or ``package.module:factory``.
         run_pickled_code: whether pickles may be opened.
         wanted: the dtype and device of the model; by default its own.
+        pipeline: what will run on the model.
 
     Raises:
         CommandError: There is nothing of that name, or it holds no model.
@@ -66,7 +69,7 @@ def read_source(text: str, *, run_pickled_code: bool = False, wanted: Wanted | N
                 model, calls = opened(path, wanted.dtype)
         else:
             model = read_file(path, run_pickled_code=run_pickled_code)
-        if path.is_dir() and wanted.dtype is None and wanted.device is None and (note := slow_dtype(model)):
+        if path.is_dir() and wanted.dtype is None and wanted.device is None and (note := slow_dtype(model, pipeline)):
             model.float()
             calls = [Wanted(torch.float32).moved(call) for call in calls]
     calls = [wanted.moved(call) for call in calls]
