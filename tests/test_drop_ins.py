@@ -133,6 +133,17 @@ def test_a_client_gives_what_it_gave(name: str, tmp_path: Path) -> None:
     assert any(record.rewrites for each in replaced for record in fxopt.history(each))
 
 
+def test_a_pipeline_takes_an_optimized_model() -> None:
+    model, words = bert("Model"), tokenizer()
+    optimized = fxopt.optimize(model, kwargs=dict(words(TEXTS[:2], padding=True, return_tensors="pt")))
+    found, expected = (
+        torch.tensor(pipe("feature-extraction", each, tokenizer=words)(TEXTS[1])) for each in (optimized, model)
+    )
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+    config: Any = fxopt.undo(optimized).config
+    assert config.hidden_size == SMALL["hidden_size"]
+
+
 def modules_of(client: Any) -> list[torch.nn.Module]:
     return list((client if isinstance(client, torch.nn.Module) else client.model).modules())
 
