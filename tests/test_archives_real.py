@@ -179,29 +179,6 @@ def test_another_process_undoes_and_loads_the_checkpoint(tmp_path: Path) -> None
     assert done.returncode == 0, done.stderr
 
 
-def test_torch_alone_runs_it(tmp_path: Path) -> None:
-    """In a process in which nothing of fxopt can be imported."""
-    model, inputs = made("ViT")
-    transformed = registry().pipeline(PIPELINE)(captured(model, inputs(2, 6)))
-    torch.export.save(export(transformed), tmp_path / "model.pt2")
-    call = inputs(3, 9)
-    with torch.no_grad():
-        torch.save({"call": call, "state": transformed(**call).last_hidden_state}, tmp_path / "call.pt")
-    script = """
-        import sys, torch, transformers.modeling_outputs
-        for name in ("fxopt", "fxopt_core", "fxopt_capture", "fxopt_linear"):
-            sys.modules[name] = None
-        module, told = torch.export.load("model.pt2").module(), torch.load("call.pt")
-        with torch.no_grad():
-            assert torch.equal(module(**told["call"]).last_hidden_state, told["state"])
-        merged = [key for key in module.state_dict() if "query_key_value" in key or "merged" in key]
-        assert merged
-    """
-    command = [sys.executable, "-c", textwrap.dedent(script)]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-
-
 def test_a_real_image_classifier(tmp_path: Path) -> None:
     """EfficientNet-Lite0 with its weights: batch norms folded, saved, loaded; a checkpoint's logits."""
     model = efficientnet()
