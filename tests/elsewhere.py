@@ -1,4 +1,4 @@
-"""Another process, in which graph modules are undone that it has never seen."""
+"""Another process, which loads graph modules that it has never seen, and saves them again."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from functools import cache
 import torch
 from torch.fx import GraphModule
 
-from fxopt_core import ReversibleTransformation, history, undo
+from fxopt_core import history
 
 
 @cache
@@ -38,20 +38,6 @@ def _passed_on(data: bytes) -> bytes:
     return saved(graph_module)
 
 
-def _undone(data: bytes, transformation: ReversibleTransformation | None) -> bytes:
-    graph_module = loaded(data)
-    return saved(undo(graph_module) if transformation is None else transformation(graph_module, reverse=True))
-
-
 def passed_on(graph_module: GraphModule) -> GraphModule:
     """Return what another process has loaded and saved again."""
     return loaded(_process().submit(_passed_on, saved(graph_module)).result(timeout=120))
-
-
-def undone(graph_module: GraphModule, transformation: ReversibleTransformation | None) -> GraphModule:
-    """Return what another process has undone: the last run, or what an equal pass did.
-
-    Raises:
-        FxoptError: as there.
-    """
-    return loaded(_process().submit(_undone, saved(graph_module), transformation).result(timeout=120))

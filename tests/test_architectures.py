@@ -48,7 +48,7 @@ def named(architecture: Architecture) -> str:
     "architecture",
     mostly_nightly(
         ARCHITECTURES,
-        ["BERT", "GPT-2", "Llama", "Mixtral", "T5", "ViT", "CLIP", "timm ResNet-18", "plain: attention"],
+        ["BERT", "Llama", "Mixtral", "T5", "CLIP", "timm ResNet-18", "plain: attention"],
         named,
     ),
 )

@@ -12,9 +12,7 @@ from typing import Any
 import pytest
 import torch
 from nightly import mostly_nightly
-from published_weights import efficientnet
 from torch import nn
-from torch.export import Dim
 from torch.fx import GraphModule
 
 from fxopt_capture import capture, export, load, save
@@ -177,42 +175,3 @@ def test_another_process_undoes_and_loads_the_checkpoint(tmp_path: Path) -> None
     command = [sys.executable, "-c", textwrap.dedent(script)]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-
-
-def test_torch_alone_runs_it(tmp_path: Path) -> None:
-    """In a process in which nothing of fxopt can be imported."""
-    model, inputs = made("ViT")
-    transformed = registry().pipeline(PIPELINE)(captured(model, inputs(2, 6)))
-    torch.export.save(export(transformed), tmp_path / "model.pt2")
-    call = inputs(3, 9)
-    with torch.no_grad():
-        torch.save({"call": call, "state": transformed(**call).last_hidden_state}, tmp_path / "call.pt")
-    script = """
-        import sys, torch, transformers.modeling_outputs
-        for name in ("fxopt", "fxopt_core", "fxopt_capture", "fxopt_linear"):
-            sys.modules[name] = None
-        module, told = torch.export.load("model.pt2").module(), torch.load("call.pt")
-        with torch.no_grad():
-            assert torch.equal(module(**told["call"]).last_hidden_state, told["state"])
-        merged = [key for key in module.state_dict() if "query_key_value" in key or "merged" in key]
-        assert merged
-    """
-    command = [sys.executable, "-c", textwrap.dedent(script)]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-
-
-def test_a_real_image_classifier(tmp_path: Path) -> None:
-    """EfficientNet-Lite0 with its weights: batch norms folded, saved, loaded; a checkpoint's logits."""
-    model = efficientnet()
-    torch.manual_seed(0)
-    original = capture(model, torch.randn(2, 3, 64, 64), dynamic_shapes=({0: Dim.AUTO},))
-    folded = registry().pipeline("fuse-batch-norm2d-in-conv2d")(original)
-    save(folded, tmp_path / "model.fxopt")
-    loaded = load(tmp_path / "model.fxopt")
-    x = torch.randn(3, 3, 64, 64)
-    with torch.no_grad():
-        assert torch.equal(loaded(x), folded(x))
-        assert torch.equal(export(loaded).module()(x), folded(x))
-        torch.testing.assert_close(loaded(x), model(x), rtol=1e-3, atol=1e-4)
-    assert history(loaded) == history(folded)

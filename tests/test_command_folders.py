@@ -141,22 +141,3 @@ def test_names_of_the_hub_without_network() -> None:
     message = command("bench", "someone/other", code=3)["error"]["message"]
     assert "there is no file or folder 'someone/other', and a model of that name cannot be downloaded" in message
     assert "run `hf download someone/other --local-dir FOLDER`, and give FOLDER" in message
-
-
-MODEL = """
-import torch
-
-
-class Pooled(torch.nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.layer = torch.nn.Linear(4, 3)
-
-    def forward(self, x):
-        states = self.layer(x)
-        return {"states": states, "pooled": states.mean(1)}
-
-
-def make():
-    return Pooled().eval(), (torch.randn(2, 5, 4),)
-"""

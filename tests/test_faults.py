@@ -44,6 +44,7 @@ from fxopt_core import (
     history,
     instrumented,
     iter_nodes,
+    registry,
     undo,
 )
 from fxopt_linear import FuseBiasInLinear, MergeLinears
@@ -81,6 +82,19 @@ class Attention(nn.Module):
         return self.out(mixed), v
 
 
+class Rows(nn.Module):
+    """Attention without weights of its own between layers, a sum and a norm."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.q, self.k, self.v, self.norm = nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 8), nn.LayerNorm(8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        mixed = nn.functional.scaled_dot_product_attention(self.q(x), self.k(x), self.v(x))
+        out: Tensor = self.norm(mixed + x)
+        return out
+
+
 def normed(layer: nn.Module, norm: nn.Module, dimensions: int) -> tuple[Callable[[], nn.Module], tuple[int, ...]]:
     """Return a function that makes a model of a layer and a batch norm, and the shape of its input."""
 
@@ -96,6 +110,7 @@ def normed(layer: nn.Module, norm: nn.Module, dimensions: int) -> tuple[Callable
 
 Made = tuple[Callable[[], nn.Module], tuple[int, ...]]
 ATTENTION: Made = (partial(Attention, 4), (2, 4))
+CPU = registry().pipeline("cpu-inference")
 PASSES: list[tuple[Transformation, Made]] = [
     (MergeLinears(), ATTENTION),
     (MergeLinears(share_storage=True), ATTENTION),
@@ -106,6 +121,8 @@ PASSES: list[tuple[Transformation, Made]] = [
     (FuseBatchNorm2dInConv2d(), normed(nn.Conv2d(4, 4, 3), nn.BatchNorm2d(4), 2)),
     (FuseBatchNorm3dInConv3d(), normed(nn.Conv3d(4, 4, 3), nn.BatchNorm3d(4), 3)),
     (FuseBatchNormInConvTranspose(), normed(nn.ConvTranspose2d(4, 4, 3, groups=2), nn.BatchNorm2d(4), 2)),
+    (CPU, (Rows, (2, 2, 5, 8))),
+    (CPU, normed(nn.Conv2d(4, 4, 3), nn.BatchNorm2d(4), 2)),
     (DeepCopy(), ATTENTION),
     (LintAndRecompile(), ATTENTION),
 ]
@@ -172,11 +189,11 @@ def transformed(
     return (transformation(graph_module), *others)
 
 
-def named(transformation: Any) -> str:
+def named(value: Any) -> str:
     """Return the name of a parameter in the name of a test."""
-    return (
-        repr(transformation) if isinstance(transformation, Transformation) else getattr(transformation, "__name__", "")
-    )
+    if value is CPU:
+        return "cpu-inference"
+    return repr(value) if isinstance(value, Transformation) else getattr(value, "__name__", "")
 
 
 def holds(make: Callable[[], Sequence[nn.Module]], action: Action, inputs: tuple[Any, ...], **how: Any) -> None:

@@ -166,6 +166,7 @@ def test_a_trainer_trains_and_evaluates(tmp_path: Path) -> None:
     assert losses(compiles=True) == pytest.approx(losses(compiles=False), rel=1e-4)
 
 
+@pytest.mark.nightly  # tests/test_drop_ins.py has adapters by day
 @pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated:FutureWarning")  # peft reads it
 def test_adapters_of_peft(bert: Any) -> None:
     """On, off, merged, and unmerged again."""

@@ -186,6 +186,7 @@ def test_a_step_of_decoding_compiles_with_its_cache() -> None:
             torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.nightly  # by day, packages/fxopt-compile tries it on a graph that it has rewritten
 @pytest.mark.usefixtures("compiler")
 @pytest.mark.filterwarnings("ignore:.torch.jit.script_method:DeprecationWarning")  # torch's own use of it
 @pytest.mark.skipif(shutil.which("c++") is None, reason="the default compiler of torch.compile needs a C++ compiler")

@@ -6,19 +6,21 @@ import pickle
 from collections.abc import Iterator
 
 import pytest
-from test_same_sites import EXPECTED, FORMS
+from test_same_sites import EXPECTED, FORMS, made as graph_of
 from torch.fx import GraphModule, Node
 
 from fxopt_arith import ChangeTrueDivToMulByInverse
 from fxopt_core import Transformation, compose, history, iter_nodes
 from fxopt_rewrite import Provenance, provenance
 
+# torch warns about itself when the pytree of an export graph is copied.
+pytestmark = pytest.mark.filterwarnings("ignore:.*LeafSpec:FutureWarning")
 ALL: list[type[Transformation]] = [*EXPECTED, ChangeTrueDivToMulByInverse]
 
 
 def with_traces(form: str) -> GraphModule:
     """A graph module each of whose nodes has a line of source: torch's own, or one that names the node."""
-    graph_module = FORMS[form]()
+    graph_module = graph_of(form)
     for node in iter_nodes(graph_module.graph):
         node.meta.setdefault("stack_trace", f"a line of {node.name}")
     return graph_module

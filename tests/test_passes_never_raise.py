@@ -74,14 +74,15 @@ KNOWN: dict[str, Callable[[GraphModule], Any]] = {
     "rows from values": lambda graph_module: sizes_from_values(graph_module, lambda dim: dim == 1),
     "images from values": lambda graph_module: sizes_from_values(graph_module, lambda dim: dim != 1),
 }
-PIPELINES = ("cpu-inference", "cpu-inference-bf16", "cpu-inference-int8", "inference")
+PIPELINES = ("cpu-inference", "cpu-inference-int8")
+OTHERS = ("cpu-inference-bf16", "inference")
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.id)
 def test_nothing_is_raised(case: ModelCase) -> None:
     for known, what in KNOWN.items():
-        alone = registry().available() if known == "batches from values" else ()
-        for name in (*PIPELINES, *alone):
+        more = {"shapes": OTHERS, "batches from values": registry().available()}.get(known, ())
+        for name in (*PIPELINES, *more):
             graph_module = case.capture().graph_module
             what(graph_module)
             registry().pipeline(name)(graph_module)

@@ -96,11 +96,10 @@ class TestGroupedQueriesAndTies:
             model = self.make()
         return MergeLinears()(self.captured(model), expect=4)
 
-    @pytest.mark.parametrize("shards", ["2MB", "10KB"])
-    def test_streamed(self, tmp_path: Path, shards: str) -> None:
+    def test_streamed(self, tmp_path: Path) -> None:
         model = self.make()
-        model.save_pretrained(tmp_path, max_shard_size=shards)
-        assert (tmp_path / "model.safetensors.index.json").exists() == (shards == "10KB")
+        model.save_pretrained(tmp_path, max_shard_size="10KB")
+        assert (tmp_path / "model.safetensors.index.json").exists()
         graph_module = self.merged_on_meta()
         load_checkpoint(graph_module, tmp_path)
         assert graph_module.get_parameter("lm_head.weight") is graph_module.get_parameter("model.embed_tokens.weight")

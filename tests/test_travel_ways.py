@@ -6,6 +6,7 @@ import copy
 import io
 import pickle
 from collections.abc import Callable
+from functools import cache
 
 import pytest
 import torch
@@ -23,6 +24,7 @@ from fxopt_core import (
     ReversibleTransformation,
     UndoError,
     compose,
+    faithful_copy,
     history,
     iter_nodes,
     undo,
@@ -71,8 +73,8 @@ def functional() -> GraphModule:
     return symbolic_trace(Functional().eval())
 
 
-def exported() -> GraphModule:
-    """An export graph."""
+@cache
+def _exported() -> GraphModule:
     torch.manual_seed(0)
     shapes = ({0: torch.export.Dim.DYNAMIC},)
     graph_module = torch.export.export(Model().eval(), (X,), dynamic_shapes=shapes, strict=False).module(
@@ -80,6 +82,11 @@ def exported() -> GraphModule:
     )
     assert isinstance(graph_module, GraphModule)
     return graph_module
+
+
+def exported() -> GraphModule:
+    """An export graph."""
+    return faithful_copy(_exported())
 
 
 FORMS = [traced, functional, exported]

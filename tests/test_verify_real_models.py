@@ -25,7 +25,7 @@ def model(request: pytest.FixtureRequest) -> Any:
         pytest.skip(f"not installed: {error}")
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, pytest.param(torch.bfloat16, marks=pytest.mark.nightly)], ids=str)
 def test_right_rewrites_pass_and_planted_errors_do_not(model: Any, dtype: torch.dtype) -> None:
     made, draw = model
     module = made.to(dtype)

@@ -69,7 +69,7 @@ def test_nothing_of_a_file_runs(attack: Any, valid: Entries, tmp_path: Path, mon
 
 
 def test_a_bomb_is_not_unpacked(valid: Entries) -> None:
-    content = compressed(valid, 1 << 28)
+    content = compressed(valid, 1 << 26)
     assert len(content) < 1 << 20
     with bounded(seconds=5, mebibytes=50), pytest.raises(CaptureError, match="is compressed or encrypted"):
         load(io.BytesIO(content))

@@ -6,9 +6,6 @@ import dataclasses
 import operator
 import pickle
 import re
-import subprocess
-import sys
-import textwrap
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -159,30 +156,6 @@ def test_guards_are_saved_where_torch_suppresses_them(tmp_path: Path, varied: Va
         module(torch.zeros(3, 5, dtype=torch.int64), mask=torch.ones(3, 5))
         with pytest.raises((CaptureError, AssertionError), match=r"size|Guard failed"):
             module(torch.zeros(3, 5, dtype=torch.int64), mask=torch.ones(3, 4))
-
-
-def run(folder: Path, script: str) -> None:
-    """Run a script in a process of its own."""
-    command = [sys.executable, "-W", "error", "-W", "ignore:Failed to initialize NumPy", "-c", textwrap.dedent(script)]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-
-
-def test_another_process_undoes(tmp_path: Path) -> None:
-    model = Perceptron()
-    save(padded(model, torch.randn(2, 4)), tmp_path / "model.fxopt")
-    torch.save(model.state_dict(), tmp_path / "state.pt")
-    script = """
-        import torch
-        from fxopt_capture.archive.files import load
-        from fxopt_core import history, undo
-        loaded = load("model.fxopt")
-        assert [record.pass_name for record in history(loaded)] == ["pad-outputs"]
-        restored, expected = undo(loaded).state_dict(), torch.load("state.pt")
-        assert list(restored) == list(expected)
-        assert all(torch.equal(restored[key], expected[key]) for key in expected)
-    """
-    run(tmp_path, script)
 
 
 class Functional(nn.Module):

@@ -9,7 +9,6 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -150,30 +149,6 @@ def test_another_process(changed: GraphModule, model: Varied, tmp_path: Path) ->
         expected = {batch: (changed(halves(batch)).right, model(halves(batch)).right) for batch in (1, 5)}
     torch.save((changed, expected), tmp_path / "capture.pt")
     run(IN_ANOTHER_PROCESS, tmp_path / "capture.pt")
-
-
-MODEL_OUTPUT_IN_ANOTHER_PROCESS = """
-twin, inputs, changed, plain = torch.load(sys.argv[1], weights_only=False)
-from pickled_models import AddToSub
-with torch.no_grad():
-    found = twin(**inputs)
-    assert type(found).__name__ == "BaseModelOutputWithPoolingAndCrossAttentions"
-    torch.testing.assert_close(found.last_hidden_state, changed)
-    AddToSub()(twin, reverse=True)
-    torch.testing.assert_close(twin(*inputs.values()).last_hidden_state, plain)
-"""
-
-
-def test_model_outputs_in_another_process(transformers: ModuleType, tmp_path: Path) -> None:
-    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
-    model = transformers.BertModel(transformers.BertConfig(**sizes, vocab_size=99)).eval()
-    inputs = {"input_ids": torch.randint(99, (2, 6)), "attention_mask": torch.ones(2, 6, dtype=torch.int64)}
-    changed = AddToSub()(capture(model, kwargs=inputs))
-    others = {"input_ids": torch.randint(99, (3, 9)), "attention_mask": torch.ones(3, 9, dtype=torch.int64)}
-    with torch.no_grad():
-        outputs = (changed(**others).last_hidden_state, model(**others).last_hidden_state)
-    torch.save((changed, others, *outputs), tmp_path / "capture.pt")
-    run(MODEL_OUTPUT_IN_ANOTHER_PROCESS, tmp_path / "capture.pt")
 
 
 def test_what_cannot_be_found_by_name_is_named() -> None:

@@ -55,20 +55,7 @@ def test_timm_batch_norm_with_activation_stays_an_operator(timm: ModuleType) -> 
     check(model, captured, (3, 64, 64))
 
 
-def test_convolutions_of_an_own_class_stay_operators() -> None:
-    efficientnet = pytest.importorskip("efficientnet_lite_pytorch")
-    torch.manual_seed(0)
-    model = efficientnet.EfficientNet.from_name("efficientnet-lite0", num_classes=10).eval()
-    captured = capture(model, torch.randn(2, 3, 64, 64))
-    assert "Conv2dStaticSamePadding" not in layers(captured)
-    own = sum(type(module).__name__ == "Conv2dStaticSamePadding" for module in model.modules())
-    called = [node for node in captured.graph.nodes if str(node.target).startswith("aten.conv2d")]
-    assert len(called) == own > 0
-    names = {name for name, _ in model.named_parameters()}
-    assert all(str(node.args[1].target) in names for node in called)
-    check(model, captured, (3, 64, 64))
-
-
+@pytest.mark.nightly
 def test_sizes_that_take_for_ever_to_simplify_are_fixed(
     timm: ModuleType, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -54,6 +54,9 @@ CHANGES: dict[str, Callable[[GraphModule], object]] = {
     "a module": lambda module: setattr(module, "second", nn.Linear(2, 2)),
     "a tensor": lambda module: setattr(module.get_submodule("first"), "weight", nn.Parameter(torch.ones(2, 2))),
     "a deletion": lambda module: delattr(module.get_submodule("first"), "weight"),
+    "a new module": lambda module: setattr(module, "unused", nn.ReLU()),
+    "a target": lambda module: setattr(list(module.graph.nodes)[1], "target", "second"),
+    "a name": lambda module: setattr(list(module.graph.nodes)[1], "name", "renamed"),
     "a node": lambda module: module.graph.call_function(torch.relu, (next(iter(module.graph.nodes)),)),
 }
 

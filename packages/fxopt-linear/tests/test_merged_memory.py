@@ -98,11 +98,3 @@ def test_no_random_values_are_drawn() -> None:
     state = torch.get_rng_state()
     undo(MergeLinears()(graph_module))
     assert torch.equal(torch.get_rng_state(), state)
-
-
-def test_a_kept_model_shares_the_merged_memory() -> None:
-    model = Pair(64).eval()
-    graph_module = MergeLinears(share_storage=True)(symbolic_trace(model))
-    merged = graph_module.get_parameter("q_k_merged.weight")
-    pointers = {layer.weight.untyped_storage().data_ptr() for layer in (model.q, model.k)}
-    assert pointers == {merged.untyped_storage().data_ptr()}

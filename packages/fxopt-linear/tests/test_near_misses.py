@@ -7,9 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from step_counts import count_steps
 from torch import Tensor, nn
-from torch.fx import GraphModule
 
 from fxopt_linear import MergeLinears
 from fxopt_testing.rewrites import refusals
@@ -119,23 +117,3 @@ def test_too_few() -> None:
     refused = told(Layers(both), min_group=3)
     message = "linear `q`, `k`: 2 of the 3 layers that a group needs, since no other layer is called on the same inputs"
     assert refused == {"q": ("group-too-small", message)}
-
-
-class Hub(nn.Module):
-    """One layer that is called on every value, each of which another layer is called on as well."""
-
-    def __init__(self, size: int) -> None:
-        super().__init__()
-        self.hub = nn.Linear(2, 2)
-        self.others = nn.ModuleList(nn.Linear(2, 2) for _ in range(size))
-
-    def forward(self, x: Tensor) -> Any:
-        return [self.hub(y) * other(y) for other in self.others for y in [x.relu()]]
-
-
-def test_a_layer_of_many_calls_costs_in_proportion() -> None:
-    def steps(size: int) -> int:
-        graph_module: GraphModule = torch.fx.symbolic_trace(Hub(size).eval())
-        return count_steps(lambda: MergeLinears()(graph_module, lint_and_recompile=False))
-
-    assert steps(200) < 2.4 * steps(100)

@@ -29,6 +29,22 @@ class Call:
 
 
 @dataclass(frozen=True, eq=False)
+class Neighbours:
+    """Two calls, of which the second takes what the first gives."""
+
+    first: Node
+    second: Node
+
+    @property
+    def label(self) -> str:
+        return f"{self.first.name} + {self.second.name}"
+
+    @property
+    def nodes(self) -> tuple[Node, ...]:
+        return (self.first, self.second)
+
+
+@dataclass(frozen=True, eq=False)
 class LinearSite:
     """A linear layer."""
 

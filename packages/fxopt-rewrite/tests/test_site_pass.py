@@ -2,12 +2,11 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 from operator import neg, pos
 
 import pytest
 import torch
-from site_passes import negated
+from site_passes import Neighbours, negated
 from torch import Tensor, nn
 from torch.fx import GraphModule, Node, symbolic_trace
 
@@ -32,35 +31,21 @@ from fxopt_rewrite import (
 )
 
 
-@dataclass(frozen=True)
-class Pair:
-    first: Node
-    second: Node
-
-    @property
-    def label(self) -> str:
-        return f"{self.first.name} + {self.second.name}"
-
-    @property
-    def nodes(self) -> tuple[Node, ...]:
-        return (self.first, self.second)
-
-
-class FuseNegations(ReversibleSitePass[Pair]):
+class FuseNegations(ReversibleSitePass[Neighbours]):
     """``-(-x)`` -> ``+x``, but not where the inner value is used elsewhere."""
 
-    def match(self, index: GraphIndex) -> Iterator[Pair | Refusal]:
+    def match(self, index: GraphIndex) -> Iterator[Neighbours | Refusal]:
         for node in index.nodes:
             inner = node.args[0] if node.target is operator.neg else None
             if isinstance(inner, Node) and inner.target is operator.neg:
-                yield Pair(inner, node)
+                yield Neighbours(inner, node)
 
-    def check(self, site: Pair, index: GraphIndex) -> Refusal | None:
+    def check(self, site: Neighbours, index: GraphIndex) -> Refusal | None:
         if len(site.first.users) > 1:
             return index.refuse(site.label, "several-users", f"`{site.first.name}` is used elsewhere too", *site.nodes)
         return None
 
-    def rewrite(self, site: Pair, edit: Editor) -> None:
+    def rewrite(self, site: Neighbours, edit: Editor) -> None:
         new = edit.call_function(operator.pos, site.first.args[0], before=site.second, like=[site.second, site.first])
         edit.replace(site.second, new)
         edit.erase(site.first)
@@ -69,21 +54,21 @@ class FuseNegations(ReversibleSitePass[Pair]):
 class FuseAllNegations(FuseNegations):
     repeats = True
 
-    def rewrite(self, site: Pair, edit: Editor) -> None:
+    def rewrite(self, site: Neighbours, edit: Editor) -> None:
         value = site.first.args[0]
         assert isinstance(value, Node)
         edit.replace(site.second, edit.current(value))
         edit.erase(site.first)
 
 
-class Endless(SitePass[Pair]):
+class Endless(SitePass[Neighbours]):
     repeats = True
 
-    def match(self, index: GraphIndex) -> Iterator[Pair]:
+    def match(self, index: GraphIndex) -> Iterator[Neighbours]:
         nodes = [node for node in index.nodes if node.op == "call_function"]
-        yield Pair(nodes[0], nodes[0])
+        yield Neighbours(nodes[0], nodes[0])
 
-    def rewrite(self, site: Pair, edit: Editor) -> None:
+    def rewrite(self, site: Neighbours, edit: Editor) -> None:
         edit.replace(
             site.first, edit.call_function(operator.neg, *site.first.args, before=site.first, like=[site.first])
         )
@@ -135,7 +120,7 @@ class TestRounds:
 
     def test_near_misses_may_be_refusals_at_once(self) -> None:
         class Misses(FuseNegations):
-            def match(self, index: GraphIndex) -> Iterator[Pair | Refusal]:
+            def match(self, index: GraphIndex) -> Iterator[Neighbours | Refusal]:
                 yield Refusal("x", "hooks", "no")
                 yield from super().match(index)
 
@@ -146,10 +131,10 @@ class TestRounds:
         seen: list[str] = []
 
         class Watches(FuseNegations):
-            def check(self, site: Pair, index: GraphIndex) -> None:
+            def check(self, site: Neighbours, index: GraphIndex) -> None:
                 seen.append("check")
 
-            def rewrite(self, site: Pair, edit: Editor) -> None:
+            def rewrite(self, site: Neighbours, edit: Editor) -> None:
                 seen.append("rewrite")
                 super().rewrite(site, edit)
 
@@ -173,7 +158,7 @@ class TestSitePass:
             return site.label
 
         x, neg, *_ = iter_nodes(negated(1).graph)
-        assert label(Pair(x, neg)) == "x + neg"
+        assert label(Neighbours(x, neg)) == "x + neg"
 
     @pytest.mark.parametrize("cls", [FuseNegations, FuseAllNegations])
     def test_undo(self, cls: type[FuseNegations]) -> None:
@@ -187,7 +172,7 @@ class TestSitePass:
 
     def test_errors_restore_everything(self) -> None:
         class Fails(FuseNegations):
-            def rewrite(self, site: Pair, edit: Editor) -> None:
+            def rewrite(self, site: Neighbours, edit: Editor) -> None:
                 super().rewrite(site, edit)
                 raise ValueError(site.label)
 
@@ -210,13 +195,13 @@ class TestSitePass:
             Filtered(where=lambda name: True)(graph_module, reverse=True)
 
 
-class DropIdentities(ReversibleSitePass[Pair]):
+class DropIdentities(ReversibleSitePass[Neighbours]):
     """``+x`` -> ``x``: what stands for a node is there already, and has users of its own."""
 
-    def match(self, index: GraphIndex) -> Iterator[Pair]:
-        return (Pair(node, node) for node in index.nodes if node.target is operator.pos)
+    def match(self, index: GraphIndex) -> Iterator[Neighbours]:
+        return (Neighbours(node, node) for node in index.nodes if node.target is operator.pos)
 
-    def rewrite(self, site: Pair, edit: Editor) -> None:
+    def rewrite(self, site: Neighbours, edit: Editor) -> None:
         value = site.first.args[0]
         assert isinstance(value, Node)
         edit.replace(site.first, edit.current(value))
@@ -290,13 +275,13 @@ def test_cost_is_linear(steps_of: Callable[[Callable[[], object]], int]) -> None
         assert large < 4.2 * small
 
 
-class Chooses(SitePass[Pair]):
+class Chooses(SitePass[Neighbours]):
     """Types: what `match` yields is what `check` and `rewrite` take."""
 
-    def match(self, index: GraphIndex) -> Iterable[Pair]:
+    def match(self, index: GraphIndex) -> Iterable[Neighbours]:
         return []
 
-    def rewrite(self, site: Pair, edit: Editor) -> None:
+    def rewrite(self, site: Neighbours, edit: Editor) -> None:
         raise AssertionError
 
 

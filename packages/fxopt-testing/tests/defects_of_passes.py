@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any, ClassVar
 
 import torch
-from defects_of_computation import Preserving, calls, substitute
+from defects_of_computation import Preserving, calls
 from torch import Tensor
 from torch.fx import GraphModule, Node
 
@@ -72,15 +72,6 @@ class SignsByIdentity(Commuting):
         return f"{id(self):064x}"
 
 
-class SignsByHash(Commuting):
-    """Has a signature that depends on the hashes of this process."""
-
-    @property
-    def signature(self) -> str:
-        """One that another process does not find."""
-        return f"{hash('commuting') & 0xFFFFFFFFFFFF:064x}"
-
-
 class SignsByRuns(Commuting):
     """Has a signature that counts its runs."""
 
@@ -135,31 +126,6 @@ class NeverCompiles(Commuting):
         return super().__call__(graph_module, lint_and_recompile=False)
 
 
-class SwallowsErrors(Commuting):
-    """Catches what goes wrong, and goes on with half of it done."""
-
-    def edit(self, graph_module: GraphModule) -> None:
-        """Turn products round by way of sums."""
-        for node in self.products(graph_module, self.most):
-            try:
-                node.target = operator.add
-                self.turn(node)
-                node.target = operator.mul
-            except Exception:
-                continue
-
-
-class LeavesGradMode(Commuting):
-    """Switches gradients off, and on again only where all goes well."""
-
-    def turn(self, node: Node) -> None:
-        """Turn one round."""
-        was = torch.is_grad_enabled()
-        torch.set_grad_enabled(False)
-        super().turn(node)
-        torch.set_grad_enabled(was)
-
-
 class SwitchesGradientsOff(Commuting):
     """Switches gradients off for good."""
 
@@ -199,20 +165,6 @@ class CountsRuns(Commuting):
         CountsRuns.runs += 1
         if CountsRuns.runs % 2:
             super().edit(graph_module)
-
-
-class OrdersByHash(Preserving):
-    """``x * c`` -> ``scale(x, c)``, named in the order of a set."""
-
-    def edit(self, graph_module: GraphModule) -> None:
-        """Name the products."""
-        names = {node.name for node in calls(graph_module, operator.mul)}
-        found = {node.name: node for node in calls(graph_module, operator.mul)}
-        for name in names:
-            with graph_module.graph.inserting_before(found[name]):
-                made = graph_module.graph.create_node("call_function", torch.mul, found[name].args, name="scaled")
-            made.meta.update(found[name].meta)
-            substitute(found[name], made)
 
 
 class CapturesTensor(Preserving):

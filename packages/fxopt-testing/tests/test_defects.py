@@ -10,7 +10,7 @@ import defects_of_passes as passes
 import defects_of_results as results
 import pytest
 import torch
-from house_properties import COST, ELSEWHERE, FAULTS
+from house_properties import COST
 
 from fxopt_core import Transformation
 from fxopt_testing import PROPERTIES, ConformanceReport, check_transformation, model_case
@@ -99,33 +99,23 @@ WRONG: dict[type[Transformation], tuple[str, ...]] = {
 }
 """Passes to the property that is told first, and the one that says what is wrong, where that is another one."""
 
-HOUSE_WRONG = {
-    passes.SwallowsErrors: FAULTS,
-    passes.LeavesGradMode: FAULTS,
-    passes.WalksTheGraphEachTime: COST,
-    passes.WalksUsersEachTime: COST,
-    passes.SignsByHash: ELSEWHERE,
-    passes.OrdersByHash: ELSEWHERE,
-}
-"""Passes to the property of the house that finds what is wrong."""
-
 
 @cache
 def models() -> tuple[ModelCase, ...]:
     return tuple(map(model_case, NAMES))
 
 
-def report_of(cls: type[Transformation], *last: str) -> ConformanceReport:
-    """Check the properties up to the last of these, or all: what is reported first does not depend on later ones."""
+def report_of(cls: type[Transformation], *properties: str) -> ConformanceReport:
+    """Check these properties, or all."""
     made = cls(2.0) if cls is passes.NeedsPosition else cls()
-    names = [each.name for each in PROPERTIES]
-    checked = names[: max(map(names.index, last)) + 1] if last else names
-    return check_transformation(made, models=models(), properties=checked, raises=False)
+    return check_transformation(made, models=models(), properties=properties or None, raises=False)
 
 
+@pytest.mark.parametrize("alone", [True, pytest.param(False, marks=pytest.mark.nightly)], ids=["", "among-all"])
 @pytest.mark.parametrize("cls", WRONG, ids=lambda cls: cls.__name__)
-def test_defects_are_found(cls: type[Transformation]) -> None:
-    report = report_of(cls, *WRONG[cls])
+def test_defects_are_found(cls: type[Transformation], alone: bool) -> None:
+    """By the properties that say what is wrong, of which the first is told first, among all others too."""
+    report = report_of(cls, *(WRONG[cls] if alone else ()))
     assert report.primary is not None, report
     assert report.primary.property == WRONG[cls][0], report
     assert set(WRONG[cls]) <= {each.property for each in report.errors}, report
@@ -133,9 +123,9 @@ def test_defects_are_found(cls: type[Transformation]) -> None:
     assert f"properties=['{report.primary.property}']" in report.primary.reproduction
 
 
-@pytest.mark.parametrize("cls", HOUSE_WRONG, ids=lambda cls: cls.__name__)
-def test_properties_of_the_house_find_defects(cls: type[Transformation]) -> None:
-    assert check_property(Subject(cls(), models(), own=True), HOUSE_WRONG[cls]).findings
+@pytest.mark.parametrize("cls", [passes.WalksTheGraphEachTime, passes.WalksUsersEachTime])
+def test_costs_that_grow_too_fast_are_found(cls: type[Transformation]) -> None:
+    assert check_property(Subject(cls(), models(), own=True), COST).findings
 
 
 def test_a_pass_that_finds_nothing_is_told_so() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-from other_process import elsewhere
 from torch import nn
 
 from fxopt_testing import ModelCase, model_case, zoo
@@ -92,14 +91,3 @@ def test_a_case_says_what_is_wrong_with_it() -> None:
         ModelCase("mine", nn.ReLU, torch.ones(1), form="aten")  # type: ignore[arg-type]  # that is what is wrong
     with pytest.raises(TypeError, match="expected a function that makes one"):
         ModelCase("mine", nn.ReLU(), torch.ones(1))
-
-
-def test_another_process_answers_with_other_hashes() -> None:
-    from defects_of_passes import Commuting
-
-    answer = elsewhere(Commuting(), ["pair[modules]"])
-    assert answer.error is None
-    assert answer.signature == Commuting().signature
-    assert "code" in answer.pictures["pair[modules]"]
-    assert elsewhere(Commuting(), ["no such model"]).error is not None
-    assert elsewhere(Commuting(most=3.0)).signature == Commuting(most=3.0).signature

@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import pytest
 import torch
 from hypothesis import given, strategies as st
+from site_passes import Call
 from torch import Tensor, nn
-from torch.fx import GraphModule, Node, Tracer
+from torch.fx import GraphModule, Tracer
 
 from fxopt_core import PassError, PreconditionError, Transformation, compose, history, iter_nodes
 from fxopt_rewrite import Editor, GraphIndex, SitePass
@@ -71,20 +71,7 @@ def model(**costs: float) -> GraphModule:
     return GraphModule(layers, WholeTracer().trace(layers))
 
 
-@dataclass(frozen=True)
-class Layer:
-    node: Node
-
-    @property
-    def label(self) -> str:
-        return str(self.node.target)
-
-    @property
-    def nodes(self) -> tuple[Node, ...]:
-        return (self.node,)
-
-
-class Scale(SitePass[Layer]):
+class Scale(SitePass[Call]):
     """``work(x)`` -> ``scaled_work(x)``, for works of names that begin with a prefix."""
 
     factor: ClassVar[float] = 1.0
@@ -93,14 +80,14 @@ class Scale(SitePass[Layer]):
     def __init__(self, prefix: str = "") -> None:
         self.prefix = prefix
 
-    def match(self, index: GraphIndex) -> Iterator[Layer]:
+    def match(self, index: GraphIndex) -> Iterator[Call]:
         if self.needs and not any(self.needs in str(node.target) for node in index.nodes):
             raise ValueError(f"there is no {self.needs}")
         for node in index.nodes:
             if node.op == "call_module" and str(node.target).startswith(self.prefix):
-                yield Layer(node)
+                yield Call(node)
 
-    def rewrite(self, site: Layer, edit: Editor) -> None:
+    def rewrite(self, site: Call, edit: Editor) -> None:
         old: Any = edit.index.module_of(site.node)
         full = str(site.node.target)
         name = edit.add_module(full, f"{full}_{type(self).__name__.lower()}", Work(old.cost * self.factor))
@@ -269,7 +256,7 @@ class Rounded(Scale):
         super().__init__()
         self.speed = factor
 
-    def rewrite(self, site: Layer, edit: Editor) -> None:
+    def rewrite(self, site: Call, edit: Editor) -> None:
         old: Any = edit.index.module_of(site.node)
         full = str(site.node.target)
         name = edit.add_module(full, f"{full}_rounded", Rough(old.cost / self.speed))

@@ -29,16 +29,12 @@ def test_the_script_is_installed() -> None:
         assert result.stdout.startswith("fxopt ")
 
 
-def test_optimize_history_undo_without_a_terminal(tmp_path: Path) -> None:
+def test_optimize_without_a_terminal(tmp_path: Path) -> None:
     result = process("optimize", ATTENTION, "-p", "merge-linears", "-o", "out.fxopt", folder=tmp_path)
     assert result.returncode == 0, result.stderr
     assert "\x1b" not in result.stdout + result.stderr
     assert "+ q + k + v -> q_k_v_merged" in result.stdout
     assert result.stderr == ""
-    again = process("optimize", ATTENTION, "-o", "out.fxopt", folder=tmp_path)
-    assert again.returncode == 3
-    assert "--force to replace it" in again.stderr
-    assert "Traceback" not in again.stderr
 
 
 def test_help_is_plain_without_a_terminal(tmp_path: Path) -> None:
