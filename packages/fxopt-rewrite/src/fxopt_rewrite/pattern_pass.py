@@ -1,0 +1,176 @@
+"""`PatternPass`: a pass that is written as a pattern and its replacement."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+from torch.fx import Node, Proxy
+from torch.fx.proxy import GraphAppendingTracer
+
+from fxopt_core import Refusal
+from fxopt_rewrite.calls.operation import read_operation
+from fxopt_rewrite.calls.records import TensorRef
+from fxopt_rewrite.index import GraphIndex
+from fxopt_rewrite.journal.editor import Editor
+from fxopt_rewrite.legality import replacement_refusal
+from fxopt_rewrite.patterns import Match, Pattern
+from fxopt_rewrite.shapes.facts import is_python_number, tensor_facts
+from fxopt_rewrite.site_pass import ReversibleSitePass
+
+
+class PatternPass(ReversibleSitePass[Match]):
+    """A pass that finds a `pattern` and puts in its `replacement`, which undo takes back.
+
+    Both are functions of torch calls with the same parameters, as `Pattern` reads them. The replacement is called with
+    a stand-in for each value of the graph, with tensors of the model and numbers as they are, and has to compute a new
+    tensor.
+
+    Refused: values between that something else reads, values that are written in place between, and dtypes other than
+    `dtypes`. `check` may refuse more.
+
+    >>> from fxopt_rewrite import infer_shapes
+    >>> class FuseHypotenuse(PatternPass):
+    ...     def pattern(self, x, y):
+    ...         return torch.sqrt(x * x + y * y)
+    ...     def replacement(self, x, y):
+    ...         return torch.hypot(x, y)
+    >>> graph = infer_shapes(torch.fx.symbolic_trace(lambda x, y: (y.square() + x**2).sqrt()), *torch.ones(2, 3))
+    >>> print(FuseHypotenuse()(graph, expect=1).code.strip())
+    def forward(self, x, y):
+        hypot = torch.hypot(y, x);  y = x = None
+        return hypot
+    """
+
+    dtypes: ClassVar[Sequence[torch.dtype]] = (torch.float32, torch.float64)
+    """The dtypes that values may have; empty for any, as long as those of floating-point numbers are one."""
+    reasons: ClassVar[Mapping[str, str]] = {
+        "unsupported-dtype": "The layer has a dtype that the operators do not take. Convert it: `model.float()`.",
+    }
+
+    def pattern(self, *args: Any, **kwargs: Any) -> Any:
+        """Compute what the pass looks for."""
+        raise NotImplementedError
+
+    def replacement(self, *args: Any, **kwargs: Any) -> Any:
+        """Compute the same."""
+        raise NotImplementedError
+
+    def patterns(self) -> Iterable[Pattern]:
+        """Return the patterns, each with its replacement; the first that matches a node counts."""
+        return (Pattern(self.pattern, self.replacement),)
+
+    def accepts(self, match: Match, index: GraphIndex) -> bool:
+        """Return whether a match is one, for what a pattern cannot say; others are passed over without a refusal."""
+        return True
+
+    def match(self, index: GraphIndex) -> Iterator[Match | Refusal]:
+        """Yield the matches, the largest where several overlap."""
+        patterns: dict[str, list[Pattern]] = {}
+        for pattern in self.patterns():
+            for name in pattern.operations:
+                patterns.setdefault(name, []).append(pattern)
+        found, taken = list[Match](), set[Node]()
+        for node in reversed(index.nodes):
+            call = None if node in taken else read_operation(index, node)
+            if call is None or call.name not in patterns or is_python_number(node):
+                continue
+            matches = (match for pattern in patterns[call.name] for match in pattern.matches(index, node))
+            accepted = [match for match in matches if self.accepts(match, index)]
+            whole = next((match for match in accepted if match.other_reader() is None), None)
+            if whole is not None:
+                taken.update(whole.nodes)
+            found += accepted[:1] if whole is None else [whole]
+        yield from (each for each in reversed(found) if each.other_reader() is None or taken.isdisjoint(each.nodes))
+
+    def check(self, site: Match, index: GraphIndex) -> Refusal | None:
+        """Refuse values that others read, in-place writes, and other dtypes."""
+        if (other := site.other_reader()) is not None:
+            message = f"`{other[0].name}`, a part of `{site.label}`, is read by `{other[1].name}`, too"
+            return index.refuse(site.label, "several-users", message, *site.nodes)
+        called = [each.tensor for each in site.values.values() if isinstance(each, TensorRef) and each.node is None]
+        written = [value for value in site.inputs if index.effects.written_between(value, site.nodes[0], site.root)]
+        if written or any(map(index.effects.tensor_written, called)):
+            name = written[0].name if written else site.label
+            message = f"`{name}` is written in place, or a mode changes, before node `{site.label}`"
+            return index.refuse(site.label, "mutated", message, *site.nodes)
+        if index.effects.aliases(site.root):  # and what the replacement computes is another tensor
+            refusal = replacement_refusal(site.label, site.root, index, *site.inputs)
+            if refusal is not None:
+                return refusal
+        return self._dtype_refusal(site, index) if self.dtypes or len(site.nodes) > 1 else None
+
+    def _dtype_refusal(self, site: Match, index: GraphIndex) -> Refusal | None:
+        found: dict[torch.dtype, Node] = {}
+        for node in (*site.inputs, *(each for each in site.nodes if each.users)):  # checks have no users
+            described = index.tensor_of(node) if node.op == "get_attr" else tensor_facts(node)
+            if described is None:
+                message = f"the dtype of `{node.name}` is unknown; call infer_shapes first"
+                return index.refuse(site.label, "shape-unknown", message, *site.nodes)
+            found.setdefault(described.dtype, node)
+            if self.dtypes and described.dtype not in self.dtypes:
+                message = f"`{node.name}` is {described.dtype}; expected {', or '.join(map(str, self.dtypes))}"
+                return index.refuse(site.label, "unsupported-dtype", message, *site.nodes)
+        if len(floats := [(dtype, node) for dtype, node in found.items() if dtype.is_floating_point]) > 1:
+            (one, first), (other, second), *_ = floats
+            message = f"`{first.name}` is {one}, and `{second.name}` {other}; expected one dtype"
+            return index.refuse(site.label, "dtype-mismatch", message, *site.nodes)
+        return None
+
+    def rewrite(self, site: Match, edit: Editor) -> None:
+        """Insert the calls of the replacement, and take out those of the match."""
+        assert site.pattern.replacement is not None
+        inserting, inputs = _Inserting(site, edit), [*site.inputs]
+        result = site.pattern.replacement(*map(inserting.stand_in, site.values.values()))
+        if not inserting.made or getattr(result, "node", None) is not inserting.made[-1]:
+            raise ValueError(f"the replacement of `{self.name}` has to return the tensor that its last call computes")
+        *inner, last = inserting.made
+        for node in inner:
+            edit.undescribed(node)
+        edit.replace(site.root, last)
+        for node in inserting.place["like"][1:]:
+            edit.erase(node)
+            edit.drop_unused(node)
+        edit.drop_unused(site.root)
+        while inputs:  # views and reads of tensors that nothing uses any more
+            node = inputs.pop()
+            effect = edit.index.effects.effect(node)
+            reads = node.op == "get_attr" or (effect.aliases and not effect.writes and not effect.opaque)
+            if reads and not node.users and not edit.is_stale([node]):
+                inputs += node.all_input_nodes
+                edit.erase(node)
+
+
+class _Inserting(GraphAppendingTracer):
+    """Inserts what a replacement calls in the place of a match."""
+
+    def __init__(self, site: Match, edit: Editor) -> None:
+        super().__init__(edit.graph)
+        others = [node for node in reversed(site.nodes) if node is not site.root]
+        self.place: dict[str, Any] = {"before": site.root, "like": [site.root, *others]}
+        self.made: list[Node] = []
+        self._edit = edit
+        self._tensors = {id(each.tensor): each for each in site.values.values() if isinstance(each, TensorRef)}
+
+    def stand_in(self, value: Any) -> Any:
+        """Return what a replacement is called with: tensors of the model, and numbers, are as they are."""
+        if isinstance(value, Node):
+            return Proxy(self._edit.current(value), self)
+        return value.tensor if isinstance(value, TensorRef) else value
+
+    def create_node(self, kind: str, target: Any, args: Any, kwargs: Any, *_: Any, **__: Any) -> Node:
+        """Insert a call."""
+        insert = self._edit.call_method if kind == "call_method" else self._edit.call_function
+        self.made.append(insert(target, *args, **self.place, **kwargs))
+        return self.made[-1]
+
+    def create_arg(self, a: Any) -> Any:
+        """Return an argument as graphs hold it."""
+        if isinstance(a, Tensor):
+            if id(a) not in self._tensors:
+                raise ValueError("a replacement may pass tensors of the model on, and not compute others of them")
+            ref = self._tensors[id(a)]
+            return ref.node or self._edit.get_attr(ref.name, **self.place)
+        return super().create_arg(tuple(a) if isinstance(a, torch.Size) else a)
