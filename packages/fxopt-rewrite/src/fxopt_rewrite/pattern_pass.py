@@ -68,17 +68,12 @@ class PatternPass(ReversibleSitePass[Match]):
 
     def match(self, index: GraphIndex) -> Iterator[Match | Refusal]:
         """Yield the matches, the largest where several overlap."""
-        patterns: dict[str, list[Pattern]] = {}
-        for pattern in self.patterns():
-            for name in pattern.operations:
-                patterns.setdefault(name, []).append(pattern)
-        found, taken = list[Match](), set[Node]()
+        patterns, found, taken = [*self.patterns()], list[Match](), set[Node]()
         for node in reversed(index.nodes):
             call = None if node in taken else read_operation(index, node)
-            if call is None or call.name not in patterns or is_python_number(node):
-                continue
-            matches = (match for pattern in patterns[call.name] for match in pattern.matches(index, node))
-            accepted = [match for match in matches if self.accepts(match, index)]
+            fitting = [pattern for pattern in patterns if call is not None and call.name in pattern.operations]
+            matches = (match for pattern in fitting for match in pattern.matches(index, node))
+            accepted = [match for match in matches if self.accepts(match, index) and not is_python_number(node)]
             whole = next((match for match in accepted if match.other_reader() is None), None)
             if whole is not None:
                 taken.update(whole.nodes)
@@ -87,37 +82,35 @@ class PatternPass(ReversibleSitePass[Match]):
 
     def check(self, site: Match, index: GraphIndex) -> Refusal | None:
         """Refuse values that others read, in-place writes, and other dtypes."""
+        for reason, message in self._obstacles(site, index):
+            return index.refuse(site.label, reason, message, *site.nodes)
+        if not index.effects.aliases(site.root):
+            return None
+        return replacement_refusal(site.label, site.root, index, *site.inputs)  # by a tensor of its own
+
+    def _obstacles(self, site: Match, index: GraphIndex) -> Iterator[tuple[str, str]]:
         if (other := site.other_reader()) is not None:
-            message = f"`{other[0].name}`, a part of `{site.label}`, is read by `{other[1].name}`, too"
-            return index.refuse(site.label, "several-users", message, *site.nodes)
+            yield "several-users", f"`{other[0].name}`, a part of `{site.label}`, is read by `{other[1].name}`, too"
         called = [each.tensor for each in site.values.values() if isinstance(each, TensorRef) and each.node is None]
         written = [value for value in site.inputs if index.effects.written_between(value, site.nodes[0], site.root)]
         if written or any(map(index.effects.tensor_written, called)):
             name = written[0].name if written else site.label
-            message = f"`{name}` is written in place, or a mode changes, before node `{site.label}`"
-            return index.refuse(site.label, "mutated", message, *site.nodes)
-        if index.effects.aliases(site.root):  # and what the replacement computes is another tensor
-            refusal = replacement_refusal(site.label, site.root, index, *site.inputs)
-            if refusal is not None:
-                return refusal
-        return self._dtype_refusal(site, index) if self.dtypes or len(site.nodes) > 1 else None
-
-    def _dtype_refusal(self, site: Match, index: GraphIndex) -> Refusal | None:
-        found: dict[torch.dtype, Node] = {}
+            yield "mutated", f"`{name}` is written in place, or a mode changes, before node `{site.label}`"
+        if not self.dtypes and len(site.nodes) == 1:
+            return
+        floats: dict[torch.dtype, Node] = {}
         for node in (*site.inputs, *(each for each in site.nodes if each.users)):  # checks have no users
             described = index.tensor_of(node) if node.op == "get_attr" else tensor_facts(node)
             if described is None:
-                message = f"the dtype of `{node.name}` is unknown; call infer_shapes first"
-                return index.refuse(site.label, "shape-unknown", message, *site.nodes)
-            found.setdefault(described.dtype, node)
-            if self.dtypes and described.dtype not in self.dtypes:
-                message = f"`{node.name}` is {described.dtype}; expected {', or '.join(map(str, self.dtypes))}"
-                return index.refuse(site.label, "unsupported-dtype", message, *site.nodes)
-        if len(floats := [(dtype, node) for dtype, node in found.items() if dtype.is_floating_point]) > 1:
-            (one, first), (other, second), *_ = floats
-            message = f"`{first.name}` is {one}, and `{second.name}` {other}; expected one dtype"
-            return index.refuse(site.label, "dtype-mismatch", message, *site.nodes)
-        return None
+                yield "shape-unknown", f"the dtype of `{node.name}` is unknown; call infer_shapes first"
+            elif self.dtypes and described.dtype not in self.dtypes:
+                expected = ", or ".join(map(str, self.dtypes))
+                yield "unsupported-dtype", f"`{node.name}` is {described.dtype}; expected {expected}"
+            elif described.dtype.is_floating_point:
+                floats.setdefault(described.dtype, node)
+        if len(floats) > 1:
+            (one, first), (other_dtype, second), *_ = floats.items()
+            yield "dtype-mismatch", f"`{first.name}` is {one}, and `{second.name}` {other_dtype}; expected one dtype"
 
     def rewrite(self, site: Match, edit: Editor) -> None:
         """Insert the calls of the replacement, and take out those of the match."""

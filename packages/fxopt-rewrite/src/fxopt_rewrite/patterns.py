@@ -79,6 +79,9 @@ class Pattern:
         through: names of operations that may lie between any two calls, such as ``view``.
         kinds: annotations of parameters, for a function that has none.
 
+    Attributes:
+        operations: the names of the operations that its last call may be.
+
     Raises:
         ValueError: It is not made of operations of torch, writes in place, or leaves out a parameter.
 
@@ -120,13 +123,8 @@ class Pattern:
                 raise ValueError(f"a pattern consists of torch's operations that write nothing, unlike `{node.target}`")
         if self.root not in self._calls:
             raise ValueError(f"a pattern has to return what an operation of torch computes, and returns {result!r}")
-
-    @property
-    def operations(self) -> frozenset[str]:
-        """The names of the operations that its last call may be."""
-        chain = self._chains.get(self.root)
-        names = {self._calls[self.root].name} if chain is None else {*_KINDS}
-        return frozenset(name for name in names if chain is None or _KINDS[name] == chain.kind)
+        chain, name = self._chains.get(self.root), self._calls[self.root].name
+        self.operations = {name} if chain is None else {each for each, kind in _KINDS.items() if kind == chain.kind}
 
     def matches(self, index: GraphIndex, node: Node) -> Iterator[Match]:
         """Yield the ways in which a node's value is that of the pattern."""
@@ -210,18 +208,13 @@ def _operands(call: Operation) -> tuple[str, _Terms] | None:
         return None
     operands: tuple[Any, ...] = (*call.operands, None, None)
     first, other = operands[:2]
-    match call.name:
-        case "neg":
-            return kind, ((first, 1), (-1, 1))
-        case "square":
-            return kind, ((first, 1), (first, 1))
-        case "reciprocal":
-            return kind, ((first, -1),)
-        case "pow":
-            return (kind, ((first, 1),) * int(other)) if _is_number(other) and other in (2, 3, 4) else None
-        case "rsub":
-            return kind, ((other, 1), (first, -1))
-    return kind, ((first, 1), (other, -1 if call.name in ("sub", "div") else 1))
+    if call.name in ("neg", "reciprocal"):
+        return kind, ((first, -1),) if call.name == "reciprocal" else ((first, 1), (-1, 1))
+    if call.name in ("square", "pow"):
+        power = 2 if call.name == "square" else other
+        return (kind, ((first, 1),) * int(power)) if _is_number(power) and power in (2, 3, 4) else None
+    left, right = (other, first) if call.name == "rsub" else (first, other)
+    return kind, ((left, 1), (right, 1 if call.name in ("add", "mul") else -1))
 
 
 def _signed(kind: str, number: float, sign: int) -> float:
