@@ -6,12 +6,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Any
+from functools import cache
+from math import prod
+from typing import Annotated
 
 import torch
 from torch import Tensor, nn
 from torch.fx import Node
-from torch.fx.node import map_arg
 
 from fxopt_rewrite import (
     BatchNormCall,
@@ -19,9 +20,11 @@ from fxopt_rewrite import (
     Match,
     Obstacle,
     Pattern,
+    TensorFacts,
     TensorRef,
     owner_of,
     read_call,
+    tensor_facts,
     tensor_ref,
 )
 
@@ -37,11 +40,11 @@ class WrittenBatchNorm(BatchNormCall):
 
     Attributes:
         parts: the calls that compute it, but for the sum, in order; the last is the product.
-        factors: scale and shift, on the meta device.
+        factors: what is known of scale and shift.
     """
 
     parts: tuple[Node, ...]
-    factors: tuple[Tensor, Tensor]
+    factors: tuple[TensorFacts, TensorFacts]
 
 
 def _norm(
@@ -51,9 +54,7 @@ def _norm(
     return x * scale + (bias - mean * scale)
 
 
-def _norm_without_weight(
-    x: Tensor, bias: nn.Parameter, mean: nn.Parameter, variance: nn.Parameter, eps: float
-) -> Tensor:
+def _bare_norm(x: Tensor, bias: nn.Parameter, mean: nn.Parameter, variance: nn.Parameter, eps: float) -> Tensor:
     scale = 1 / torch.sqrt(variance + eps)
     return x * scale + (bias - mean * scale)
 
@@ -64,13 +65,14 @@ def read_written_batch_norm(index: GraphIndex, node: Node) -> tuple[Node, Writte
     Returns:
         ``x``, and the batch norm, or an obstacle where scale and shift are not those of a batch norm.
     """
-    affine = next(_AFFINE.matches(index, node), None)
+    affine = next(_patterns()[0].matches(index, node), None)
     return None if affine is None else (affine.values["x"], _read(index, node, affine))
 
 
 def _read(index: GraphIndex, node: Node, affine: Match) -> WrittenBatchNorm | Obstacle:
     value, scale, shift = affine.values["x"], affine.values["scale"][-1], affine.values["shift"][-1]
-    found = next((match for norm in _NORMS for match in norm.matches(index, node) if match.values["x"] is value), None)
+    matches = (match for norm in _patterns()[1:] for match in norm.matches(index, node))
+    found = next((match for match in matches if match.values["x"] is value), None)
     if found is None:
         message = f"`{scale.name}` and `{shift.name}`, scale and shift of node `{node.name}`, are computed, and not as"
         formula = "weight / sqrt(variance + eps) and bias - mean * scale"
@@ -87,9 +89,9 @@ def _read(index: GraphIndex, node: Node, affine: Match) -> WrittenBatchNorm | Ob
         message = f"`{other[0].name}`, a part of the batch norm at `{node.name}`, is also used at node"
         return Obstacle(node.name, "several-users", f"{message} `{other[1].name}`")
     constants = sorted({*affine.values["scale"], *affine.values["shift"]}, key=index.position.__getitem__)
-    factors = _factors(index, constants, scale, shift)
+    factors = _factors(constants, scale, shift)
     if factors is None:
-        message = f"the batch norm that node `{node.name}` ends has tensors of several sizes, dimensions or devices"
+        message = f"the batch norm that node `{node.name}` ends has tensors of several sizes or dimensions, or unknown"
         return Obstacle(node.name, "unsupported-call", message)
     weight, bias, mean, variance = refs
     calls = (*(each for each in found.nodes if each not in affine.nodes), affine.nodes[0])
@@ -107,6 +109,8 @@ def _constants(index: GraphIndex, value: Node) -> list[Node] | None:
         node = waiting.pop()
         call = read_call(node)
         known = call is not None and call.name in _VIEWS | _CASTS | _COMPUTES and not call.inplace
+        if call is not None and call.name == "view" and "dtype" in call.arguments:  # the same bits are other numbers
+            return None
         if len(found) > _MOST_NODES or not (known or index.tensor_of(node) is not None):
             return None
         if node not in found:
@@ -122,29 +126,17 @@ def _computed(index: GraphIndex, value: Node) -> list[Node] | None:
     return found if computes else None
 
 
-def _factors(index: GraphIndex, constants: list[Node], scale: Node, shift: Node) -> tuple[Tensor, Tensor] | None:
-    """Return scale and shift on the meta device; None unless all that they are made of lies along one dimension."""
-    values: dict[Node, Tensor] = {}
-    for node in constants:
-        call, tensor = read_call(node), index.tensor_of(node)
-        if tensor is not None:
-            values[node] = tensor.detach().to("meta")
-        if call is None:
-            continue
-        refused = (str, torch.device, *((torch.dtype,) if call.name == "view" else ()))  # other numbers, same bits
-        if any(isinstance(each, refused) for each in call.arguments.values()):
-            return None
-        args: Any = map_arg(node.args, values.__getitem__)
-        kwargs: Any = map_arg(node.kwargs, values.__getitem__)
-        function: Any = getattr(Tensor, node.target) if isinstance(node.target, str) else node.target
-        values[node] = function(*args, **kwargs)
-    sizes = {size for value in values.values() for size in (value.numel(), max(value.shape, default=0))}
-    plain = len(sizes) == 1 and all(value.is_floating_point() for value in values.values())
-    return (values[scale], values[shift]) if plain else None
+def _factors(constants: list[Node], scale: Node, shift: Node) -> tuple[TensorFacts, TensorFacts] | None:
+    """Return what is known of scale and shift; None unless all that they are made of lies along one dimension."""
+    facts = {node: found for node in constants if (found := tensor_facts(node)) is not None}
+    sizes = {size for each in facts.values() for size in (prod(each.shape), max(each.shape, default=0))}
+    plain = len(sizes) == 1 and all(each.dtype.is_floating_point for each in facts.values())
+    return (facts[scale], facts[shift]) if plain and len(facts) == len(constants) else None
 
 
-_AFFINE = Pattern(
-    lambda x, scale, shift: x * scale + shift,
-    kinds={"scale": Annotated[list[Node], _computed], "shift": Annotated[list[Node], _constants]},
-)
-_NORMS = (Pattern(_norm, through=_VIEWS | _CASTS), Pattern(_norm_without_weight, through=_VIEWS | _CASTS))
+@cache
+def _patterns() -> tuple[Pattern, ...]:
+    """Return the pattern of a product and a sum with constants, and those of batch norms with weights and without."""
+    kinds = {"scale": Annotated[list[Node], _computed], "shift": Annotated[list[Node], _constants]}
+    norms = (Pattern(norm, through=_VIEWS | _CASTS) for norm in (_norm, _bare_norm))
+    return Pattern(lambda x, scale, shift: x * scale + shift, kinds=kinds), *norms
