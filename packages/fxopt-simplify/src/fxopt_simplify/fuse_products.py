@@ -12,8 +12,9 @@ from torch import Tensor, nn
 from torch.fx import Node
 
 from fxopt_rewrite import GraphIndex, Match, Pattern, PatternPass, TensorRef, read_operation
+from fxopt_simplify.attention.reader import is_last_transpose
 
-_TURNS = frozenset({"t", "T", "numpy_T", "mT", "adjoint", "H", "mH", "matrix_H", "transpose", "permute"})
+_TURNS = frozenset({"t", "T", "numpy_T", "adjoint", "H", "mH", "matrix_H"})
 _EQUATION = re.compile(r"((?:\.\.\.)?[A-Za-z]*)([A-Za-z]),([A-Za-z])([A-Za-z])->((?:\.\.\.)?[A-Za-z]*)([A-Za-z])")
 
 
@@ -26,13 +27,10 @@ def _matrix(index: GraphIndex, node: Node) -> TensorRef | None:
 def _turned(index: GraphIndex, node: Node) -> TensorRef | None:
     """Read a matrix that is transposed."""
     call = read_operation(index, node)
-    if call is None or call.name not in _TURNS or call.input is None:
+    if call is None or call.input is None or not (call.name in _TURNS or is_last_transpose(call, 2)):
         return None
-    matrix, arguments = _matrix(index, call.input), call.arguments
-    dims = (arguments["dim0"], arguments["dim1"]) if call.name == "transpose" else arguments.get("dims", (1, 0))
-    order = [dim % 2 for dim in dims if isinstance(dim, int)] if isinstance(dims, tuple) else []
-    turns = order == [1, 0] or (call.name == "transpose" and order == [0, 1])
-    return matrix if turns and matrix is not None and not matrix.tensor.is_complex() else None
+    matrix = _matrix(index, call.input)
+    return None if matrix is None or matrix.tensor.is_complex() else matrix
 
 
 def _is_turned(equation: str) -> bool | None:
