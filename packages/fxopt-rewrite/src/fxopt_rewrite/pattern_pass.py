@@ -11,7 +11,6 @@ from torch.fx import Node, Proxy
 from torch.fx.proxy import GraphAppendingTracer
 
 from fxopt_core import Refusal
-from fxopt_rewrite.calls.operation import read_operation
 from fxopt_rewrite.calls.records import TensorRef
 from fxopt_rewrite.index import GraphIndex
 from fxopt_rewrite.journal.editor import Editor
@@ -69,10 +68,9 @@ class PatternPass(ReversibleSitePass[Match]):
     def match(self, index: GraphIndex) -> Iterator[Match | Refusal]:
         """Yield the matches, the largest where several overlap."""
         patterns, found, taken = [*self.patterns()], list[Match](), set[Node]()
-        for node in reversed(index.nodes):
-            call = None if node in taken else read_operation(index, node)
-            fitting = [pattern for pattern in patterns if call is not None and call.name in pattern.operations]
-            matches = (match for pattern in fitting for match in pattern.matches(index, node))
+        read: dict[Node, Any] = {}
+        for node in (each for each in reversed(index.nodes) if each not in taken):
+            matches = (match for pattern in patterns for match in pattern.matches(index, node, read))
             accepted = [match for match in matches if self.accepts(match, index) and not is_python_number(node)]
             whole = next((match for match in accepted if match.other_reader() is None), None)
             if whole is not None:
@@ -128,8 +126,7 @@ class PatternPass(ReversibleSitePass[Match]):
             edit.drop_unused(node)
         edit.drop_unused(site.root)
         while inputs:  # views and reads of tensors that nothing uses any more
-            node = inputs.pop()
-            effect = edit.index.effects.effect(node)
+            effect = edit.index.effects.effect(node := inputs.pop())
             reads = node.op == "get_attr" or (effect.aliases and not effect.writes and not effect.opaque)
             if reads and not node.users and not edit.is_stale([node]):
                 inputs += node.all_input_nodes

@@ -25,6 +25,8 @@ from fxopt_rewrite.index import GraphIndex
 from fxopt_rewrite.ops.names import MISSING
 
 _Terms: TypeAlias = "tuple[tuple[Any, int], ...]"  # operands with their signs: -1 if they are subtracted or divided by
+_Operands: TypeAlias = "tuple[str, _Terms]"
+_Read: TypeAlias = "dict[Node, tuple[Operation | None, _Operands | None]]"
 _Pair: TypeAlias = "tuple[Any, Any, int]"  # what is wanted, a value, and the sign of both
 _CHECK = "_assert_tensor_metadata"
 _DIGITS = 1e-6
@@ -79,9 +81,6 @@ class Pattern:
         through: names of operations that may lie between any two calls, such as ``view``.
         kinds: annotations of parameters, for a function that has none.
 
-    Attributes:
-        operations: the names of the operations that its last call may be.
-
     Raises:
         ValueError: It is not made of operations of torch, writes in place, or leaves out a parameter.
 
@@ -106,8 +105,9 @@ class Pattern:
         self.replacement, self.through = replacement, frozenset(through)
         hints = {**get_type_hints(function, include_extras=True), **kinds}
         self.names = tuple(name for name, each in signature(function).parameters.items() if each.default is each.empty)
-        self.kinds = {name: _kinds_of(hints.get(name, Node)) for name in self.names}
-        result = function(*(Proxy(graph.placeholder(name), tracer) for name in self.names))
+        parameters = [graph.placeholder(name) for name in self.names]
+        self.kinds: dict[Any, Any] = {each: _kinds_of(hints.get(str(each.target), Node)) for each in parameters}
+        result = function(*(Proxy(each, tracer) for each in parameters))
         self.root: Any = getattr(result, "node", None)
         self._calls: dict[Any, Operation] = {}
         self._chains: dict[Any, _Chain] = {}
@@ -123,18 +123,24 @@ class Pattern:
                 raise ValueError(f"a pattern consists of torch's operations that write nothing, unlike `{node.target}`")
         if self.root not in self._calls:
             raise ValueError(f"a pattern has to return what an operation of torch computes, and returns {result!r}")
-        chain, name = self._chains.get(self.root), self._calls[self.root].name
-        self.operations = {name} if chain is None else {each for each, kind in _KINDS.items() if kind == chain.kind}
 
-    def matches(self, index: GraphIndex, node: Node) -> Iterator[Match]:
-        """Yield the ways in which a node's value is that of the pattern."""
-        operation = read_operation(index, node)
-        if operation is None or operation.name not in self.operations:
+    def matches(self, index: GraphIndex, node: Node, read: _Read | None = None) -> Iterator[Match]:
+        """Yield the ways in which a node's value is that of the pattern.
+
+        Args:
+            index: facts about the graph module.
+            node: the node.
+            read: what nodes compute, filled in on the way: given for all nodes and patterns, each is read once.
+        """
+        matcher = _Matcher(self, index, {} if read is None else read)
+        call, _ = matcher.read(node)
+        if call is None or call.name in self.through:
             return
-        for found in _Matcher(self, index).match(self.root, node, _Found({}, {})):
+        made = matcher.match(self.root, node, _Found({}, {}))
+        for found in (each for each in made if node in each.nodes):  # `x * 1` matches `x` as well
             values = {name: found.values[name][1] for name in self.names}
             users = (user for each in found.nodes if each is not node for user in each.users)
-            checks = [user for user in users if (call := read_call(user)) is not None and call.name == _CHECK]
+            checks = [user for user in users if (read_as := matcher.read(user)[0]) and read_as.name == _CHECK]
             nodes = sorted({*found.nodes, *checks}, key=index.position.__getitem__)
             yield Match(self, values, tuple(nodes), node)
 
@@ -144,7 +150,7 @@ class Pattern:
             inner = self._chains.get(value)
             opened = inner.parts if inner is not None and inner.kind == kind else ((value, 1),)
             parts += [(each, own * sign) for each, own in opened]
-        unknown = [part for part in parts if self.kinds.get(getattr(part[0], "target", "")) in ((int,), (int, float))]
+        unknown = [part for part in parts if self.kinds.get(part[0]) in ((int,), (int, float))]
         numbers = [_signed(kind, *part) for part in parts if _is_number(part[0])]
         if len(unknown) + bool(numbers) > 1 and unknown:
             raise ValueError(f"`{unknown[0][0]}` stands for all numbers of a sum or product, and there is another one")
@@ -201,7 +207,7 @@ def _is_number(value: object) -> bool:
     return type(value) is float or (type(value) is int and abs(value) < 2**53)
 
 
-def _operands(call: Operation) -> tuple[str, _Terms] | None:
+def _operands(call: Operation) -> _Operands | None:
     """Return whether a call is a sum or a product, and of what; None for other operations."""
     kind = _KINDS.get(call.name)
     if kind is None or call.inplace or any(call.arguments.get(key, value) != value for key, value in _PLAIN.items()):
@@ -229,13 +235,13 @@ def _joined(kind: str, numbers: Collection[float]) -> float:
 class _Matcher:
     """Compares a pattern with values of one graph; each way to match is tried, and yields what it found."""
 
-    def __init__(self, pattern: Pattern, index: GraphIndex) -> None:
-        self._pattern, self._index = pattern, index
+    def __init__(self, pattern: Pattern, index: GraphIndex, read: _Read) -> None:
+        self._pattern, self._index, self._known = pattern, index, read
         self._calls, self._chains = pattern._calls, pattern._chains
 
     def match(self, wanted: Any, value: Any, found: _Found) -> Iterator[_Found]:
         """Match what a call of the graph is given with what one of the pattern is given."""
-        call = self._read(value)
+        call, _ = self.read(value)
         if isinstance(wanted, Node):
             chain, mine = self._chains.get(wanted), self._calls.get(wanted)
             if chain is not None:
@@ -252,8 +258,14 @@ class _Matcher:
         if call is not None and call.name in self._pattern.through and call.input is not None:
             yield from self.match(wanted, call.input, found.through(call.node))
 
-    def _read(self, value: object) -> Operation | None:
-        return read_operation(self._index, value) if isinstance(value, Node) else None
+    def read(self, value: object) -> tuple[Operation | None, _Operands | None]:
+        """Return what a node computes, and of what if it is a sum or a product."""
+        if not isinstance(value, Node):
+            return None, None
+        if value not in self._known:
+            call = read_operation(self._index, value)
+            self._known[value] = call, None if call is None else _operands(call)
+        return self._known[value]
 
     def _match_arguments(self, wanted: Operation, call: Operation, found: _Found) -> Iterator[_Found]:
         keys = dict.fromkeys((*wanted.arguments, *call.arguments))
@@ -272,7 +284,7 @@ class _Matcher:
         if sign == 1:
             yield from self.match(wanted, value, found)
             return
-        chain, mine, other = self._chains.get(wanted), self._calls.get(wanted), self._read(value)
+        chain, mine, other = self._chains.get(wanted), self._calls.get(wanted), self.read(value)[0]
         if kind == "add" and chain is not None and chain.kind == "mul":
             yield from self._match_chain(chain, value, found, -1.0)
         elif kind == "mul" and mine and other and {mine.name, other.name} == {"sqrt", "rsqrt"} and not other.inplace:
@@ -283,7 +295,7 @@ class _Matcher:
         if name in found.values:
             if _is_same(found.values[name][0], value):
                 yield found
-        elif (given := self._given(self._pattern.kinds[name], value)) is not MISSING:
+        elif (given := self._given(self._pattern.kinds[parameter], value)) is not MISSING:
             yield found._replace(values={**found.values, name: (value, given)})
 
     def _given(self, kinds: tuple[Any, ...], value: Any) -> Any:
@@ -325,8 +337,7 @@ class _Matcher:
             return
         for numbers, terms, nodes in self._split(kind, tuple(rest), count - 1, depth):
             yield numbers, ((value, sign), *terms), nodes
-        call = self._read(value) if depth else None
-        opened = None if call is None else _operands(call)
+        call, opened = self.read(value) if depth else (None, None)
         if call is not None and call.name in self._pattern.through:
             opened = kind, ((call.input, 1),)
         if call is not None and opened is not None and opened[0] == kind:
