@@ -200,7 +200,6 @@ def _unfit_masks(site: Attention, index: GraphIndex) -> Iterator[tuple[str, str]
         if not (spares and site.values.spares_first_column(mask.value)):
             total = total.plus(bounds)
             if not total.fit(facts.dtype):
-                message = f"`{mask.value.name}` may mask a whole row of the scores of `{site.label}` by -inf"
-                yield "masked-rows", message
+                yield "masked-rows", f"`{mask.value.name}` may mask a whole row of the scores of `{site.label}` by -inf"
     if total.low < smallest / 2 and trains(index, site.product, ""):
         yield "training", f"masks of `{site.label}` may hide whole rows, whose gradients the kernel gets wrong"
