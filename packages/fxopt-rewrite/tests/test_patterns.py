@@ -28,6 +28,7 @@ from fxopt_rewrite import (
     infer_shapes,
     provenance,
     read_linear,
+    tensor_facts,
 )
 
 X = torch.randn(2, 4, generator=torch.Generator().manual_seed(0))
@@ -290,6 +291,31 @@ def test_replacements_of_several_calls_are_described() -> None:
     )
     assert all("val" in node.meta or "tensor_meta" in node.meta for node in list(graph_module.graph.nodes)[:-1])
     torch.testing.assert_close(graph_module(X), (X * torch.tensor([1.0, 2.0, 3.0, 4.0])).exp().relu())
+
+
+class ClampLayers(PatternPass):
+    """Parameters that a module holds are read by nodes of their own."""
+
+    def pattern(self, x: Tensor, weight: nn.Parameter, bias: nn.Parameter | None) -> Tensor:
+        return F.relu(F.linear(x, weight, bias))
+
+    def replacement(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        return F.linear(x, weight, bias).clamp(min=0)
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_modules_with_parameters(bias: bool) -> None:
+    model = nn.Sequential(nn.Linear(4, 3, bias=bias), nn.ReLU())
+    before = graph_of(model)
+    given, keys = names(before), [*before.state_dict()]
+    clamped = ClampLayers()(before, expect=1, strict=True)
+    read = [node for node in iter_nodes(clamped.graph) if node.op == "get_attr"]
+    assert [node.target for node in read] == ["0.weight", "0.bias"][: len(read)] and len(read) == 1 + bias
+    described = tensor_facts(read[0])
+    assert described is not None and described.shape == (3, 4)
+    assert [*clamped.state_dict()] == keys
+    torch.testing.assert_close(clamped(X), model(X))
+    assert names(undo(clamped)) == given and torch.equal(clamped(X), model(X))
 
 
 class FuseAdditions(PatternPass):

@@ -162,5 +162,5 @@ class _Inserting(GraphAppendingTracer):
             if id(a) not in self._tensors:
                 raise ValueError("a replacement may pass tensors of the model on, and not compute others of them")
             ref = self._tensors[id(a)]
-            return ref.node or self._edit.get_attr(ref.name, **self.place)
+            return ref.node or self._edit.undescribed(self._edit.get_attr(ref.name, **self.place))
         return super().create_arg(tuple(a) if isinstance(a, torch.Size) else a)

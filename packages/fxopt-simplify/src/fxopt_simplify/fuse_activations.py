@@ -31,7 +31,7 @@ class FuseActivations(PatternPass):
     """``0.5 * x * (1 + tanh(0.79788 * (x + 0.044715 * x ** 3)))`` -> ``gelu(x, approximate="tanh")``.
 
     GELU with the error function and with tanh, SiLU, Mish and hardswish are found however their sums and products are
-    ordered, as long as the constants agree to six digits. Results are the same except for rounding.
+    ordered and grouped, as long as the constants agree to six digits. Results are the same except for rounding.
 
     Refused: values between that something else reads, values that are written in place between, and dtypes other than
     float32 and float64, where the fused function rounds less often.
