@@ -133,11 +133,12 @@ class Pattern:
             read: what nodes compute, filled in on the way: given for all nodes and patterns, each is read once.
         """
         matcher = _Matcher(self, index, {} if read is None else read)
-        call, _ = matcher.read(node)
-        if call is None or call.name in self.through:
+        chain, (call, operands) = self._chains.get(self.root), matcher.read(node)
+        unlike = chain is not None and (operands is None or operands[0] != chain.kind)
+        if call is None or call.name in self.through or unlike:
             return
-        made = matcher.match(self.root, node, _Found({}, {}))
-        for found in (each for each in made if node in each.nodes):  # `x * 1` matches `x` as well
+        # `x * 1` would match `x`, too, whatever computes it.
+        for found in (each for each in matcher.match(self.root, node, _Found({}, {})) if node in each.nodes):
             values = {name: found.values[name][1] for name in self.names}
             users = (user for each in found.nodes if each is not node for user in each.users)
             checks = [user for user in users if (read_as := matcher.read(user)[0]) and read_as.name == _CHECK]
