@@ -8,14 +8,12 @@ from collections.abc import Callable
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import given, strategies as st
 from simplify_models import Computes, X
 from torch import Tensor, nn
 
 from fxopt_core import iter_nodes
 from fxopt_rewrite import infer_shapes
 from fxopt_simplify import FuseActivations
-from fxopt_simplify.formulas import Formula
 from fxopt_testing import assert_rewrites
 from fxopt_testing.forms import Form
 from fxopt_testing.rewrites import refused
@@ -95,15 +93,3 @@ def test_without_shapes_the_dtype_is_unknown() -> None:
     graph_module = torch.fx.symbolic_trace(Computes(lambda x: x * torch.sigmoid(x)))
     FuseActivations()(graph_module)
     assert refused(graph_module) == [("mul", "shape-unknown")]
-
-
-@given(st.lists(st.floats(-4, 4), min_size=3, max_size=3), st.floats(-2, 2))
-def test_formulas_add_and_multiply_as_numbers_do(factors: list[float], at: float) -> None:
-    x = Formula.variable()
-
-    def value(formula: Formula) -> float:
-        return sum(factor * math.prod(at**power for _, power in product) for product, factor in formula.terms.items())
-
-    a, b, c = factors
-    assert value((x * a + b) * (x**2 + c)) == pytest.approx((a * at + b) * (at**2 + c), abs=1e-9)
-    assert ((x + a) * (x + b)).text == ((x + b) * (x + a)).text

@@ -5,31 +5,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from functools import cache
+from math import prod
+from typing import Annotated
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.fx import Node
-from torch.fx.node import map_arg
 
 from fxopt_rewrite import (
     BatchNormCall,
-    ElementwiseCall,
     GraphIndex,
+    Match,
     Obstacle,
+    Pattern,
+    TensorFacts,
     TensorRef,
     owner_of,
     read_call,
-    read_elementwise,
+    tensor_facts,
     tensor_ref,
 )
 
 _VIEWS = {"view", "reshape", "unsqueeze", "contiguous", "detach", "alias"}
 _CASTS = {"to", "_to_copy", "float", "half", "bfloat16"}
 _COMPUTES = {"add", "sub", "rsub", "mul", "div", "sqrt", "rsqrt", "reciprocal"}
-_CHECK = "_assert_tensor_metadata"  # of a dtype, before a cast
 _MOST_NODES = 32
 
 
@@ -39,11 +40,23 @@ class WrittenBatchNorm(BatchNormCall):
 
     Attributes:
         parts: the calls that compute it, but for the sum, in order; the last is the product.
-        factors: scale and shift, on the meta device.
+        factors: what is known of scale and shift.
     """
 
     parts: tuple[Node, ...]
-    factors: tuple[Tensor, Tensor]
+    factors: tuple[TensorFacts, TensorFacts]
+
+
+def _norm(
+    x: Tensor, weight: nn.Parameter, bias: nn.Parameter, mean: nn.Parameter, variance: nn.Parameter, eps: float
+) -> Tensor:
+    scale = weight / torch.sqrt(variance + eps)
+    return x * scale + (bias - mean * scale)
+
+
+def _bare_norm(x: Tensor, bias: nn.Parameter, mean: nn.Parameter, variance: nn.Parameter, eps: float) -> Tensor:
+    scale = 1 / torch.sqrt(variance + eps)
+    return x * scale + (bias - mean * scale)
 
 
 def read_written_batch_norm(index: GraphIndex, node: Node) -> tuple[Node, WrittenBatchNorm | Obstacle] | None:
@@ -52,109 +65,52 @@ def read_written_batch_norm(index: GraphIndex, node: Node) -> tuple[Node, Writte
     Returns:
         ``x``, and the batch norm, or an obstacle where scale and shift are not those of a batch norm.
     """
-    for product, shift in _operands(node, "add"):
-        for value, scale in _operands(product, "mul"):
-            if isinstance(value, Node) and isinstance(scale, Node) and isinstance(shift, Node):
-                constants = _constants(index, scale, shift)
-                if constants is not None and _name(scale) is None:
-                    assert isinstance(product, Node)
-                    return value, _read(index, node, value, (product, scale, shift), constants)
-    return None
+    affine = next(_patterns()[0].matches(index, node), None)
+    return None if affine is None else (affine.values["x"], _read(index, node, affine))
 
 
-def _read(
-    index: GraphIndex, node: Node, value: Node, parts: tuple[Node, Node, Node], constants: list[Node]
-) -> WrittenBatchNorm | Obstacle:
-    product, scale, shift = parts
-    found = _scale(scale)
-    bias, rest = next(_operands(_bare(shift), "sub"), (None, None))
-    means = (_name(mean) for mean, factor in _operands(_bare(rest), "mul") if _scale(factor) == found)
-    names = _name(bias), next(means, None)
-    if found is None or None in names:
+def _read(index: GraphIndex, node: Node, affine: Match) -> WrittenBatchNorm | Obstacle:
+    value, scale, shift = affine.values["x"], affine.values["scale"][-1], affine.values["shift"][-1]
+    matches = (match for norm in _patterns()[1:] for match in norm.matches(index, node))
+    found = next((match for match in matches if match.values["x"] is value), None)
+    if found is None:
         message = f"`{scale.name}` and `{shift.name}`, scale and shift of node `{node.name}`, are computed, and not as"
         formula = "weight / sqrt(variance + eps) and bias - mean * scale"
         return Obstacle(node.name, "computed-weight", f"{message} {formula} of a batch norm")
     refs: list[TensorRef | None] = []
-    for name in (found[0], *names, found[1]):
-        read = None if name is None else index.attribute_nodes(name)[0]
-        ref = tensor_ref(index, node, read, "tensor", parameter=False)
+    for key in ("weight", "bias", "mean", "variance"):
+        ref = tensor_ref(index, node, found.values.get(key), "tensor", parameter=False)
         if isinstance(ref, Obstacle):
             return ref
         if ref is not None and ref.key in index.modules[owner_of(ref.name)]._non_persistent_buffers_set:
             return Obstacle(node.name, "not-a-parameter", f"`{ref.name}` is a buffer that checkpoints do not hold")
         refs.append(ref)
-    computed = {each for each in constants if each.op != "get_attr"}
-    computed |= {user for each in constants for user in each.users if _argument(user, _CHECK) is each}
-    calls = (*sorted(computed, key=index.position.__getitem__), product)
-    for part in calls:
-        other = next((user for user in part.users if user is not node and user not in calls), None)
-        if other is not None:
-            message = f"`{part.name}`, a part of the batch norm at `{node.name}`, is also used at node `{other.name}`"
-            return Obstacle(node.name, "several-users", message)
-    factors = _factors(index, constants, scale, shift)
+    if (other := found.other_reader()) is not None:
+        message = f"`{other[0].name}`, a part of the batch norm at `{node.name}`, is also used at node"
+        return Obstacle(node.name, "several-users", f"{message} `{other[1].name}`")
+    constants = sorted({*affine.values["scale"], *affine.values["shift"]}, key=index.position.__getitem__)
+    factors = _factors(constants, scale, shift)
     if factors is None:
-        message = f"the batch norm that node `{node.name}` ends has tensors of several sizes, dimensions or devices"
+        message = f"the batch norm that node `{node.name}` ends has tensors of several sizes or dimensions, or unknown"
         return Obstacle(node.name, "unsupported-call", message)
-    owner, (weight, offset, mean, var) = owner_of(found[1]), refs
+    weight, bias, mean, variance = refs
+    calls = (*(each for each in found.nodes if each not in affine.nodes), affine.nodes[0])
+    owner, eps = owner_of(found.values["variance"].name), float(found.values["eps"])
     return WrittenBatchNorm(
-        node, value, weight, offset, None, owner, False, mean, var, None, found[2], (), calls, factors
+        node, value, weight, bias, None, owner, False, mean, variance, None, eps, (), calls, factors
     )
 
 
-def _operands(node: object, operation: str) -> Iterator[tuple[object, object]]:
-    """Yield the operands of arithmetic that works out of place; those of sums and products in both orders."""
-    call = read_elementwise(node) if isinstance(node, Node) else None
-    if not isinstance(call, ElementwiseCall) or call.operation != operation or call.inplace:
-        return
-    if call.alpha == 1 and call.rounding_mode is None:
-        yield call.left, call.right
-        if operation in ("add", "mul"):
-            yield call.right, call.left
-
-
-def _bare(value: object) -> object:
-    """Return the value that views and casts were made of."""
-    while isinstance(value, Node) and (call := read_call(value)) is not None and call.name in _VIEWS | _CASTS:
-        value = call.input
-    return value
-
-
-def _name(value: object) -> str | None:
-    """Return the name of the tensor that a node reads, or that it is a view of."""
-    node = _bare(value)
-    return str(node.target) if isinstance(node, Node) and node.op == "get_attr" else None
-
-
-def _scale(value: object) -> tuple[str | None, str, float] | None:
-    """Return the names of weight and variance, and eps, of ``weight / sqrt(variance + eps)``."""
-    node = _bare(value)
-    for factor, inverse in _operands(node, "mul"):
-        inner = _scale(inverse)
-        if inner is not None and inner[0] is None and (factor == 1 or _name(factor) is not None):
-            return _name(factor), *inner[1:]
-    factor, root = next(_operands(node, "div"), (1, _argument(node, "reciprocal")))
-    total = _argument(node, "rsqrt") or _argument(_bare(root), "sqrt")
-    for variance, eps in _operands(_bare(total), "add"):
-        name = _name(variance)
-        if name is not None and isinstance(eps, float | int) and (factor == 1 or _name(factor) is not None):
-            return _name(factor), name, float(eps)
-    return None
-
-
-def _argument(node: object, operation: str) -> Node | None:
-    """Return what an operation works on; None if the node is another one."""
-    call = read_call(node) if isinstance(node, Node) else None
-    return call.input if call is not None and call.name == operation else None
-
-
-def _constants(index: GraphIndex, *values: Node) -> list[Node] | None:
+def _constants(index: GraphIndex, value: Node) -> list[Node] | None:
     """Return the nodes that compute values of registered tensors alone, in order; None for others, and for many."""
     found: set[Node] = set()
-    waiting = list(values)
+    waiting = [value]
     while waiting:
         node = waiting.pop()
         call = read_call(node)
         known = call is not None and call.name in _VIEWS | _CASTS | _COMPUTES and not call.inplace
+        if call is not None and call.name == "view" and "dtype" in call.arguments:  # the same bits are other numbers
+            return None
         if len(found) > _MOST_NODES or not (known or index.tensor_of(node) is not None):
             return None
         if node not in found:
@@ -163,22 +119,24 @@ def _constants(index: GraphIndex, *values: Node) -> list[Node] | None:
     return sorted(found, key=index.position.__getitem__)
 
 
-def _factors(index: GraphIndex, constants: list[Node], scale: Node, shift: Node) -> tuple[Tensor, Tensor] | None:
-    """Return scale and shift on the meta device; None unless all that they are made of lies along one dimension."""
-    values: dict[Node, Tensor] = {}
-    for node in constants:
-        call, tensor = read_call(node), index.tensor_of(node)
-        if tensor is not None:
-            values[node] = tensor.detach().to("meta")
-        if call is None:
-            continue
-        refused = (str, torch.device, *((torch.dtype,) if call.name == "view" else ()))  # other numbers, same bits
-        if any(isinstance(each, refused) for each in call.arguments.values()):
-            return None
-        args: Any = map_arg(node.args, values.__getitem__)
-        kwargs: Any = map_arg(node.kwargs, values.__getitem__)
-        function: Any = getattr(Tensor, node.target) if isinstance(node.target, str) else node.target
-        values[node] = function(*args, **kwargs)
-    sizes = {size for value in values.values() for size in (value.numel(), max(value.shape, default=0))}
-    plain = len(sizes) == 1 and all(value.is_floating_point() for value in values.values())
-    return (values[scale], values[shift]) if plain else None
+def _computed(index: GraphIndex, value: Node) -> list[Node] | None:
+    """Return such nodes if one of them computes more than a view of a tensor."""
+    found = _constants(index, value)
+    computes = any((call := read_call(node)) is not None and call.name in _COMPUTES for node in found or ())
+    return found if computes else None
+
+
+def _factors(constants: list[Node], scale: Node, shift: Node) -> tuple[TensorFacts, TensorFacts] | None:
+    """Return what is known of scale and shift; None unless all that they are made of lies along one dimension."""
+    facts = {node: found for node in constants if (found := tensor_facts(node)) is not None}
+    sizes = {size for each in facts.values() for size in (prod(each.shape), max(each.shape, default=0))}
+    plain = len(sizes) == 1 and all(each.dtype.is_floating_point for each in facts.values())
+    return (facts[scale], facts[shift]) if plain and len(facts) == len(constants) else None
+
+
+@cache
+def _patterns() -> tuple[Pattern, ...]:
+    """Return the pattern of a product and a sum with constants, and those of batch norms with weights and without."""
+    kinds = {"scale": Annotated[list[Node], _computed], "shift": Annotated[list[Node], _constants]}
+    norms = (Pattern(norm, through=_VIEWS | _CASTS) for norm in (_norm, _bare_norm))
+    return Pattern(lambda x, scale, shift: x * scale + shift, kinds=kinds), *norms

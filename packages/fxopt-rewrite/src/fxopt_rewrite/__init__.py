@@ -111,6 +111,8 @@ from fxopt_rewrite.layers import bare_module, module_with as module_with, plain_
 from fxopt_rewrite.legality import mixed_flags_refusal, replacement_refusal, sharing_refusal, tensors_refusal
 from fxopt_rewrite.ops.names import MISSING as MISSING, argument as argument, aten_overloads as aten_overloads
 from fxopt_rewrite.ops.tables import DROPOUTS as DROPOUTS, PURE_ATTRIBUTES as PURE_ATTRIBUTES, words as words
+from fxopt_rewrite.pattern_pass import PatternPass
+from fxopt_rewrite.patterns import Match, Pattern
 from fxopt_rewrite.plain_graphs import (
     check_settings as check_settings,
     check_targets as check_targets,
@@ -151,10 +153,13 @@ __all__ = [
     "GraphIndex",
     "LayerNormCall",
     "LinearCall",
+    "Match",
     "Obstacle",
     "Operand",
     "Operation",
     "ParameterisedCall",
+    "Pattern",
+    "PatternPass",
     "Piece",
     "Provenance",
     "ReversibleSitePass",

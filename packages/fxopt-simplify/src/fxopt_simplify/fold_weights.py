@@ -105,14 +105,10 @@ class FoldWeights(SitePass[WeightSite]):
         if index.in_train_mode:
             message = f"weight `{site.label}` is computed from parameters that train"
             return index.refuse(site.label, "training", message, site.weight)
-        flags = {
-            name: tensor.requires_grad for name, tensor in _tensors(site, index) if isinstance(tensor, nn.Parameter)
-        }
-        if len({*flags.values()}) > 1:
-            frozen, trainable = (
-                next(name for name, flag in flags.items() if flag is wanted) for wanted in (False, True)
-            )
-            message = f"`{frozen}` is frozen and `{trainable}` is trainable; one tensor cannot be both"
+        parameters = [each for each in _tensors(site, index) if isinstance(each[1], nn.Parameter)]
+        trains = {tensor.requires_grad: name for name, tensor in reversed(parameters)}
+        if len(trains) > 1:
+            message = f"`{trains[False]}` is frozen and `{trains[True]}` is trainable; one tensor cannot be both"
             return index.refuse(site.label, "mixed-requires-grad", message, site.weight)
         return replacement_refusal(site.label, site.weight, index)
 

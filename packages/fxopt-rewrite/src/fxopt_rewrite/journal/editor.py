@@ -193,9 +193,9 @@ class Editor:
         """Insert a node that reads a parameter or buffer; see `call_function` for the other parameters."""
         return self._insert("get_attr", name, (), {}, before, like, like[0], None)
 
-    def call_method(self, name: str, *args: Any, before: Node, like: Sequence[Node]) -> Node:
+    def call_method(self, name: str, *args: Any, before: Node, like: Sequence[Node], **kwargs: Any) -> Node:
         """Insert a call of a method of its first argument; see `call_function` for the other parameters."""
-        return self._insert("call_method", name, args, {}, before, like, like[0], None)
+        return self._insert("call_method", name, args, kwargs, before, like, like[0], None)
 
     def _insert(
         self,

@@ -77,7 +77,8 @@ class FuseScaledDotProductAttention(ReversibleSitePass[Attention]):
 
     def check(self, site: Attention, index: GraphIndex) -> Refusal | None:
         """Refuse unknown shapes, half precision, masks of whole rows, and values written in between."""
-        return _Check(site, index).refusal()
+        reason, message = next(_obstacles(site, index), ("", ""))
+        return index.refuse(site.label, reason, message, *site.nodes) if reason else None
 
     def rewrite(self, site: Attention, edit: Editor) -> None:
         """Call the fused operation in place of the last product, and take out what only it used."""
@@ -139,86 +140,66 @@ def _is_packed_next(product: Node, reader: AttentionReader) -> bool:
     return argument(users[0], None, "memory_format") in (MISSING, torch.contiguous_format)
 
 
-class _Check:
-    """The legality of one attention."""
+def _obstacles(site: Attention, index: GraphIndex) -> Iterator[tuple[str, str]]:
+    """Yield why an attention is left alone: codes and messages."""
+    made = (site.product.meta.get("from_node") or [None])[-1]
+    if getattr(made, "pass_name", "") == "fuse-attention":
+        message = f"`{site.label}` was one call before, for which torch has no fast kernel, and is written out"
+        yield "other-attention", message
+    yield from _unfit_shapes(site)
+    scores, first = site.scores, site.scores.calls[-1]
+    reads = [(scores.query, first), (scores.keys, first), *((mask.value, mask.node) for mask in scores.masks)]
+    for value, reader in reads:
+        if index.effects.written_between(value, reader, site.product):
+            message = f"`{value.name}` is written in place, or a mode changes, before node `{site.label}` reads it"
+            yield "mutated", message
+    yield from _unfit_masks(site, index)
 
-    def __init__(self, site: Attention, index: GraphIndex) -> None:
-        self._site, self._index = site, index
 
-    def refusal(self) -> Refusal | None:
-        """Return why the attention is left alone, or None."""
-        return self._back_refusal() or self._shape_refusal() or self._write_refusal() or self._mask_refusal()
+def _unfit_shapes(site: Attention) -> Iterator[tuple[str, str]]:
+    scores = site.scores
+    nodes = (scores.query, scores.keys, site.value, *site.nodes, *(m.value for m in scores.masks if m.fill is None))
+    facts: dict[Node, TensorFacts] = {}
+    for node in nodes:
+        if (found := tensor_facts(node)) is None:
+            yield "shape-unknown", f"shape and dtype of `{node.name}` are unknown; call infer_shapes first"
+            return
+        facts[node] = found
+    dtype = facts[scores.query].dtype
+    for node, found in facts.items():
+        if found.dtype != dtype or dtype not in FLOATS:
+            message = f"node `{node.name}` of the attention is {found.dtype}; all have to be float32, or float64"
+            yield "unsupported-dtype", message
+    places = {str(found.device): node for node, found in facts.items() if found.device is not None}
+    if len(places) > 1:
+        yield "dtype-mismatch", f"the attention `{site.label}` has values on {' and '.join(places)}"
+    ranks = [facts[node].rank for node in (scores.query, scores.keys, site.value)]
+    if len(set(ranks)) > 1 or ranks[0] < 3:
+        message = f"queries, keys and values of `{site.label}` have {ranks} dimensions; they need as many, at least 3"
+        yield "other-attention", message
+    before, after = facts[scores.calls[-1]].shape, facts[scores.calls[0]].shape
+    if not same_sizes(before, after):
+        message = f"a mask of `{site.label}` has more rows than the scores, {tuple(after)} and not {tuple(before)}"
+        yield "other-attention", message
 
-    def _back_refusal(self) -> Refusal | None:
-        made = (self._site.product.meta.get("from_node") or [None])[-1]
-        if getattr(made, "pass_name", "") != "fuse-attention":
-            return None
-        message = f"`{self._site.label}` was one call before, for which torch has no fast kernel, and is written out"
-        return self._index.refuse(self._site.label, "other-attention", message, *self._site.nodes)
 
-    def _shape_refusal(self) -> Refusal | None:
-        site, scores = self._site, self._site.scores
-        nodes = (scores.query, scores.keys, site.value, *site.nodes, *(m.value for m in scores.masks if m.fill is None))
-        known = {node: tensor_facts(node) for node in nodes}
-        missing = next((node for node, facts in known.items() if facts is None), None)
-        if missing is not None:
-            message = f"shape and dtype of `{missing.name}` are unknown; call infer_shapes first"
-            return self._index.refuse(self._site.label, "shape-unknown", message, *self._site.nodes)
-        facts: dict[Node, TensorFacts] = {node: found for node, found in known.items() if found is not None}
-        dtype = facts[scores.query].dtype
-        other = next((node for node, found in facts.items() if found.dtype != dtype or dtype not in FLOATS), None)
-        if other is not None:
-            message = (
-                f"node `{other.name}` of the attention is {facts[other].dtype}; all have to be float32, or float64"
-            )
-            return self._index.refuse(self._site.label, "unsupported-dtype", message, *self._site.nodes)
-        places = {str(found.device): node for node, found in facts.items() if found.device is not None}
-        if len(places) > 1:
-            message = f"the attention `{site.label}` has values on {' and '.join(places)}"
-            return self._index.refuse(self._site.label, "dtype-mismatch", message, *self._site.nodes)
-        ranks = [facts[node].rank for node in (scores.query, scores.keys, site.value)]
-        if len(set(ranks)) > 1 or ranks[0] < 3:
-            message = (
-                f"queries, keys and values of `{site.label}` have {ranks} dimensions; they need as many, at least 3"
-            )
-            return self._index.refuse(self._site.label, "other-attention", message, *self._site.nodes)
-        before, after = facts[scores.calls[-1]].shape, facts[scores.calls[0]].shape
-        if not same_sizes(before, after):
-            message = f"a mask of `{site.label}` has more rows than the scores, {tuple(after)} and not {tuple(before)}"
-            return self._index.refuse(self._site.label, "other-attention", message, *self._site.nodes)
-        return None
-
-    def _write_refusal(self) -> Refusal | None:
-        site, scores = self._site, self._site.scores
-        first = scores.calls[-1]
-        reads = [(scores.query, first), (scores.keys, first), *((mask.value, mask.node) for mask in scores.masks)]
-        for value, reader in reads:
-            if self._index.effects.written_between(value, reader, site.product):
-                message = f"`{value.name}` is written in place, or a mode changes, before node `{site.label}` reads it"
-                return self._index.refuse(self._site.label, "mutated", message, *self._site.nodes)
-        return None
-
-    def _mask_refusal(self) -> Refusal | None:
-        facts, total = tensor_facts(self._site.scores.query), Bounds(0.0, 0.0)
-        assert facts is not None
-        for mask in self._site.scores.masks:
-            shape = tensor_facts(mask.value)
-            if shape is None or shape.rank < 2:
-                message = f"`{mask.value.name}` masks the scores, and has fewer than two dimensions"
-                return self._index.refuse(self._site.label, "other-attention", message, *self._site.nodes)
-            fill = None if mask.fill is None else self._site.values.number(mask.fill)
-            if mask.fill is not None and fill not in (-float("inf"), torch.finfo(facts.dtype).min):
-                message = f"node `{mask.node.name}` fills `{mask.fill}` in, neither -inf nor the smallest {facts.dtype}"
-                return self._index.refuse(self._site.label, "other-attention", message, *self._site.nodes)
-            bounds = self._site.values.bounds(mask.value) if fill is None else Bounds(fill, 0.0)
-            spares = not bounds.fit(facts.dtype) and bounds.high <= 0
-            if not (spares and self._site.values.spares_first_column(mask.value)):
-                total = total.plus(bounds)
-                if not total.fit(facts.dtype):
-                    message = f"`{mask.value.name}` may mask a whole row of the scores of `{self._site.label}` by -inf"
-                    return self._index.refuse(self._site.label, "masked-rows", message, *self._site.nodes)
-        smallest = torch.finfo(facts.dtype).min
-        if total.low < smallest / 2 and trains(self._index, self._site.product, ""):
-            message = f"masks of `{self._site.label}` may hide whole rows, whose gradients the kernel gets wrong"
-            return self._index.refuse(self._site.label, "training", message, *self._site.nodes)
-        return None
+def _unfit_masks(site: Attention, index: GraphIndex) -> Iterator[tuple[str, str]]:
+    facts, total = tensor_facts(site.scores.query), Bounds(0.0, 0.0)
+    assert facts is not None
+    smallest = torch.finfo(facts.dtype).min
+    for mask in site.scores.masks:
+        shape = tensor_facts(mask.value)
+        if shape is None or shape.rank < 2:
+            yield "other-attention", f"`{mask.value.name}` masks the scores, and has fewer than two dimensions"
+        fill = None if mask.fill is None else site.values.number(mask.fill)
+        if mask.fill is not None and fill not in (-float("inf"), smallest):
+            message = f"node `{mask.node.name}` fills `{mask.fill}` in, neither -inf nor the smallest {facts.dtype}"
+            yield "other-attention", message
+        bounds = site.values.bounds(mask.value) if fill is None else Bounds(fill, 0.0)
+        spares = not bounds.fit(facts.dtype) and bounds.high <= 0
+        if not (spares and site.values.spares_first_column(mask.value)):
+            total = total.plus(bounds)
+            if not total.fit(facts.dtype):
+                yield "masked-rows", f"`{mask.value.name}` may mask a whole row of the scores of `{site.label}` by -inf"
+    if total.low < smallest / 2 and trains(index, site.product, ""):
+        yield "training", f"masks of `{site.label}` may hide whole rows, whose gradients the kernel gets wrong"
