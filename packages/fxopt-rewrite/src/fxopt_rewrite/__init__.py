@@ -12,6 +12,7 @@ from fxopt_rewrite.branches import (
 from fxopt_rewrite.calls.operation import (
     Operation,
     calls_of,
+    computed_by as computed_by,
     input_of,
     is_call,
     operands_of,
