@@ -17,7 +17,6 @@ from torch.utils._pytree import tree_leaves
 from fxopt_capture._torch import is_traced, pytree_info
 from fxopt_capture.call.arguments import InputBinding
 from fxopt_capture.call.guards import GUARDS, InputGuards, check_mode
-from fxopt_capture.call.retracing import retrace
 from fxopt_capture.exporting.failure import first_line
 from fxopt_capture.huggingface.clients import add_attributes, without_defaults
 from fxopt_core import install_pickling
@@ -112,10 +111,11 @@ def _bound(compute: Callable[..., Any]) -> Callable[..., Any]:
         if kwargs:
             kwargs = without_defaults(self, kwargs, self._input_binding.form.fixed)
         inputs = self._input_binding(args, kwargs)
-        if inputs is not None and is_traced():
-            values = tree_leaves(inputs)
-            if any(isinstance(value, Proxy) for value in values):
-                return retrace(self, values)
+        if inputs is not None and is_traced() and any(isinstance(value, Proxy) for value in tree_leaves(inputs)):
+            raise CaptureError(
+                f"the captured {type(self).__name__} is a graph already, which torch.fx does not trace again: take it "
+                "as it is, or let the tracer leave it whole (is_leaf_module)"
+            )
         return compute(self, *args, **kwargs) if inputs is None else compute(self, **inputs)
 
     return forward
