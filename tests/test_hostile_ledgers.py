@@ -15,6 +15,7 @@ import time
 import zipfile
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,7 @@ from fxopt_capture import capture, load, save
 from fxopt_capture.archive.ledger import read_ledger, write_ledger
 from fxopt_checkpoints import KeyMap, key_map, load_original_state_dict, original_state_dict
 from fxopt_checkpoints.arithmetic import NewTensors
+from fxopt_checkpoints.tensor_map import Derivation
 from fxopt_core import CaptureError, CheckpointError, FxoptError, Transformation, UndoError, history, ledger_of, undo
 from fxopt_linear import MergeLinears
 from fxopt_norm import FuseBatchNorm1dInLinear
@@ -142,10 +144,11 @@ def test_settings_are_data(tmp_path: Path, value: object) -> None:
 def test_a_key_map_calls_no_function_that_no_pass_lists(tmp_path: Path) -> None:
     mark = tmp_path / "mark"
     graph_module = load(archive_with(tmp_path / "a.fxopt", lambda ledger: None))
-    text = key_map(graph_module).to_json().replace("fxopt_norm.formulas:fold_after", "os:mkdir")
-    converters = KeyMap.from_json(text.replace('["eps", 1e-05]', json.dumps(["path", str(mark)])))
+    names = key_map(graph_module)
+    (fold,) = (step for step in names.steps if isinstance(step, Derivation))
+    hostile = replace(fold, function="os:mkdir", settings=(("path", str(mark)),))
     with pytest.raises(CheckpointError, match="`fuse-batch-norm1d-in-linear` calls 'os:mkdir', which no pass"):
-        computed(converters)
+        computed(replace(names, steps=tuple(hostile if step is fold else step for step in names.steps)))
     assert not mark.exists()
 
 

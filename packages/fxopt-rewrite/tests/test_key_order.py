@@ -4,7 +4,7 @@ import random
 
 from hypothesis import given, strategies as st
 
-from fxopt_rewrite import KeyOrder
+from fxopt_rewrite.journal.order import KeyOrder
 
 
 def test_appending_and_removing_keep_the_dictionary_in_order_at_once() -> None:

@@ -49,8 +49,8 @@ def test_a_distribution_is_collected(tmp_path: Path) -> None:
     )
     run = run_pytest(tmp_path, "--fxopt-distribution", "fxopt-core", "-k", "named or constructible", "-v")
     assert run.returncode == 0, run.stdout + run.stderr
-    assert "fxopt-core::deep-copy::named PASSED" in run.stdout
-    assert "fxopt-core::lint-and-recompile::constructible PASSED" in run.stdout
+    assert "test_conformance[deep-copy-named] PASSED" in run.stdout
+    assert "test_conformance[lint-and-recompile-constructible] PASSED" in run.stdout
     assert "4 passed" in run.stdout
     assert "test_other" not in run.stdout
 

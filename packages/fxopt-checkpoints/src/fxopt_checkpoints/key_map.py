@@ -4,22 +4,12 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Mapping
 from dataclasses import dataclass
-
-import torch
 
 from fxopt_checkpoints.formats import orig_to_new_stacked, packed_modules_mapping
 from fxopt_checkpoints.tensor_map import Assembly, Derivation, Destination, NewTensor, OriginalTensor, Part, TensorMap
-from fxopt_core import is_plain_data, text_table
-from fxopt_core.errors import FxoptError
-from fxopt_rewrite import (
-    Fields,
-    Neutral,
-    Piece,
-    ValueReader,
-    ValueWriter,
-)
+from fxopt_core import text_table
+from fxopt_rewrite import Fields, Neutral, Piece, ValueWriter
 
 KEY_MAP_VERSION = 2
 
@@ -38,7 +28,7 @@ class KeyMap(TensorMap):
     """
 
     def to_json(self) -> str:
-        """Write the map as JSON text; docs/checkpoints.md describes the format.
+        """Write the map as JSON text for scripts; docs/checkpoints.md describes the format.
 
         Raises:
             FxoptError: A setting of a function has no form in JSON.
@@ -46,35 +36,7 @@ class KeyMap(TensorMap):
         >>> KeyMap(()).to_json()
         '{"fxopt_key_map": 2, "originals": []}'
         """
-        return json.dumps({_KEY: KEY_MAP_VERSION, **ValueWriter(_FIELDS.writers).write(self)["KeyMap"]})
-
-    @staticmethod
-    def from_json(text: str) -> KeyMap:
-        """Read what `to_json` has written.
-
-        Raises:
-            FxoptError: The text is no key map, or a newer version of fxopt wrote it.
-
-        >>> KeyMap.from_json(KeyMap(()).to_json()) == KeyMap(())
-        True
-        """
-        try:
-            data = json.loads(text)
-            version = data.pop(_KEY) if isinstance(data, dict) and _KEY in data else None
-            if type(version) is not int or version < 1:
-                raise ValueError(f"found no version under {_KEY!r}")
-            if version <= KEY_MAP_VERSION:
-                found: KeyMap = ValueReader(_FIELDS.readers).read({"KeyMap": data})
-                _check(found)
-                return found
-        except (ValueError, TypeError, RuntimeError, OverflowError, FxoptError) as error:
-            raise FxoptError(
-                f"this key map cannot be read: {error}; expected what KeyMap.to_json wrote: it was cut off or changed"
-            ) from error
-        raise FxoptError(
-            f"this key map was written by version {version} of its format, and this fxopt reads versions up to "
-            f"{KEY_MAP_VERSION}: install a newer fxopt-checkpoints"
-        )
+        return json.dumps({"fxopt_key_map": KEY_MAP_VERSION, **ValueWriter(_FIELDS.writers).write(self)["KeyMap"]})
 
     def vllm_packed_modules_mapping(self) -> dict[str, list[str]]:
         """Return vLLM's ``packed_modules_mapping``: each merged layer, and the layers whose rows it holds, in order."""
@@ -112,38 +74,7 @@ class KeyMap(TensorMap):
         return "; ".join(texts) or "not kept"
 
 
-_KEY = "fxopt_key_map"
 _FIELDS = Fields((KeyMap, OriginalTensor, NewTensor, Part, Assembly, Derivation, Neutral, Piece))
-
-
-def _check(key_map: KeyMap) -> None:
-    """Check that steps read what is there, and fill regions that are there."""
-    shapes = {row.key: row.shape for row in key_map.originals}
-    known = {*shapes, *key_map.made}
-    unknown = [key for group in key_map.ties for key in group if key not in shapes]
-    unknown += [row.beside for row in key_map.originals if row.beside is not None and row.beside not in known]
-    for step in key_map.steps:
-        unknown += [source for source in step.sources if source not in shapes]
-        shapes |= {target.label: target.shape for target in step.targets}
-        if isinstance(step, Assembly):
-            _check_regions(step, shapes)
-        elif not all(is_plain_data(value) for _, value in step.settings):
-            raise ValueError(f"found settings of `{step.function}` that are not numbers, texts or tuples of these")
-    if unknown:
-        raise ValueError(f"found `{unknown[0]}`, which is neither an original key nor made by a step before")
-
-
-def _check_regions(step: Assembly, shapes: Mapping[str, tuple[int, ...] | None]) -> None:
-    """Check that regions lie inside of the tensor, and are as large as what fills them."""
-    label, whole = step.target.label, torch.empty(step.target.shape, device="meta")
-    for piece, source in (*((p.piece, p.source) for p in step.parts), *((f.piece, None) for f in step.fills)):
-        try:
-            found = tuple(piece.take(whole).shape)
-        except (RuntimeError, IndexError) as error:
-            raise ValueError(f"found a region that `{label}` does not have ({error})") from error
-        expected = found if source is None else shapes.get(source, found)
-        if found != expected or piece.key != label:
-            raise ValueError(f"found `{source}` of shape {expected} in a region of `{piece.key}` of shape {found}")
 
 
 def _place_text(place: Destination, *inside: Piece) -> str:

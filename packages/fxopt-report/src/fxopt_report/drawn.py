@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
-from types import MappingProxyType
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from torch import nn
-from torch.fx import GraphModule, Node
+from torch.fx import Graph, GraphModule, Node
 from torch.fx.node import map_arg
 
-from fxopt_core import iter_nodes, tag_of
+from fxopt_core import iter_nodes
 from fxopt_report.node_text import name_of, text_of, without_addresses
-from fxopt_rewrite import Unresolved
 
 Category = Literal["input", "tensor", "module", "function", "output"]
 _CATEGORIES: Mapping[str, Category] = {
@@ -24,6 +22,7 @@ _CATEGORIES: Mapping[str, Category] = {
     "output": "output",
 }
 _LONGEST = 400
+_ANY = Graph().placeholder("any")
 
 
 @dataclass(frozen=True)
@@ -87,7 +86,7 @@ class DrawnGraph:
         >>> [node.label for node in DrawnGraph.of(torch.fx.symbolic_trace(torch.nn.ReLU())).nodes.values()]
         ['input', 'relu', 'output']
         """
-        return drawn(drafts_of(graph_module), Modules(graph_module))
+        return drawn(graph_module.graph, Modules(graph_module))
 
     def kinds(self) -> Counter[str]:
         """Return how many operations of each kind there are: layers by class, functions by name.
@@ -102,35 +101,6 @@ class DrawnGraph:
         """Yield the pairs of a node that is read and one that reads it."""
         for node in self.nodes.values():
             yield from ((source, node.name) for source in node.inputs)
-
-
-@dataclass(eq=False)
-class Draft:
-    """A node while passes are taken back: it may come to read other nodes."""
-
-    name: str
-    op: str
-    target: Any
-    arguments: tuple[Any, Mapping[str, Any]] = ((), MappingProxyType({}))  # with a `Slot` for each node
-    reads: list[Slot] = field(default_factory=list)  # the slots among its arguments, nested ones too, in order
-    meta: Mapping[str, Any] = field(default_factory=dict)
-    number: int | None = None  # under which records refer to it
-
-    def slot(self, read: Draft) -> Slot:
-        """Return a new place where it reads another node."""
-        self.reads.append(Slot(read))
-        return self.reads[-1]
-
-
-@dataclass(eq=False)
-class Slot:
-    """A place among arguments where a node is read."""
-
-    read: Draft
-
-    def __repr__(self) -> str:
-        """Return the node as text has it."""
-        return f"%{self.read.name}"
 
 
 class Modules:
@@ -158,51 +128,37 @@ class Modules:
         return f"{type(module).__name__}({_extra(module)})"
 
 
-def drafts_of(graph_module: GraphModule) -> list[Draft]:
-    """Return the nodes of a graph as drafts, in order."""
-    found: dict[Node, Draft] = {}
-    for node in iter_nodes(graph_module.graph):
-        draft = Draft(node.name, node.op, node.target, meta=node.meta, number=tag_of(node).id)
-
-        def slot(item: Node, draft: Draft = draft) -> Any:
-            return draft.slot(found[item])
-
-        arguments: Any = map_arg((node.args, node.kwargs), slot)
-        draft.arguments = arguments
-        found[node] = draft
-    return list(found.values())
+def drawn(graph: Graph, modules: Modules) -> DrawnGraph:
+    """Return a graph as data to draw."""
+    return DrawnGraph({node.name: _drawn_node(node, modules) for node in iter_nodes(graph)})
 
 
-def drawn(drafts: Iterable[Draft], modules: Modules) -> DrawnGraph:
-    """Return finished nodes for drafts."""
-    return DrawnGraph({draft.name: _drawn_node(draft, modules) for draft in drafts})
-
-
-def _drawn_node(draft: Draft, modules: Modules) -> DrawnNode:
-    target = _target(draft.target)
-    module = modules.describe(target) if draft.op == "call_module" else ""
+def _drawn_node(node: Node, modules: Modules) -> DrawnNode:
+    target = name_of(node.target)
+    module = modules.describe(target) if node.op == "call_module" else ""
+    outline: Any = map_arg((node.args, node.kwargs), lambda read: _ANY)
     return DrawnNode(
-        name=draft.name,
-        op=draft.op,
-        category=_CATEGORIES.get(draft.op, "function"),
-        label=_label(draft.op, target, module),
+        name=node.name,
+        op=node.op,
+        category=_CATEGORIES.get(node.op, "function"),
+        label=_label(node.op, target, module),
         target=target,
-        arguments=_cut(_arguments(draft)),
-        outline=_outline(draft),
-        inputs=tuple(dict.fromkeys(slot.read.name for slot in draft.reads)),
-        value=_value(draft.meta),
+        arguments=_cut(_arguments(node.args, node.kwargs)),
+        outline=_arguments(*outline),
+        inputs=tuple(read.name for read in node.all_input_nodes),
+        value=_value(node.meta),
         module=_cut(module),
-        trace=str(draft.meta.get("stack_trace") or ""),
-        scope=_scope(draft, target),
+        trace=str(node.meta.get("stack_trace") or ""),
+        scope=_scope(node, target),
     )
 
 
-def _scope(draft: Draft, target: str) -> str:
+def _scope(node: Node, target: str) -> str:
     """Return the path of the innermost module that the node runs in: for a call of a layer, of the one around it."""
-    stack: Any = draft.meta.get("nn_module_stack")
+    stack: Any = node.meta.get("nn_module_stack")
     paths = [str(entry[0]) for entry in stack.values()] if isinstance(stack, dict) else []
     paths = [path for path in paths if not path.startswith("_empty_nn_module_stack")]  # torch's, of guards
-    if draft.op != "call_module":
+    if node.op != "call_module":
         return paths[-1] if paths else ""
     around = [path for path in paths if path != target]
     return around[-1] if around else target.rpartition(".")[0]
@@ -220,30 +176,9 @@ def _label(op: str, target: str, module: str) -> str:
     return parts[-2] if overloaded else parts[-1]
 
 
-def _target(target: object) -> str:
-    if isinstance(target, Unresolved):
-        return target.name.replace(":", ".").removeprefix("torch.ops.")
-    return name_of(target)
-
-
-def _arguments(draft: Draft) -> str:
-    args, kwargs = draft.arguments
+def _arguments(args: Iterable[object], kwargs: Mapping[str, object]) -> str:
     texts = [text_of(arg) for arg in args]
     return ", ".join([*texts, *(f"{key}={text_of(value)}" for key, value in kwargs.items())])
-
-
-def _outline(draft: Draft) -> str:
-    """Return the arguments with one and the same name for all nodes."""
-    kept = [slot.read for slot in draft.reads]
-    for slot in draft.reads:
-        slot.read = _ANY
-    text = _arguments(draft)
-    for slot, read in zip(draft.reads, kept, strict=True):
-        slot.read = read
-    return text
-
-
-_ANY = Draft("", "", "")
 
 
 def _value(meta: Mapping[str, Any]) -> str:

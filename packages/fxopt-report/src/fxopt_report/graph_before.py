@@ -6,17 +6,18 @@ No tensor is touched: passes that cannot be undone are no exception, and only na
 from __future__ import annotations
 
 import sys
+from typing import Any
 
 import torch
 from torch import nn
-from torch.fx import GraphModule
+from torch.fx import Graph, GraphModule, Node
+from torch.fx.node import map_arg
 
-from fxopt_core import FxoptError, Record, Transformation, known_class, ledger_of
-from fxopt_report.drawn import Draft, DrawnGraph, Modules, Slot, drafts_of, drawn
+from fxopt_core import FxoptError, Record, Transformation, iter_nodes, known_class, ledger_of, tag_of
+from fxopt_report.drawn import DrawnGraph, Modules, drawn
 from fxopt_report.node_text import text_of
 from fxopt_rewrite import (
     EditVisitor,
-    KeyOrder,
     ModuleRemoved,
     ModuleRow,
     NodeAdded,
@@ -29,6 +30,7 @@ from fxopt_rewrite import (
     ignored,
     mapped,
     module_of,
+    set_places,
 )
 
 
@@ -66,20 +68,20 @@ class _UnknownError(FxoptError):
 
 
 class _FormerGraph(EditVisitor):
-    """The nodes of a graph, on which records are taken back, the latest first."""
+    """A copy of a graph, on which records are taken back, the latest first."""
 
     def __init__(self, graph_module: GraphModule) -> None:
-        drafts = drafts_of(graph_module)
         self._modules = Modules(graph_module)
-        self._order: KeyOrder[Draft, None] = KeyOrder(dict.fromkeys(drafts))
-        self._by_number: dict[int, list[Draft]] = {}
-        self._readers: dict[Draft, list[Slot]] = {draft: [] for draft in drafts}
-        for draft in drafts:
-            self._note(draft)
+        self._graph = Graph()
+        self._by_number: dict[int, list[Node]] = {}
+        copies: dict[Node, Node] = {}
+        for node in iter_nodes(graph_module.graph):
+            copies[node] = self._graph.node_copy(node, copies.__getitem__)
+            self._note(copies[node], node.name, tag_of(node).id)
 
     def drawn(self) -> DrawnGraph:
         """Return what the graph is by now."""
-        return drawn(self._order, self._modules)
+        return drawn(self._graph, self._modules)
 
     def take_back(self, record: Record) -> None:
         """Take the edits of a record back.
@@ -99,16 +101,14 @@ class _FormerGraph(EditVisitor):
         """Know the module again."""
         self._modules.add(edit.row.name, _description(edit.row))
 
-    def _note(self, draft: Draft) -> None:
-        if draft.number is not None:
-            self._by_number.setdefault(draft.number, []).append(draft)
-        self._readers.setdefault(draft, [])
-        for slot in draft.reads:
-            self._readers[slot.read].append(slot)
+    def _note(self, node: Node, name: str, number: int | None) -> None:
+        node.name = name
+        if number is not None:
+            self._by_number.setdefault(number, []).append(node)
 
-    def _draft(self, number: int, name: str = "") -> Draft:
+    def _node(self, number: int, name: str = "") -> Node:
         found = self._by_number.get(number, [])
-        named = [draft for draft in found if draft.name == name] or found
+        named = [node for node in found if node.name == name] or found
         if len(named) != 1:
             raise _UnknownError(f"node {name or number!r} that it refers to was taken out or copied since")
         return named[0]
@@ -116,49 +116,42 @@ class _FormerGraph(EditVisitor):
     def node_added(self, edit: NodeAdded) -> None:
         """Take the node out."""
         row = edit.row
-        draft = self._draft(row.id, row.name)
-        if self._current_readers(draft):
-            raise _UnknownError(f"node `{draft.name}` is read by something that was not there")
-        self._order.remove(draft)
-        self._by_number[row.id].remove(draft)
-        for slot in draft.reads:
-            slot.read = draft  # it reads nothing any more
-        draft.reads.clear()
-        draft.arguments = (), {}
+        node = self._node(row.id, row.name)
+        if node.users:
+            raise _UnknownError(f"node `{node.name}` is read by something that was not there")
+        self._graph.erase_node(node)
+        self._by_number[row.id].remove(node)
 
     def node_removed(self, edit: NodeRemoved) -> None:
         """Put the node in."""
         row = edit.row
-        draft = Draft(row.name, row.op, row.target, meta=row.meta, number=row.id)
-        draft.arguments = mapped((row.args, dict(row.kwargs)), lambda ref: draft.slot(self._draft(ref.id)), _Named)
-        self._order.insert_after(self._place(row, draft), draft, None)
-        self._note(draft)
+        known = row.target, row.args, dict(row.kwargs)
+        target, args, kwargs = mapped(known, lambda ref: self._node(ref.id), _Named)
+        place = self._place(row, (args, kwargs))
+        first = next(iter_nodes(self._graph), None)
+        with self._graph.inserting_before(first) if place is None else self._graph.inserting_after(place):
+            node = self._graph.create_node(row.op, target, args, kwargs, row.name)
+        node.meta = dict(row.meta)
+        self._note(node, row.name, row.id)
 
-    def _place(self, row: NodeRow, draft: Draft) -> Draft | None:
+    def _place(self, row: NodeRow, arguments: Any) -> Node | None:
         """Return the node after which a node was, or one that will do as well; None for the beginning."""
         found = [] if row.previous is None else self._by_number.get(row.previous, [])
         if found:
             return found[0]
-        inputs = {slot.read for slot in draft.reads}
-        last = None
-        for each in self._order if inputs else ():
-            last = each if each in inputs else last
-        return last
+        inputs: list[Node] = []
+        map_arg(arguments, inputs.append)
+        return max(inputs, default=None)
 
     def node_replaced(self, edit: NodeReplaced) -> None:
         """Let users read the old node again."""
-        old, new = self._draft(edit.old), self._draft(edit.new)
-        moved = []
+        old, new = self._node(edit.old), self._node(edit.new)
         if edit.places is None:
-            moved = self._current_readers(new)
-        else:
-            for number, places in edit.places:
-                for user in self._by_number.get(number, []):
-                    moved += [slot for place, slot in enumerate(user.reads) if place in places]
-        for slot in moved:
-            slot.read = old
-        self._readers[old] += moved
-        self._readers[new] = self._current_readers(new)
+            new.replace_all_uses_with(old)
+            return
+        for number, places in edit.places:
+            for user in self._by_number.get(number, []):
+                set_places(user, places, new, old)
 
     users_ordered = module_added = tensor_removed = neutral = custom = ignored
 
@@ -166,18 +159,18 @@ class _FormerGraph(EditVisitor):
         """Return the error for an edit that it has no method for."""
         return _UnknownError(found)
 
-    def _current_readers(self, draft: Draft) -> list[Slot]:
-        return [slot for slot in self._readers[draft] if slot.read is draft]
-
 
 class _Named:
-    """A function or class of which only the name is known."""
+    """A function or class of which only the name is known; torch.fx takes what can be called."""
 
     def __init__(self, value: Unresolved) -> None:
-        self._value = value
+        self._name = value.name.replace(":", ".").removeprefix("torch.ops.")
 
     def __repr__(self) -> str:
-        return self._value.name.replace(":", ".")
+        return self._name
+
+    def __call__(self) -> None:
+        """Nothing calls it."""
 
 
 def _description(row: ModuleRow) -> str:

@@ -12,6 +12,7 @@ from fxopt_rewrite.branches import (
 from fxopt_rewrite.calls.operation import (
     Operation,
     calls_of,
+    computed_by as computed_by,
     input_of,
     is_call,
     operands_of,
@@ -104,9 +105,10 @@ from fxopt_rewrite.journal.edits import (
     of_kind as of_kind,
 )
 from fxopt_rewrite.journal.journal import edits_of as edits_of
-from fxopt_rewrite.journal.order import KeyOrder as KeyOrder, KeyOrders as KeyOrders
+from fxopt_rewrite.journal.order import KeyOrders as KeyOrders
 from fxopt_rewrite.journal.provenance import Provenance, provenance
 from fxopt_rewrite.journal.resolve import mapped as mapped, module_of as module_of
+from fxopt_rewrite.journal.rewiring import set_places as set_places
 from fxopt_rewrite.layers import bare_module, module_with as module_with, plain_attributes as plain_attributes
 from fxopt_rewrite.legality import mixed_flags_refusal, replacement_refusal, sharing_refusal, tensors_refusal
 from fxopt_rewrite.ops.names import MISSING as MISSING, argument as argument, aten_overloads as aten_overloads

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import typing
 from collections import OrderedDict
 from enum import Enum
 from typing import Any
@@ -87,7 +86,7 @@ def check_values(graph: Graph) -> None:
             )
         if "key" in node.kwargs and getattr(node.target, "__module__", None) == "builtins":
             raise MalformedError(f"node `{node.name}` gives `{node.target}` a key, a function to call")
-        if node.type is not None and not _is_annotation(node.type):
+        if not isinstance(node.type, type | str | None):
             raise MalformedError(f"node `{node.name}` has {describe(node.type)} for a type")
     entered = [node for node in iter_nodes(graph) if node.target is enter_autocast]
     left = [node.args[0] for node in iter_nodes(graph) if node.target is exit_autocast and node.args]
@@ -132,13 +131,6 @@ def _is_excessive(node: Node) -> bool:
         return bool(step == 0 or abs((stop - start) / step) > limit)
     sizes = [[each for each in sequence if type(each) is int] for sequence in nested] or [numbers]
     return any(math.prod(max(abs(each), 1) for each in some) > _ELEMENTS for some in sizes)
-
-
-def _is_annotation(value: Any) -> bool:
-    if isinstance(value, type) and typing.get_origin(value) is None:
-        return True
-    arguments = typing.get_args(value)
-    return type(value) is str or value in (Any, ...) or (bool(arguments) and all(map(_is_annotation, arguments)))
 
 
 def check_targets(graph: Graph, root: nn.Module) -> None:

@@ -199,5 +199,5 @@ def _listed() -> Iterator[Any]:
                 yield function
 
 
-PLAIN = Names(plain_function, torch_class, plain_name, is_plain_method, is_plain_attribute, trusted=False)
+PLAIN = Names(plain_function, torch_class, plain_name, is_plain_method, is_plain_attribute)
 """Data that anyone may have written."""

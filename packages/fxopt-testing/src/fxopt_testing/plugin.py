@@ -1,14 +1,15 @@
 """Properties of passes as tests of pytest: `conformance_tests`, and ``pytest --fxopt-distribution NAME``.
 
 The option checks every pass of an installed distribution. Each property of each pass is a test,
-``NAME::merge-linears::exact-undo``, that ``-k`` selects and that fails with advice in place of a traceback. Every run
-of pytest loads this plugin, so it imports nothing else of this package, and no torch, until it is asked for a check.
+``test_conformance[merge-linears-exact-undo]``, that ``-k`` selects and that fails with advice. Every run of pytest
+loads this plugin, so it imports nothing else of this package, and no torch, until it is asked for a check.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, TypeAlias
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeAlias
 
 import pytest
 
@@ -88,6 +89,7 @@ def run_check(subject: Subject, rule: Property, known: str | None = None) -> Non
     from fxopt_testing.conformance import check_property
     from fxopt_testing.findings import ConformanceReport
 
+    __tracebackhide__ = True  # the finding says it all
     row = check_property(subject, rule, known)
     ConformanceReport(subject.name, (row,)).raise_if_failed()
     if row.verdict == "known":
@@ -113,74 +115,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Collect no tests of the current directory where the option is given, and no path."""
-    asked = config.getoption("--fxopt-distribution")
-    if asked and config.args_source is pytest.Config.ArgsSource.INVOCATION_DIR:
-        config.args[:] = []
-
-
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(session: pytest.Session, config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Add the checks; -k and -m select among them as among others."""
-    for name in dict.fromkeys(config.getoption("--fxopt-distribution")):
-        items.extend(session.genitems(DistributionCollector.from_parent(session, name=name, nodeid=name)))
-
-
-class DistributionCollector(pytest.Collector):
-    """Collects the passes of a distribution."""
-
-    def collect(self) -> Iterable[pytest.Item | pytest.Collector]:
-        """Return a collector for each pass."""
-        from fxopt_core import FxoptError
-        from fxopt_testing.conformance import passes_of, subjects_of
-
-        try:
-            passes = passes_of(self.name)
-        except FxoptError as error:
-            raise self.CollectError(f"{type(error).__name__}: {error}") from error
-        thorough = self.config.getoption("--fxopt-thorough")
-        return [
-            PassCollector.from_parent(self, name=subject.transformation.name, subject=subject)
-            for subject in subjects_of(passes, thorough=thorough)
-        ]
-
-
-class PassCollector(pytest.Collector):
-    """Collects the properties that apply to a pass; it keeps the trials that they share."""
-
-    def __init__(self, *, subject: Subject, **others: Any) -> None:
-        super().__init__(**others)
-        self.subject = subject
-
-    def collect(self) -> Iterable[pytest.Item | pytest.Collector]:
-        """Return a test for each property."""
-        from fxopt_testing.conformance import applicable
-
-        return [
-            PropertyItem.from_parent(self, name=rule.name, subject=self.subject, rule=rule)
-            for rule in applicable(self.subject)
-        ]
-
-
-class PropertyItem(pytest.Item):
-    """One property of one pass, as a test."""
-
-    def __init__(self, *, subject: Subject, rule: Property, **others: Any) -> None:
-        super().__init__(**others)
-        self.subject, self.rule = subject, rule
-
-    def runtest(self) -> None:
-        """Check it."""
-        run_check(self.subject, self.rule)
-
-    def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], style: Any = None) -> Any:
-        """Return the findings as advice; a traceback for anything else."""
-        from fxopt_testing.findings import ConformanceError
-
-        if isinstance(excinfo.value, ConformanceError):
-            return str(excinfo.value)
-        return super().repr_failure(excinfo, style)
-
-    def reportinfo(self) -> tuple[str, None, str]:
-        """Return the heading of a failure."""
-        return "fxopt", None, f"{self.subject.name}: {self.rule.name}"
+    """Where the option is given, collect the checks of `distributions`, and no tests of the current directory."""
+    if config.getoption("--fxopt-distribution"):
+        if config.args_source is pytest.Config.ArgsSource.INVOCATION_DIR:
+            config.args[:] = []
+        config.args.append(str(Path(__file__).with_name("distributions.py")))

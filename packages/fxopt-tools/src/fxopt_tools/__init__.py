@@ -12,7 +12,7 @@ from fxopt_tools.inputs import Inputs
 from fxopt_tools.reproducers import reproduce, write_reproducer
 from fxopt_tools.rewrite_steps import BisectLimit, LeaveOut, RewriteStep
 from fxopt_tools.size import Size
-from fxopt_tools.speed import Ratio, Speedup, compare_speed
+from fxopt_tools.speed import Ratio
 from fxopt_tools.verification.closeness import Measurement, Worst
 from fxopt_tools.verification.instrument import Check, Verify
 from fxopt_tools.verification.judge import differing
@@ -38,7 +38,6 @@ __all__ = [
     "Ratio",
     "RewriteStep",
     "Size",
-    "Speedup",
     "Trial",
     "VerificationReport",
     "Verify",
@@ -46,7 +45,6 @@ __all__ = [
     "bench",
     "bisect",
     "compare_pipelines",
-    "compare_speed",
     "differing",
     "reproduce",
     "verify",

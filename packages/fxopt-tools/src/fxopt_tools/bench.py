@@ -20,7 +20,7 @@ from torch.fx import GraphModule
 from fxopt_core import FxoptError, PreconditionError, faithful_copy, instrumented, text_table
 from fxopt_tools.inputs import Inputs, OneInput, copied, read_inputs
 from fxopt_tools.rewrite_steps import BisectLimit, LeaveOut, RewriteStep
-from fxopt_tools.speed import CONFIDENCE, FEWEST_ROUNDS, Ratio, Shares, Times, doubt, noise_of
+from fxopt_tools.speed import CONFIDENCE, FEWEST_ROUNDS, SHORTEST, Ratio, Shares, Times, doubt, noise_of
 from fxopt_tools.subjects import Pipeline, as_graph_module, as_transformation
 from fxopt_tools.verification.report import VerificationReport
 from fxopt_tools.verification.verify import verify
@@ -29,7 +29,6 @@ Progress = Callable[[int, int], object]
 """Called with the number of comparisons done and their total."""
 _WARM_UP = 3
 _MOST_CALLS = 1000
-_SHORTEST = 1e-12  # seconds, where a clock is too coarse
 
 
 @dataclass(frozen=True)
@@ -339,7 +338,7 @@ class Sampler:
         """Return the times of modules, measured in the same rounds."""
         warm_up = [self._warm_up(module) for module in modules for _ in range(_WARM_UP)]
         shortest = min((seconds for seconds, _ in warm_up), default=math.inf)
-        calls = max(1, min(math.ceil(self._sample_seconds / max(shortest, _SHORTEST)), _MOST_CALLS))
+        calls = max(1, min(math.ceil(self._sample_seconds / max(shortest, SHORTEST)), _MOST_CALLS))
         if any(wrote for _, wrote in warm_up):
             calls = 1  # a second call would see what the first one wrote to the inputs
         found: list[list[float]] = [[] for _ in modules]

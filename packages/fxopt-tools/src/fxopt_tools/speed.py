@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 import os
-import random
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -24,12 +23,9 @@ FEWEST_ROUNDS = 8  # of fewer, not even the extremes enclose the median with tha
 LARGEST_SPREAD = 0.5  # of the median; of quiet machines it is 0.03 to 0.15
 LARGEST_NOISE = 0.5
 LEAST_SHARE = 0.8  # of the time, for which the process has a processor: less means that it had to wait
-_WARM_UP = 2
-_SHORTEST = 1e-12  # seconds, where a clock is too coarse
-_MOST_CALLS = 1000
+SHORTEST = 1e-12  # seconds, where a clock is too coarse
 
 Verdict = Literal["faster", "slower", "within noise"]
-Computation = Callable[[], object]
 
 
 @dataclass(frozen=True)
@@ -123,7 +119,7 @@ def doubt(times: Sequence[Times], noise: float = 0.0) -> str | None:
     >>> doubt([Times((1.0,) * 8, share=0.4)])
     'the process had a processor for 40 % of the time'
     """
-    spread = max(each.spread / max(each.median, _SHORTEST) for each in times)
+    spread = max(each.spread / max(each.median, SHORTEST) for each in times)
     share = min((each.share for each in times if each.share is not None), default=1.0)
     reasons = []
     if torch.get_num_threads() > processors():
@@ -149,91 +145,9 @@ class Shares:
         """Seconds of processors per second; None where there is an accelerator, for which a process may wait."""
         if not self._is_real:
             return None
-        return (time.process_time() - self._started[1]) / max(time.perf_counter() - self._started[0], _SHORTEST)
+        return (time.process_time() - self._started[1]) / max(time.perf_counter() - self._started[0], SHORTEST)
 
 
 def noise_of(ratio: Ratio) -> float:
     """Return how far from 1 the ratio of two equal ways may be: the further end of its interval."""
     return max(ratio.high, 1 / ratio.low) - 1
-
-
-@dataclass(frozen=True)
-class Speedup:
-    """The result of comparing two ways to compute something.
-
-    Attributes:
-        ratio: how many times longer the former way takes than the new one.
-        noise: how far from 1 the ratio of two equal ways may be.
-        doubt: why the ratio cannot be trusted; None if it can.
-    """
-
-    ratio: Ratio
-    noise: float
-    doubt: str | None = None
-
-    @property
-    def verdict(self) -> Verdict:
-        """Whether the new way is faster or slower, beyond noise."""
-        return "within noise" if self.doubt else self.ratio.against(self.noise)
-
-    def __str__(self) -> str:
-        return f"not measured: {self.doubt}" if self.doubt else f"speed-up {self.ratio}, noise {self.noise:.1%}"
-
-
-def compare_speed(
-    former: Computation,
-    new: Computation,
-    device: torch.device,
-    *,
-    rounds: int = 61,
-    sample_seconds: float = 0.0005,
-    clock: Callable[[], float] = time.perf_counter,
-    seed: int = 0,
-) -> Speedup:
-    """Measure two ways to compute the same, without gradients.
-
-    Each round runs both, and the former one again to measure noise, in a random order.
-
-    Args:
-        former: the present way, called without arguments.
-        new: the way that may be faster.
-        device: where both compute; an accelerator is synchronised.
-        rounds: number of rounds.
-        sample_seconds: how long one measurement takes at least; short calls are repeated.
-        clock: returns seconds.
-        seed: seeds the order within rounds.
-
-    >>> ticks = iter(range(10**6))
-    >>> compare_speed(lambda: None, lambda: None, torch.device("cpu"), clock=lambda: next(ticks)).verdict
-    'within noise'
-    """
-    ways = (former, new, former)
-    waits = _waiting(device)
-    with torch.no_grad():
-        shortest = min(_sample(way, 1, clock, waits) for way in ways for _ in range(_WARM_UP))
-        calls = max(1, min(math.ceil(sample_seconds / shortest), _MOST_CALLS))
-        found: list[list[float]] = [[] for _ in ways]
-        order, drawing, shares = list(range(len(ways))), random.Random(seed), Shares(clock)
-        for _ in range(rounds):
-            drawing.shuffle(order)
-            for place in order:
-                found[place].append(_sample(ways[place], calls, clock, waits))
-    times = before, after, again = [Times(tuple(seconds), shares.share) for seconds in found]
-    noise = noise_of(Ratio.of(before, again))
-    return Speedup(Ratio.of(before, after), noise, doubt(times, noise))
-
-
-def _sample(way: Computation, calls: int, clock: Callable[[], float], waits: Callable[[], object]) -> float:
-    waits()
-    started = clock()
-    for _ in range(calls):
-        way()
-    waits()
-    return max((clock() - started) / calls, _SHORTEST)
-
-
-def _waiting(device: torch.device) -> Callable[[], object]:
-    accelerator = torch.accelerator.current_accelerator()
-    if accelerator is not None and device.type == accelerator.type:
-        return lambda: torch.accelerator.synchronize(device)
-    return lambda: None

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from functools import lru_cache
-from types import FunctionType
 from typing import Any
 
 from torch import Tensor
@@ -36,7 +35,6 @@ from fxopt_rewrite import (
     NodeAdded,
     NodeRemoved,
     TensorRemoved,
-    Unresolved,
     UntrustedNameError,
     derived_problem,
     edits_of,
@@ -51,7 +49,7 @@ from fxopt_rewrite import (
     torch_class,
 )
 
-_OF_TYPES = frozenset({"builtins", "collections", "torch", "types", "typing"})
+_OF_TYPES = frozenset({"builtins", "collections", "torch", "types"})
 _UNSAFE = frozenset("\"'\\\n\r\0")
 
 
@@ -108,8 +106,7 @@ def _without_source_lines(data: Form) -> Form:
 def _plain_or_type(name: str) -> object:
     """Return what a value of the ledger names: a function of torch, or a type as annotations have them."""
     found = find(name) if name.partition(":")[0].partition(".")[0] in _OF_TYPES else None
-    is_generic = name.startswith("typing:") and not isinstance(found, FunctionType | Unresolved)
-    return found if isinstance(found, type) or is_generic else PLAIN.function(name)
+    return found if isinstance(found, type) else PLAIN.function(name)
 
 
 _NAMES = Names(_plain_or_type, torch_class, name_of)

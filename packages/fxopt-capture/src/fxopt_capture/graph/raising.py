@@ -16,11 +16,19 @@ from torch import nn
 from torch.fx import Graph, Node
 
 from fxopt_capture._torch import BatchNorm
-from fxopt_capture.graph.layers import LAYER_CALLS, LayerCall, agrees, call_arguments
 from fxopt_capture.graph.shells import attribute, running, value_of
 from fxopt_core import iter_nodes
+from fxopt_rewrite import Operation, TensorRef, computed_by, read_call
 
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+
+
+_RAISED = frozenset(
+    {
+        *("linear", "batch_norm", "layer_norm", "group_norm", "embedding"),
+        *(f"conv{kind}{dims}d" for kind in ("", "_transpose") for dims in (1, 2, 3)),
+    }
+)
 
 
 def raise_layers(graph: Graph, model: nn.Module) -> list[nn.Module]:
@@ -32,30 +40,19 @@ def raise_layers(graph: Graph, model: nn.Module) -> list[nn.Module]:
     steps = _CounterSteps(model)
     raised: dict[int, nn.Module] = {}
     for node in iter_nodes(graph):
-        call = LAYER_CALLS.get(node.target) if node.op == "call_function" else None
-        if call is None:
+        operation = read_call(node) if isinstance(node.target, torch._ops.OpOverload) else None
+        if operation is None or operation.name not in _RAISED:
             steps.see(node)
             continue
-        found = owners.of(node, call)
+        found = owners.of(operation)
         if found is not None and steps.consume(found[1]):
-            _replace(graph, node, *found, call)
+            with graph.inserting_before(node):
+                new = graph.create_node("call_module", found[0], (operation.input,))
+            new.meta = dict(node.meta)
+            node.replace_all_uses_with(new)
+            graph.erase_node(node)
             raised[id(found[1])] = found[1]
     return list(raised.values())
-
-
-def _replace(graph: Graph, node: Node, name: str, layer: nn.Module, call: LayerCall) -> None:
-    arguments = call_arguments(_operator(node), node.args, node.kwargs)
-    with graph.inserting_before(node):
-        new = graph.create_node("call_module", name, (arguments[call.input],))
-    new.meta = dict(node.meta)
-    node.replace_all_uses_with(new)
-    graph.erase_node(node)
-
-
-def _operator(node: Node) -> torch._ops.OpOverload:
-    if not isinstance(node.target, torch._ops.OpOverload):
-        raise TypeError(f"node {node.name} calls {node.target}, which has no schema")
-    return node.target
 
 
 class _Owners:
@@ -70,15 +67,12 @@ class _Owners:
                 if tensor is not None:
                     self.by_tensor.setdefault(id(tensor), []).append(name)
 
-    def of(self, node: Node, call: LayerCall) -> tuple[str, nn.Module] | None:
+    def of(self, operation: Operation) -> tuple[str, nn.Module] | None:
         """Return name and module of the layer whose call this is."""
-        arguments = {
-            name: value_of(self.model, value)
-            for name, value in call_arguments(_operator(node), node.args, node.kwargs).items()
-        }
-        for name in self._candidates(node, arguments):
+        arguments = {name: value_of(self.model, value) for name, value in operation.arguments.items()}
+        for name in self._candidates(operation.node, arguments):
             layer = self.modules.get(name) if name else None  # no node can call the root itself
-            if layer is not None and type(layer) in call.classes and _is_plain(layer) and _made(layer, call, arguments):
+            if layer is not None and _is_plain(layer) and _made(layer, operation, arguments):
                 return name, layer
         return None
 
@@ -94,9 +88,32 @@ def _is_plain(layer: nn.Module) -> bool:
     return "forward" not in vars(layer) and not any(getattr(layer, hooks) for hooks in _HOOKS)
 
 
-def _made(layer: nn.Module, call: LayerCall, arguments: dict[str, Any]) -> bool:
-    expected = call.arguments(layer)
-    return expected is not None and all(agrees(arguments[name], value) for name, value in expected.items())
+def _made(layer: nn.Module, operation: Operation, arguments: dict[str, Any]) -> bool:
+    """Return whether a layer calls this operation with these arguments: the very tensors, and equal settings."""
+    computed = computed_by(layer, operation.node)
+    if computed is None or computed[0] != operation.name or operation.input is None:
+        return False
+    expected = {key: each.tensor if isinstance(each, TensorRef) else each for key, each in computed[1].items()}
+    if isinstance(layer, BatchNorm):
+        expected |= _settings(layer)
+    given = {**arguments, "input": operation.node}
+    return given.keys() == expected.keys() and all(_agrees(given[key], value) for key, value in expected.items())
+
+
+def _settings(layer: Any) -> dict[str, object]:
+    """Return the arguments that a batch norm computes from its attributes, whatever those of other layers mean."""
+    averages = layer.training and layer.track_running_stats and layer.momentum is None  # by a factor of each call's
+    used = {} if not layer.training or layer.track_running_stats else {"running_mean": None, "running_var": None}
+    training = layer.training or (layer.running_mean is None and layer.running_var is None)
+    return {**used, "training": training, "momentum": None if averages else layer.momentum or 0.0}
+
+
+def _agrees(found: Any, expected: object) -> bool:
+    if isinstance(found, torch.Tensor | Node) or isinstance(expected, torch.Tensor):
+        return found is expected
+    if expected == "valid":  # padding
+        return found == "valid" or not any(found)
+    return type(found) is type(expected) and found == expected
 
 
 class _CounterSteps:

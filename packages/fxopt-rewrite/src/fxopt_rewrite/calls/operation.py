@@ -193,6 +193,15 @@ def _of_module(name: str, value: Node, full: str, module: Any) -> tuple[Mapping[
     return {**found, **({} if mode == "zeros" else {"padding_mode": mode})}, bool(getattr(module, "inplace", False))
 
 
+def computed_by(module: nn.Module, value: Node) -> tuple[str, Mapping[str, Any]] | None:
+    """Return the operation that a call of a module with a value is, and its arguments by name, tensors as `TensorRef`.
+
+    None for modules of any class but those of ``torch.nn`` that compute one operation.
+    """
+    name = MODULES.get(type(module))
+    return None if name is None else (name, _of_module(name, value, "", module)[0])
+
+
 def module_tensor(module: nn.Module, name: str, key: str) -> TensorRef | None:
     """Return a parameter or buffer of a module with this full name; None if it has none."""
     parameter = module._parameters.get(key)

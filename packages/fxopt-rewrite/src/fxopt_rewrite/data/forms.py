@@ -146,7 +146,7 @@ class ValueWriter:
 
     def _of_subclass(self, value: Any) -> Form | None:
         """Return the form of what an exact type does not decide; None where there is none."""
-        cls, generic = type(value), typing.get_origin(value) is not None and self.names.trusted
+        cls = type(value)
         if isinstance(value, enum.Enum) and self.names.name(cls):
             return {"enum": [self.names.name(cls), self.write(value.value)]}
         if isinstance(value, tuple) and hasattr(value, "_fields") and self.names.name(cls):
@@ -155,17 +155,7 @@ class ValueWriter:
             return FORMS[list](value, self.write)
         if isinstance(value, dict):
             return FORMS[OrderedDict if isinstance(value, OrderedDict) else dict](value, self.write)
-        return self._generic(value) if generic else None
-
-    def _generic(self, value: Any) -> Form | None:
-        """Return the form of a type with parameters, such as ``Optional[Tensor]``."""
-        origin, name = typing.get_origin(value), getattr(value, "_name", None)
-        arguments = [self.write(item) for item in typing.get_args(value)]
-        if origin in (typing.Union, types.UnionType):
-            return {"union": arguments}
-        if isinstance(name, str) and hasattr(typing, name) and type(value).__module__ == "typing":
-            return {"generic": [{"name": f"typing:{name}"}, arguments]}
-        return {"generic": [self.write(origin), arguments]} if isinstance(value, types.GenericAlias) else None
+        return None
 
     def _named(self, value: Any) -> Form:
         name = self.names.name(value)
@@ -241,11 +231,6 @@ class ValueReader:
             raise ValueError(f"{name} is a {cls!r}")
         return call(cls, self.read(content))
 
-    def _generic(self, data: Any) -> Any:
-        origin, arguments = self.read(data[0]), self.read(data[1])
-        is_loaded = not isinstance(origin, Unresolved)
-        return origin[arguments] if is_loaded else Unresolved(origin.name, json.dumps({"generic": data}))
-
 
 def _constant(kind: type) -> Callable[[ValueReader, Any], Any]:
     def read(_: ValueReader, name: Any) -> Any:
@@ -283,8 +268,6 @@ _READERS: dict[str, Callable[[ValueReader, Any], Any]] = {
     "name": lambda reader, content: reader.names.function(content),
     "enum": lambda reader, data: reader._instance("enum", enum.Enum, data, lambda cls, value: cls(value)),
     "namedtuple": lambda reader, data: reader._instance("namedtuple", tuple, data, lambda cls, items: cls(*items)),
-    "union": lambda reader, content: typing.Union[tuple(map(reader.read, content))],  # noqa: UP007
-    "generic": lambda reader, data: reader._generic(data),
     "object": lambda reader, number: reader._object(number),
 }
 
@@ -351,6 +334,8 @@ class Fields:
         try:
             return writer.write(value)
         except InexpressibleError as error:
+            if name == "type_expr":  # an annotation that is no class, which torch does not read
+                return None
             kind = self._kinds.get(type(item).__name__)
             if kind is None:
                 raise

@@ -46,7 +46,6 @@ class Names(NamedTuple):
     name: Callable[[Any], str | None]  # None where data may not name it
     is_method: Callable[[object], bool] = is_identifier  # whether a node may call the method of this name
     is_attribute: Callable[[object], bool] = is_identifier  # whether a node may read the attribute of this name
-    trusted: bool = True
 
 
 LOADED = Names(find, find, name_of)  # data of our own, where nothing is to be imported: the rest is `Unresolved`

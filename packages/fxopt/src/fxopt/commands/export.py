@@ -7,12 +7,13 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from rich import filesize
 
 from fxopt.commands.answer import Answer, answer
 from fxopt.commands.checks import check_sources
 from fxopt.commands.failures import CommandError, ExitCode, blaming
 from fxopt.commands.parameters import ForceOption, InputsOption, JsonOption, PickleOption, SeedOption, SourceArgument
-from fxopt.commands.terminal import Terminal, bytes_text
+from fxopt.commands.terminal import Terminal
 
 ProgramOption = Annotated[
     str, typer.Option("--output", "-o", metavar="FILE", help="The .pt2 file to write, which torch.export.load reads.")
@@ -66,7 +67,7 @@ def export(
                 raise CommandError(message, ExitCode.CAPTURE) from error
             Path(made, path.name).replace(path)
         data: dict[str, Any] = {"output": str(path), "bytes": path.stat().st_size}
-        text = f"{path} ({bytes_text(data['bytes'])}): torch.export.load reads it"
+        text = f"{path} ({filesize.decimal(data['bytes'])}): torch.export.load reads it"
         return Answer(data, lambda terminal: terminal.print(text))
 
     answer(work, as_json=as_json)

@@ -6,6 +6,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich import filesize
 
 from fxopt.commands.answer import Answer, answer
 from fxopt.commands.checks import check_dynamic, check_pipeline, check_sources
@@ -27,7 +28,7 @@ from fxopt.commands.parameters import (
     SqnrOption,
 )
 from fxopt.commands.show_history import VerboseOption, history_lines
-from fxopt.commands.terminal import Terminal, bytes_text
+from fxopt.commands.terminal import Terminal
 
 if TYPE_CHECKING:
     from fxopt_tools import VerificationReport
@@ -143,7 +144,9 @@ def _show(terminal: Terminal, data: dict[str, Any], verification: VerificationRe
     if not rewritten:
         terminal.print("no site was rewritten", style="yellow")
     nodes = f"{data['before']['nodes']} -> {data['after']['nodes']} nodes"
-    terminal.print(f"{data['output']} ({bytes_text(data['bytes'])}): {counted(rewritten, 'site')} rewritten, {nodes}")
+    terminal.print(
+        f"{data['output']} ({filesize.decimal(data['bytes'])}): {counted(rewritten, 'site')} rewritten, {nodes}"
+    )
     terminal.print(f"operations: {operations_text(data['operations'])}")
     if data["times"] is not None:
         from fxopt_tools.bench import no_ratio

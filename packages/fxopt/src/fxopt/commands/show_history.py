@@ -13,7 +13,7 @@ from fxopt.commands.answer import Answer, answer
 from fxopt.commands.checks import check_archives
 from fxopt.commands.failures import ExitCode, blaming
 from fxopt.commands.parameters import ArchiveArgument, JsonOption, PickleOption
-from fxopt.commands.terminal import Terminal, columns
+from fxopt.commands.terminal import Terminal
 
 _HEADINGS = ("run", "pass", "options", "state", "rewritten", "refused", "ms")
 _NUMBERS = (4, 5, 6)
@@ -52,9 +52,11 @@ def history_lines(entries: Sequence[Mapping[str, Any]], verbose: bool) -> Iterat
         entries: its passes, as `History.to_json` has them.
         verbose: whether to list every site, and passes that did nothing; else the first site of each kind.
     """
+    from fxopt_core import text_table
+
     shown = [entry for entry in entries if verbose or _did_something(entry)]
     if shown:
-        heading, *rows = columns([_HEADINGS, *map(_cells, shown)], right=_NUMBERS)
+        heading, *rows = text_table([_HEADINGS, *map(_cells, shown)], right=_NUMBERS)
         yield heading
         for row, entry in zip(rows, shown, strict=True):
             yield row

@@ -7,7 +7,7 @@ import logging
 import os
 import re
 import sys
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, redirect_stderr
 from typing import TextIO
 
@@ -130,42 +130,14 @@ class Terminal:
     def table(self, headings: Sequence[str], rows: Sequence[Sequence[str]], *, title: str | None = None) -> None:
         """Print a table: framed, and as wide as the terminal allows; elsewhere columns two spaces apart."""
         if not self.out.is_terminal:
-            self.print("\n".join([*([title] if title else []), *columns([headings, *rows])]))
+            from fxopt_core import text_table
+
+            self.print("\n".join([*([title] if title else []), *text_table([headings, *rows])]))
             return
         table = Table(*headings, title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
         for row in rows:
             table.add_row(*map(Text, row))
         self.out.print(table, soft_wrap=False)
-
-
-def columns(rows: Sequence[Sequence[str]], *, right: Collection[int] = ()) -> list[str]:
-    """Return the lines of a table, as `fxopt_core.text` does, which loads torch.
-
-    >>> columns([("pass", "runs"), ("merge-linears", "2")], right=[1])
-    ['pass           runs', 'merge-linears     2']
-    """
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    widths[-1] *= len(widths) - 1 in right  # nothing follows what is aligned at the left
-    aligned = (
-        [
-            cell.rjust(width) if place in right else cell.ljust(width)
-            for place, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ]
-        for row in rows
-    )
-    return ["  ".join(cells).rstrip() for cells in aligned]
-
-
-def bytes_text(count: int) -> str:
-    """Return a number of bytes for readers.
-
-    >>> bytes_text(512), bytes_text(90_870_598)
-    ('512 bytes', '90.9 MB')
-    """
-    for unit, factor in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
-        if count >= factor:
-            return f"{count / factor:.1f} {unit}"
-    return f"{count} bytes"
 
 
 def _writable(text: str) -> str:

@@ -5,12 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich import filesize
 
 from fxopt.commands.answer import Answer, answer
 from fxopt.commands.checks import check_archives
 from fxopt.commands.failures import CommandError, ExitCode, blaming
 from fxopt.commands.parameters import ArchiveArgument, ForceOption, JsonOption, OutputOption, PickleOption
-from fxopt.commands.terminal import Terminal, bytes_text
+from fxopt.commands.terminal import Terminal
 
 if TYPE_CHECKING:
     from torch.fx import GraphModule
@@ -85,8 +86,7 @@ def _applied(graph_module: GraphModule) -> list[int]:
 
 
 def _show(terminal: Terminal, data: dict[str, Any]) -> None:
-
     for name in data["undone"]:
         terminal.print(f"undone: {name}")
     counts = f"{data['before']['nodes']} -> {data['after']['nodes']} nodes"
-    terminal.print(f"{data['output']} ({bytes_text(data['bytes'])}): {counts}")
+    terminal.print(f"{data['output']} ({filesize.decimal(data['bytes'])}): {counts}")

@@ -1,0 +1,20 @@
+"""What ``pytest --fxopt-distribution NAME`` collects: the properties of all passes of installed distributions."""
+
+from __future__ import annotations
+
+import pytest
+
+from fxopt_testing.plugin import Check, conformance_tests, run_check
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Make a test of each property of each pass."""
+    names, thorough = (metafunc.config.getoption(f"--fxopt-{option}") for option in ("distribution", "thorough"))
+    (mark,) = conformance_tests(*dict.fromkeys(names), thorough=thorough).pytestmark  # type: ignore[attr-defined]  # pytest puts it there
+    metafunc.parametrize(*mark.args)
+
+
+def test_conformance(check: Check) -> None:
+    """The property holds of the pass on all models."""
+    __tracebackhide__ = True
+    run_check(*check)
