@@ -27,6 +27,8 @@ WRITTEN: dict[str, tuple[str, Callable[[Tensor], Tensor]]] = {
     "GELU of GPT-2": ("gelu", lambda x: 0.5 * x * (1.0 + torch.tanh(ROOT * (x + 0.044715 * torch.pow(x, 3.0))))),
     "GELU multiplied out": ("gelu", lambda x: 0.5 * x * (1 + torch.tanh(x * 0.7978845608 * (1 + 0.044715 * x * x)))),
     "GELU in two terms": ("gelu", lambda x: x / 2 + torch.tanh(ROOT * (0.044715 * x**3 + x)) * x / 2),
+    "GELU of two halves": ("gelu", lambda x: x * (0.5 + 0.5 * torch.erf(x / math.sqrt(2.0)))),
+    "GELU of a cubic in two terms": ("gelu", lambda x: 0.5 * x * (1 + torch.tanh(ROOT * x + ROOT * 0.044715 * x**3))),
     "SiLU": ("silu", lambda x: x * torch.sigmoid(x)),
     "SiLU the other way round": ("silu", lambda x: x.sigmoid() * x),
     "Mish": ("mish", lambda x: x * torch.tanh(F.softplus(x))),

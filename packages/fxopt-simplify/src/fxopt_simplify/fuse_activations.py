@@ -14,10 +14,15 @@ import torch.nn.functional as F
 from fxopt_rewrite import Pattern, PatternPass
 
 _Formula = Callable[..., Any]
-_HALVES: tuple[_Formula, ...] = (lambda x, y: 0.5 * x * (1 + y), lambda x, y: 0.5 * x + 0.5 * x * y)
+_HALVES: tuple[_Formula, ...] = (
+    lambda x, y: 0.5 * x * (1 + y),
+    lambda x, y: x * (0.5 + 0.5 * y),
+    lambda x, y: 0.5 * x + 0.5 * x * y,
+)
 _CUBICS: tuple[_Formula, ...] = (
     lambda x: sqrt(2 / pi) * (x + 0.044715 * x**3),
     lambda x: sqrt(2 / pi) * x * (1 + 0.044715 * x * x),
+    lambda x: sqrt(2 / pi) * x + sqrt(2 / pi) * 0.044715 * x**3,
 )
 _OTHERS: tuple[tuple[_Formula, _Formula], ...] = (
     (lambda x: x * torch.sigmoid(x), F.silu),
