@@ -92,11 +92,6 @@ class LinearCall(ParameterisedCall):
     transposed: bool = False
 
     @property
-    def tensors(self) -> tuple[TensorRef, ...]:
-        """The tensors that it uses."""
-        return tuple(ref for ref in (self.weight, self.bias) if ref is not None)
-
-    @property
     def in_features(self) -> int:
         """Size of the input's last dimension."""
         return self.weight.tensor.shape[0 if self.transposed else 1]
@@ -228,57 +223,58 @@ class EmbeddingCall(ParameterisedCall):
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class ActivationCall:
-    """An activation of one value, in any form.
+class OperationCall:
+    """A call of an operation without parameters.
 
     Attributes:
         node: the call.
+    """
+
+    node: Node
+
+    @property
+    def label(self) -> str:
+        """The name of the node."""
+        return self.node.name
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class ActivationCall(OperationCall):
+    """An activation of one value, in any form.
+
+    Attributes:
         input: the node whose value it takes.
         name: the operation, as torch's function is called: ``gelu``, ``leaky_relu``.
         settings: its other arguments by name, defaults included: ``{"negative_slope": 0.01}``.
         inplace: whether the call writes its result into its input.
     """
 
-    node: Node
     input: Node
     name: str
     settings: Mapping[str, Any]
     inplace: bool
 
-    @property
-    def label(self) -> str:
-        """The name of the node."""
-        return self.node.name
-
 
 @dataclass(frozen=True, eq=False, slots=True)
-class TrueDivision:
+class TrueDivision(OperationCall):
     """``input / divisor`` without rounding.
 
     Attributes:
-        node: the call.
         input: the dividend.
         divisor: an `Operand`.
         inplace: whether the call writes its result into the dividend.
     """
 
-    node: Node
     input: Node
     divisor: Operand
     inplace: bool
 
-    @property
-    def label(self) -> str:
-        """The name of the node."""
-        return self.node.name
-
 
 @dataclass(frozen=True, eq=False, slots=True)
-class ElementwiseCall:
+class ElementwiseCall(OperationCall):
     """``left + alpha * right``, ``left - alpha * right``, ``left * right`` or ``left / right``, in any form.
 
     Attributes:
-        node: the call.
         operation: ``add``, ``sub``, ``mul`` or ``div``.
         left: the first `Operand`.
         right: the second one.
@@ -287,15 +283,9 @@ class ElementwiseCall:
         inplace: whether the call writes its result into its first operand.
     """
 
-    node: Node
     operation: str
     left: Operand
     right: Operand
     alpha: int | float
     rounding_mode: str | None
     inplace: bool
-
-    @property
-    def label(self) -> str:
-        """The name of the node."""
-        return self.node.name

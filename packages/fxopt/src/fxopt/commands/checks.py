@@ -26,7 +26,6 @@ DESCRIBING = ("*.json", "*.txt", "*.model", "*.tiktoken", "*.jinja", "README.md"
 _EXPECTED = (
     "expected a .fxopt archive, a folder in Hugging Face format, owner/name on the hub, or package.module:factory"
 )
-_ARCHIVE = "give an archive of fxopt"
 _HUB_NAME = re.compile(r"(?!.*\.(fxopt|pt2|pt|pth|py|safetensors|onnx)$)[\w-][\w.-]*/[\w-][\w.-]*")
 _NAME = re.compile(r"[\w-]+")
 _DYNAMIC = re.compile(r"[^\W\d]\w*=\d{1,2}(,\d{1,2})*")
