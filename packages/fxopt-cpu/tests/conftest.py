@@ -8,8 +8,11 @@ import pytest
 
 from fxopt_cpu.library import ISAS, isa, limit_isa
 
+# By day: the others differ from these in products of bfloat16 and int8 alone.
+DAILY = ("portable", "avx2", "avx512", isa())
 
-@pytest.fixture(params=ISAS)
+
+@pytest.fixture(params=[pytest.param(name, marks=() if name in DAILY else pytest.mark.nightly) for name in ISAS])
 def instructions(request: pytest.FixtureRequest) -> Iterator[str]:
     """Run the test with each instruction set that this processor has, and once without the library."""
     if isa() is None and request.param == ISAS[0]:
