@@ -18,7 +18,7 @@ from fxopt_capture import capture, load, save
 from fxopt_checkpoints import key_map, load_original_state_dict, original_state_dict
 from fxopt_core import FxoptError, NotReversibleError, PassOptionError, undo
 from fxopt_cpu import FuseConvolutions, PlanRegions, QuantizedConv2d, calibrated, isa
-from fxopt_cpu.library import ISAS, limit_isa
+from fxopt_cpu.library import limit_isa
 from fxopt_cpu.operators.conv import CONV, pack_convolution, quantize_convolution
 from fxopt_cpu.operators.linear import ACTIVATIONS, pack_bytes, shifted_sums
 from fxopt_cpu.operators.plan import PlanBuilder
@@ -61,14 +61,9 @@ def sqnr(found: nn.Module, model: nn.Module, x: Tensor = X) -> float:
 # --- The operator
 
 
-@pytest.fixture(params=ISAS)
-def instruction_set(request: pytest.FixtureRequest) -> Any:
-    before = isa()
-    if before is None or limit_isa(request.param) != request.param:
-        limit_isa(before or ISAS[-1])
-        pytest.skip(f"this processor, or this build, has no kernels for {request.param}")
-    yield request.param
-    limit_isa(before)
+@pytest.fixture
+def instruction_set(instructions: str) -> str:
+    return instructions
 
 
 def packed(weight: Tensor, rounding: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:

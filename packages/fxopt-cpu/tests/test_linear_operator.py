@@ -7,7 +7,6 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -34,17 +33,12 @@ FORMATS = ("float32", "bfloat16", "int8")
 built = pytest.mark.skipif(library.isa() is None, reason="the library was not built: there was no C++ compiler")
 
 
-@pytest.fixture(params=library.ISAS, scope="module")
-def isa(request: pytest.FixtureRequest) -> Iterator[str]:
+@pytest.fixture
+def isa(instructions: str) -> str:
     """Each instruction set in turn."""
-    before = library.isa()
-    if before is None:
+    if instructions == "none":
         pytest.skip("the library was not built: there was no C++ compiler")
-    if library.limit_isa(request.param) != request.param:
-        library.limit_isa(before)
-        pytest.skip(f"this processor lacks {request.param}: it has {before}")
-    yield request.param
-    library.limit_isa(before)
+    return instructions
 
 
 class Case(NamedTuple):
