@@ -1,8 +1,7 @@
 """The operators that a stranger's graph may call: on tensors and numbers, they compute and do no more.
 
-An operator that a new torch has is outside until it is listed, but for mathematics that it publishes as such. None here
-opens, writes or maps a file, takes a function or a pickle, or reads memory by a number; tests compare the list with all
-that torch has registered.
+An operator that a new torch has is outside until it is listed. None here opens, writes or maps a file, takes a function
+or a pickle, or reads memory by a number; tests compare the list with all that torch has registered.
 """
 
 from __future__ import annotations
@@ -10,7 +9,6 @@ from __future__ import annotations
 import re
 from functools import cache
 
-import torch
 from torch._ops import OpOverload
 
 from fxopt_core import operator_path
@@ -94,8 +92,30 @@ _ATEN = """
     _upsample_nearest_exact1d _upsample_nearest_exact2d _upsample_nearest_exact3d _weight_int4pack_mm
     _weight_int4pack_mm_for_cpu _weight_int8pack_mm _weight_norm _weight_norm_interface
 """
-_MATHEMATICS = (torch.fft, torch.linalg, torch.special)
-"""What these offer computes on tensors; the operators have the name of the namespace before theirs: ``fft_rfft``."""
+_PREFIXED = {
+    "fft_": """
+        fft fft2 fftfreq fftn fftshift hfft hfft2 hfftn ifft ifft2 ifftn ifftshift ihfft ihfft2 ihfftn irfft irfft2
+        irfftn
+        rfft rfft2 rfftfreq rfftn
+    """,
+    "linalg_": """
+        cholesky cholesky_ex cond cross det diagonal eig eigh eigvals eigvalsh householder_product inv inv_ex
+        ldl_factor
+        ldl_factor_ex ldl_solve lstsq lu lu_factor lu_factor_ex lu_solve matmul matrix_exp matrix_norm matrix_power
+        matrix_rank multi_dot norm pinv qr slogdet solve solve_ex solve_triangular svd svdvals tensorinv tensorsolve
+        vander vecdot vector_norm
+    """,
+    "special_": """
+        airy_ai bessel_j0 bessel_j1 bessel_y0 bessel_y1 chebyshev_polynomial_t chebyshev_polynomial_u
+        chebyshev_polynomial_v chebyshev_polynomial_w digamma entr erf erfc erfcx erfinv exp2 expit expm1 gammainc
+        gammaincc gammaln hermite_polynomial_h hermite_polynomial_he i0 i0e i1 i1e laguerre_polynomial_l
+        legendre_polynomial_p log1p log_ndtr log_softmax logit logsumexp modified_bessel_i0 modified_bessel_i1
+        modified_bessel_k0 modified_bessel_k1 multigammaln ndtr ndtri polygamma psi round scaled_modified_bessel_k0
+        scaled_modified_bessel_k1 shifted_chebyshev_polynomial_t shifted_chebyshev_polynomial_u
+        shifted_chebyshev_polynomial_v shifted_chebyshev_polynomial_w sinc softmax spherical_bessel_j0 xlog1py xlogy
+        zeta
+    """,
+}
 _OTHERS = {
     "higher_order": """
         associative_scan cond map_impl scan while_loop wrap_with_autocast wrap_with_set_grad_enabled
@@ -121,9 +141,7 @@ def plain_operators() -> frozenset[str]:
     >>> "aten::add" in plain_operators(), "aten::save" in plain_operators()
     (True, False)
     """
-    spaces = ((each.__name__.rpartition(".")[2], dir(each)) for each in _MATHEMATICS)
-    offered = (f"{space}_{name}" for space, names in spaces for name in names if not name.startswith("_"))
-    aten = {*_ATEN.split(), *(name for name in offered if hasattr(torch.ops.aten, name))}
+    aten = {*_ATEN.split(), *(prefix + name for prefix, names in _PREFIXED.items() for name in names.split())}
     others = {f"{space}::{name}" for space, names in _OTHERS.items() for name in names.split()}
     return frozenset({f"aten::{name}" for name in aten} | others)
 
