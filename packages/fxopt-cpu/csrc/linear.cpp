@@ -21,8 +21,9 @@ void run_linear(const Linear& call, const Convert& convert) {
   const int64_t row_bytes = unit.linear_row_bytes(call), all_panels = divide_up(call.features, 16);
   const double weights = double(call.depth) * double(call.features) * (call.gated ? 2 : 1);
   const int64_t most_rows = unit.most_rows[call.format];
-  const double tiles = most_rows > 16 ? 8 : 1, speed = call.format == FLOAT32 ? 50 : call.format == BFLOAT16 ? 75 : 150;
-  const double nanoseconds = weights * double(call.rows) / (speed * tiles) + weights * (4 >> call.format) / 20;
+  const double slow = call.format == FLOAT32 ? 50 : call.format == BFLOAT16 ? 75 : 150;  // products a nanosecond
+  const double speed = most_rows > 16 ? slow * 8 : slow;                                 // AMX
+  const double nanoseconds = weights * double(call.rows) / speed + weights * (4 >> call.format) / 20;
   const int64_t threads = threads_for(nanoseconds);
   const int64_t bytes = row_bytes ? row_bytes : call.depth * 4;
   const int64_t wanted = BLOCK_BYTES / (bytes ? bytes : 1) / most_rows * most_rows;
@@ -45,7 +46,7 @@ void run_linear(const Linear& call, const Convert& convert) {
     }
     // A piece is some rows and some columns; the last one done with its rows norms them.
     const int64_t row_pieces = divide_up(rows, part), row_size = divide_up(rows, row_pieces);
-    const int64_t at_once = row_size > 6 ? 2 : row_size > 1 ? 4 : 8;  // panels of a tile
+    const int64_t few = most_rows > 16 ? 16 : 6, at_once = row_size > few ? 2 : row_size > 1 ? 4 : 8;  // panels of a tile
     const bool shares = threads > 1 && row_pieces < threads * 4 && all_panels;
     const int64_t tiles = divide_up(all_panels, at_once);
     const int64_t columns = shares ? fair_part(tiles, threads, 4, row_pieces) * at_once : all_panels + !all_panels;

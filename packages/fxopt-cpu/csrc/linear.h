@@ -1,7 +1,8 @@
 // Products with weights in panels of 16 columns, in tiles that stay in registers.
 //
 // Every format's panel is a row of steps of 64 bytes: 16 columns by one float, two bfloat16 or four int8. Each result is
-// one chain of sums over the steps in their order, whatever the tile: a row's bits do not depend on the other rows.
+// one chain of sums over the steps in their order (AMX: in bfloat16, of sums of 16 steps), whatever the tile: a row's bits
+// do not depend on the other rows.
 #pragma once
 
 #include "kernels.h"
@@ -412,10 +413,11 @@ struct Epilogue {
   const float* sums;  // the product, in rows of `width`; with a gate, `count` columns of it and then of its factor
   int64_t width, count;
   int64_t rows, row, column;  // the place in the result
+  int64_t end;                // of the columns to write: those behind it are another thread's
 
   template <int64_t KIND>
   void run() {
-    const int64_t columns = least(count, call.features - column);
+    const int64_t columns = least(count, end - column);
     for (int64_t r = 0; r < rows; ++r) {
       const float* from = sums + r * width;
       float* to = call.output + (row + r) * call.output_stride + column;
@@ -481,7 +483,7 @@ void tiles(const Linear& call, Rows rows, int64_t first, int64_t last, int64_t f
           for (int64_t i = 0; row_scales[r] != row_scales[r] && i < group * halves; ++i)
             multiply_special(call.input + (row + r) * call.input_stride, call.depth, call.rounding, panels[i],
                              call.scale + columns[i], sums + r * width + i * PANEL);
-      Epilogue epilogue{call, sums, width, group * PANEL, some, row, panel * PANEL};
+      Epilogue epilogue{call, sums, width, group * PANEL, some, row, panel * PANEL, least(call.features, last_panel * PANEL)};
       with_activation(call.activation, epilogue);
     }
   }
