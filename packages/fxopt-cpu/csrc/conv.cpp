@@ -162,8 +162,8 @@ struct Prepared : Convolution {
   std::vector<float> constants_;
 };
 
-// By an image and its layer alone, so that the bits depend on no threads and on no other images. Weights are transformed at
-// each call, which takes as long as some tiles.
+// Only the sizes of one image and its layer decide, so that the bits do not depend on threads or on other images. Weights
+// are transformed at each call: below 25 tiles, that takes all the time that the fewer products save.
 bool is_winograd(const Convolution& call) {
   const int64_t tiles = divide_up(call.rows, 2) * divide_up(call.columns, 2), weights = call.channels * call.features;
   return may_be_winograd(call) && call.features >= 16 && tiles >= 25 && tiles >= weights / 4096 && weights <= MOST_TRANSFORMED;

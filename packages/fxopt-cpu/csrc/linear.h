@@ -465,7 +465,8 @@ void tiles(const Linear& call, Rows rows, int64_t first, int64_t last, int64_t f
     }
     for (int64_t t = 0; t < along; ++t) {
       int64_t row = first + count * t / along, some = first + count * (t + 1) / along - row;
-      if (Step::TILED) row = least(first + t * height, last - height), some = height;  // all of one shape
+      // All of one shape, some rows computed twice: to change the shape takes as long as a product.
+      if (Step::TILED) row = least(first + t * height, last - height), some = height;
       const float* row_scales = call.format == INT8 ? rows.scales + (row - first) : nullptr;
       for (int64_t i = 0; i < group * halves; i += at_once) {
         // Each tile asks for its share of the next panels; a single one looks farther ahead in its own.

@@ -162,6 +162,7 @@ _ELEMENTS = (torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torc
 
 def _rounding_reader(call: TrueDivision, index: GraphIndex) -> Node | None:
     """Return the first reader of a quotient that floors, rounds, compares or converts it, or may do so."""
+    # Only what reads the quotient itself: to follow it further, some 300 operators would each need a rule.
     later = (node for node in call.input.users if node > call.node) if call.inplace else ()
     return next((node for node in (*call.node.users, *later) if _rounds(node, index)), None)
 

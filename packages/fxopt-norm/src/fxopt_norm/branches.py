@@ -332,6 +332,7 @@ def _alignment_refusal(site: BranchSite, index: GraphIndex) -> Refusal | None:
                 return index.refuse(site.label, "dtype-mismatch", message, *site.nodes)
             pads_alike = conv.padding in ("valid", plain) or conv.padding_mode == home.padding_mode
             dilations = zip(kernel, conv.dilation, home.dilation, strict=True)
+            # A kernel that covers both of two others would have zeros where neither has taps: infinity times 0 is NaN.
             same = {
                 "stride": conv.stride == home.stride,
                 "groups or channels": (conv.groups, conv.in_channels, conv.out_channels) == kind,

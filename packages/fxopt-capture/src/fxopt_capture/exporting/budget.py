@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+# Measured: an export that never ends (DaViT, with few guards) spends 80 % on expressions, nine others below 30 %.
 FLOOR, TIMES = 5.0, 3.0
 """Seconds that any export may spend on expressions of sizes; how many times the rest of it all of it may take."""
 

@@ -50,7 +50,7 @@ def pack_convolution(weight: Tensor, groups: int = 1) -> Tensor:
     if _is_depthwise(features, channels, groups):
         return F.pad(weight.flatten(1).t(), (0, -features % PANEL)).contiguous()
     rows = weight.permute(0, 2, 3, 1).flatten(1)
-    if groups > 1:
+    if groups > 1:  # no shared panels: NaN of one group, times the zeros between them, would reach the others
         of_group = rows.view(groups, features // groups, rows.shape[1])
         rows = F.pad(of_group, (0, 0, 0, -(features // groups) % PANEL)).flatten(0, 1)
     return pack(rows)

@@ -26,6 +26,8 @@ PYTHON_OPERATORS = words(
 PYTHON_METHODS_OF_THEIR_OWN = words("index resize resize_as")
 """Methods of Tensor that are written in Python and are not the operator of the same name."""
 
+# By hand, as torch's tags do not tell: `pointwise` and `reduction` are on 15 of these, and on four operators that may
+# return their input itself, such as `conj_physical`.
 FRESH_COMPOSITES = words(
     """
     _convolution _fused_rms_norm _scaled_dot_product_attention_math _upsample_bicubic2d_aa _upsample_bilinear2d_aa

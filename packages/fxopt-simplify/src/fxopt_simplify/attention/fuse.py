@@ -167,6 +167,7 @@ def _unfit_shapes(site: Attention) -> Iterator[tuple[str, str]]:
         facts[node] = found
     dtype = facts[scores.query].dtype
     for node, found in facts.items():
+        # In half precision, the graph rounds the scores, and the fused kernel does not.
         if found.dtype != dtype or dtype not in FLOATS:
             message = f"node `{node.name}` of the attention is {found.dtype}; all have to be float32, or float64"
             yield "unsupported-dtype", message

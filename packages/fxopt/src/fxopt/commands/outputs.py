@@ -163,7 +163,8 @@ def write_folder(graph_module: GraphModule, path: Path, *, source: str, check: C
         folder.mkdir()
         origin = Path(source) if Path(source).exists() else downloaded(source)
         for file in (found for pattern in DESCRIBING for found in origin.glob(pattern)):
-            if file.is_file() and not file.name.endswith(".index.json"):  # which is of weights in several files
+            # Weights stay out, with the index of their files: nothing is to load the original model by mistake.
+            if file.is_file() and not file.name.endswith(".index.json"):
                 shutil.copyfile(file, folder / file.name)
         for name in folders_of_modules(origin):
             shutil.copytree(origin / name, folder / name)
