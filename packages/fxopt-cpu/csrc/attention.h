@@ -4,8 +4,8 @@
 // lie, and the maxima and sums of the softmax run down the lanes without a reduction. A few queries (decoding) would leave
 // most lanes empty: there the elements of a head lie in the lanes.
 //
-// A row of the result depends on its query, its keys, values and mask alone: not on the number of rows, heads or threads. Up
-// to WIDTH / 4 queries and more than that are two regimes, whose sums run in different orders.
+// A row of the result depends only on its query, keys, values and mask: not on the number of rows, heads or threads. Up to
+// WIDTH / 4 queries and more than that are two code paths, whose sums run in different orders.
 #pragma once
 
 #include "kernels.h"
@@ -93,8 +93,8 @@ inline void scores(Lanes<C>& x, const float* key, int64_t stride, int64_t size, 
   if constexpr (ROWS > 1) scores<ROWS / 2>(x, key, stride, size, from, count);
 }
 
-// Sums of weighted values for TILE queries and C vectors of columns. `sums` has those of the blocks before, which count `factors`
-// times (null: there are none); the new ones, times `last` (null: not yet), go to the first `rows` rows of `to`.
+// Sums of weighted values for TILE queries and C vectors of columns. `sums` has those of the blocks before, to be
+// multiplied by `factors` (null: there are none); the new sums, times `last` (null: not yet), go to the first `rows` of `to`.
 template <int64_t C>
 inline void weighted(const float* weights, int64_t lanes, const float* value, int64_t stride, int64_t count, const float* sums,
                      int64_t sums_stride, const float* factors, const float* last, float* to, int64_t to_stride, int64_t rows) {

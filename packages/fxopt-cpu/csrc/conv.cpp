@@ -177,7 +177,7 @@ void run_winograd(const Prepared& call) {
   run_pieces(divide_up(panels, some), call.nanoseconds, [&](int64_t piece) {
     unit.winograd_weights(call, weights, piece * some, std::min(panels, (piece + 1) * some));
   });
-  // What the tiles of a piece become stays in the second cache.
+  // The transformed tiles of a piece stay in the second cache.
   const int64_t tiles = call.images * divide_up(call.rows, 2) * divide_up(call.columns, 2);
   const int64_t of_tile = 16 * (call.channels + MOST_TILE_PANELS * 16), fit = BLOCK_BYTES / 4 / of_tile / 12 * 12;
   const int64_t fair = divide_up(divide_up(tiles, threads > 1 ? threads * 4 : 1), 12) * 12;
@@ -188,8 +188,8 @@ void run_winograd(const Prepared& call) {
   });
 }
 
-// Integers: inputs are rounded, what a pixel of the result reads becomes a row, and rows are multiplied as those of linear
-// layers are. A scale is of one image, so that no image changes another's results.
+// Integers: inputs are rounded, the window of each pixel of the result becomes a row, and rows are multiplied like those of
+// linear layers. Each image has its own scale, so that no image changes another's results.
 constexpr float LEAST_NUMBER = 1e-30f;  // smaller ones are rounded as if the largest was this
 
 class Integers {
@@ -288,7 +288,7 @@ class Integers {
     });
   }
 
-  // What reads NaN or infinity, as float32 computes it: the window as it is, times integers.
+  // A window with NaN or infinity: unrounded, times the integers of the weight.
   void multiply_special(int64_t row) {
     const int64_t pixel = row % (call_.rows * call_.columns), start = row / (call_.rows * call_.columns) * image_;
     std::vector<float> window(size_t(product_.depth), 0.f);
@@ -328,10 +328,10 @@ void run_convolution(const Convolution& given) {
   }
   if (is_winograd(call)) return run_winograd(call);
   // A piece is a block of pixels, whose inputs stay in the second cache, and some panels. Threads share the panels where
-  // these are larger than the input, which each of them reads then, and the pixels otherwise.
+  // the panels are larger than the input, which each thread then reads, and the pixels otherwise.
   const int64_t threads = threads_for(nanoseconds), wanted = BLOCK_BYTES / (call.channels * 4) / 48 * 48;
   const int64_t most = wanted < 48 ? 48 : wanted, weights = panels * 16 * call.kernel[0] * call.kernel[1] / call.groups;
-  int64_t blocks = divide_up(pixels * 4, most * 5), columns = panels;  // no small rest
+  int64_t blocks = divide_up(pixels * 4, most * 5), columns = panels;  // no small remainder
   if (threads > 1 && weights > pixels) {
     columns = fair_part(panels, threads, 4);
   } else if (threads > 1) {

@@ -26,8 +26,8 @@ struct Activate {
   }
 };
 
-// The results of M neighbouring pixels and N vectors of features, of which `left` are there, from their sums: residual,
-// activation, and into memory.
+// Stores the results of M neighbouring pixels and N vectors of features, of which `left` exist, from their sums: residual and
+// activation.
 template <int M, int N>
 inline void finish(const Convolution& c, Floats (&sums)[M][N], int64_t pixel, int64_t feature, int64_t left) {
   float* const to = c.output + pixel * c.result_pitch + feature;
@@ -140,7 +140,7 @@ void convolve_some(const Convolution& c, const float* const* table, int64_t taps
   if constexpr (P > 0) convolve_tile<M, P>(c, table, taps, channels, pixels, pixel, columns);
 }
 
-// All pixels of a block times P panels, or half a one where P is 0, M pixels at once.
+// All pixels of a block times P panels, or times half a panel where P is 0, M pixels at once.
 template <int M, int P>
 void convolve_panels(const Convolution& c, const float* const* table, int64_t taps, int64_t channels, int64_t pixels,
                      int64_t first, const Columns& columns) {
@@ -219,7 +219,7 @@ float largest_number(const Convolution& c, int64_t first, int64_t last) {
   return result;
 }
 
-// Integers as the unit multiplies them, each in one byte: of 16 bits they become when rows are gathered.
+// Integers, each in one byte; units that multiply 16 bits widen them when rows are gathered.
 void round_pixels(const Convolution& c, int64_t first, int64_t last, const float* rounding, int64_t pitch, char* to,
                   float* finite) {
   for (int64_t i = first; i < last; ++i, to += pitch) {

@@ -1,4 +1,4 @@
-// What the units offer: one table of functions for each instruction set, and the one that this processor takes.
+// The units' functions: one table for each instruction set, and the table that this processor uses.
 #pragma once
 
 #include <cstdint>
@@ -31,7 +31,7 @@ struct Linear {
   int64_t output_stride;  // from row to row, in elements
 };
 
-// Rows in the form that the unit multiplies: where they begin, and from one to the next, in bytes.
+// Rows in the form that the unit multiplies: where they begin, and their stride in bytes.
 struct Rows {
   const char* data;
   int64_t stride;
@@ -45,8 +45,8 @@ struct Window {
   int64_t pitch, result_pitch;  // from pixel to pixel of the input and of the result: parts of wider images have more
 };
 
-// result = activation(convolution(input) + bias + residual). With integers, inputs are rounded, too: each image in steps of
-// its own, or each channel as `rounding` says.
+// result = activation(convolution(input) + bias + residual). With integers, inputs are rounded too: each image with its
+// own scale, or each channel by `rounding`.
 constexpr int64_t FEW_CHANNELS = 8;  // below this, images may also have each channel by itself
 constexpr int64_t MOST_COPIED = 4096;  // elements that a pixel of the result reads of such images
 struct Convolution : Window {
@@ -67,13 +67,13 @@ struct Convolution : Window {
   float alpha, beta;
 };
 
-// Winograd's convolutions: tiles that a piece has, and panels whose products lie beside them.
+// Winograd's convolutions: the most tiles of a piece, and the most panels whose products lie beside them.
 constexpr int64_t MOST_TILES = 48, MOST_TILE_PANELS = 4;
 
 // The mean or the largest of each window; torch's means count the padding, or do not.
 struct Pool : Window {
   bool largest, counts_padding;
-  int64_t after[2];  // padding behind the last row and column
+  int64_t after[2];  // padding after the last row and column
   const float* input;
   float* output;
 };

@@ -31,7 +31,7 @@ constexpr bool HAS_TILES = false;
 #endif
 constexpr int64_t TILE_ROWS = 16;             // of the processor's tiles, each row of STEP bytes
 
-// Has a sum computed here and now: products of several sums at once would not fit the registers.
+// Forces a sum to be computed here: the products of several sums at once would not fit the registers.
 #if defined(__x86_64__)
 #define HERE(sum) asm volatile("" : "+v"(sum))
 #else
@@ -47,7 +47,7 @@ constexpr int64_t panels_for(int64_t rows) {
 
 // What multiply() works on.
 struct Tile {
-  const char* row;  // the first; `stride` bytes on lies the next
+  const char* row;  // the first; the next one is `stride` bytes further
   int64_t stride, steps;
   const char* const* panels;
   const int64_t* columns;   // int8: the panels' places in these two
@@ -56,8 +56,8 @@ struct Tile {
   const float* row_scales;  // int8
   float* to;                // rows of `width` elements
   int64_t width;
-  // What is asked of memory: each panel so many bytes on, and `next` more from there where its end is passed; and for
-  // the second cache what follows `ahead`, so much at each step.
+  // Prefetches: each panel `distance` bytes further on, plus `next` once that passes its end; and for the second cache, from
+  // `ahead` on, `ahead_step` bytes at each step.
   int64_t distance, next;
   const char* ahead;
   int64_t ahead_step;
@@ -256,8 +256,8 @@ struct Tiles {
 #define PRODUCT(sums, rows, panel)                                                                                 \
   if constexpr (std::is_same_v<Step, ByteStep>) _tile_dpbusd(sums, rows, panel); else _tile_dpbf16ps(sums, rows, panel)
 
-// Sums of more than 16 rows with two panels, or of up to 16 with four. `tails` are 16 steps of each panel: what is left of
-// it behind the last multiple of 16, and zeros.
+// Sums of more than 16 rows with two panels, or of up to 16 with four. `tails` are 16 steps of each panel: those
+// after the last multiple of 16, and zeros.
 template <class Step>
 __attribute__((noinline)) void multiply_tiles(int64_t rows, const Tile& tile, const char* tails) {
   const char *row = tile.row, *const lower = row + TILE_ROWS * tile.stride;
@@ -396,7 +396,7 @@ void linear_convert(const Linear& call, int64_t first, int64_t last, char* data,
   }
 }
 
-// A row with NaN or infinity times int8 weights, as float32 computes it.
+// A row with NaN or infinity: unrounded, times int8 weights.
 inline void multiply_special(const float* row, int64_t depth, const float* factors, const char* panel, const float* scale,
                              float* to) {
   for (int64_t column = 0; column < PANEL; ++column) {
@@ -413,7 +413,7 @@ struct Epilogue {
   const float* sums;  // the product, in rows of `width`; with a gate, `count` columns of it and then of its factor
   int64_t width, count;
   int64_t rows, row, column;  // the place in the result
-  int64_t end;                // of the columns to write: those behind it are another thread's
+  int64_t end;                // of the columns to write: those after it are another thread's
 
   template <int64_t KIND>
   void run() {
@@ -456,7 +456,7 @@ void tiles(const Linear& call, Rows rows, int64_t first, int64_t last, int64_t f
   for (int64_t panel = first_panel; panel < last_panel; panel += group) {
     const char* panels[MOST_PANELS];
     int64_t columns[MOST_PANELS];
-    for (int64_t i = 0; i < group * halves; ++i) {  // beyond the last panel it is computed again, and not used
+    for (int64_t i = 0; i < group * halves; ++i) {  // beyond the last panel, that one is computed again, and not used
       const int64_t place = least(panel + i % group, all_panels - 1) + i / group * all_panels;
       panels[i] = static_cast<const char*>(call.panels) + place * panel_bytes;
       columns[i] = place * PANEL;

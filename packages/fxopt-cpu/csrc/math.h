@@ -1,7 +1,7 @@
 // Functions on vectors, for every float: about 1e-7 of the result, or of its last digit where floats allow no better.
 //
 // Polynomials are fitted (minimax, by weighted least squares) to what the comments say. NaN stays NaN, infinities give
-// the limits, and denormals are computed with. What torch's eager functions make of -infinity (silu: NaN) comes out too.
+// the limits, and denormals are computed with. For -infinity, the results are those of torch's eager functions (silu: NaN).
 #pragma once
 
 #include "vector.h"
@@ -9,7 +9,7 @@
 namespace {
 
 struct Exponential {
-  Floats less_one;  // e^r - 1 for the rest r
+  Floats less_one;  // e^r - 1 for the remainder r
   Floats low, high;  // 2^n as a product, so that neither factor overflows or is denormal
 };
 inline Exponential exponential(Floats x) {

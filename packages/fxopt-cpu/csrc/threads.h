@@ -40,8 +40,8 @@ void run_pieces(int64_t pieces, double nanoseconds, const Function& function) {
   });
 }
 
-// How much of `total` a piece has, where each part falls into so many pieces, so that the thread with most of them has as
-// little as may be; two to `most` pieces for each thread.
+// The part of `total`, each of them split into `of_part` pieces, that leaves the busiest thread the least work; two to `most`
+// pieces for each thread.
 inline int64_t fair_part(int64_t total, int64_t threads, int64_t most, int64_t of_part = 1) {
   int64_t best = total, least = INT64_MAX;
   for (int64_t pieces = threads * 2; pieces <= threads * most; ++pieces) {
@@ -57,7 +57,7 @@ struct Linear;
 typedef std::function<void(int64_t first, int64_t last, char* data, float* scales)> Convert;
 void run_linear(const Linear&, const Convert& convert);
 
-// This thread's memory for what lasts no longer than a call; it keeps what it has grown to. Aligned to 64 bytes. Each USE has
+// This thread's memory for data that lasts no longer than a call; it never shrinks. Aligned to 64 bytes. Each USE has
 // memory of its own: the kernels', and the arena of a plan that calls them.
 enum Use { KERNELS, ARENA, WEIGHTS, PIXELS };
 template <Use USE = KERNELS>

@@ -1,9 +1,8 @@
 // Convolutions of 3 x 3 taps by Winograd's F(2 x 2, 3 x 3): 16 products for four pixels instead of 36.
 //
 // Lavin and Gray, "Fast Algorithms for Convolutional Neural Networks", 2015: Y = A' [(G g G') * (B' d B)] A, where d is
-// what a tile of 2 x 2 pixels reads, 4 x 4 pixels. Of these sums each pixel's reads its own 3 x 3 pixels alone, so that NaN
-// stays where it belongs. Infinity, and what is near the largest number, becomes NaN in the differences; such tiles are
-// computed tap by tap.
+// the 4 x 4 pixels that a tile of 2 x 2 results reads. The sums of a result read only its own 3 x 3 pixels, so that NaN stays
+// where it belongs. Infinity, and numbers near the largest, become NaN in the differences; such tiles are computed tap by tap.
 #pragma once
 
 #include "conv.h"

@@ -1,7 +1,7 @@
 """The library of kernels: defines the operators `torch.ops.fxopt.*`, and loads their kernels where they were built.
 
-Every operator is defined here, with what it returns under fake tensors. Where there is no library (`isa()` is None),
-the reference in plain torch runs in its place.
+Every operator is defined here, with what it returns under fake tensors. Without a library (`isa()` is None), the
+reference in plain torch runs in its place.
 """
 
 from __future__ import annotations

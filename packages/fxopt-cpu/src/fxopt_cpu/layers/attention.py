@@ -25,7 +25,7 @@ _FLOAT = torch.float32
 
 
 class _Attention(Layer):
-    """What both have: settings that are plain data, and no parameters."""
+    """Base of both layers: settings that are plain data, and no parameters."""
 
     only_computes = True
     own_parameters: ClassVar = frozenset[str]()
@@ -36,7 +36,7 @@ class _Attention(Layer):
         self.scale, self.causal = scale, causal
 
     def check_attributes(self) -> None:
-        """Raise a ValueError where a file has set what no operator takes."""
+        """Raise a ValueError if a file has set values that no operator takes."""
         check_settings(self, scale=float, causal=bool)
 
 
@@ -44,12 +44,12 @@ class RowAttention(_Attention):
     """``softmax(scale * query @ key.T + mask) @ value``, with the heads of each row beside one another.
 
     ``query`` is (batch, heads, rows, size), ``key`` and ``value`` (batch, heads, columns, size), where several heads of
-    the query may share one of theirs; ``mask`` broadcasts to (batch, heads, rows, columns) and is a summand, or true
-    where a row attends. The result is (batch, rows, heads * size). Inputs may have any strides.
+    the query may share one of theirs; ``mask`` broadcasts to (batch, heads, rows, columns) and is added to the
+    scores, or is true where a row attends. The result is (batch, rows, heads * size). Inputs may have any strides.
 
     Args:
         scale: factor of the scores.
-        causal: whether each row attends to the columns up to its own place alone.
+        causal: whether each row attends only to the columns up to its own index.
 
     >>> attention = RowAttention(scale=1.0, causal=True)
     >>> attention(*torch.ones(3, 1, 2, 5, 16)).shape
@@ -74,7 +74,7 @@ class MergedAttention(_Attention):
         heads: number of heads of the query.
         kv_heads: number of heads of key and value.
         scale: factor of the scores.
-        causal: whether each row attends to the columns up to its own place alone.
+        causal: whether each row attends only to the columns up to its own index.
 
     >>> attention = MergedAttention(2, 1, scale=1.0, causal=False)
     >>> attention(torch.ones(1, 5, 64)).shape
@@ -86,7 +86,7 @@ class MergedAttention(_Attention):
         self.heads, self.kv_heads = heads, kv_heads
 
     def check_attributes(self) -> None:
-        """Raise a ValueError where a file has set what no operator takes."""
+        """Raise a ValueError if a file has set values that no operator takes."""
         super().check_attributes()
         check_settings(self, heads=1, kv_heads=1)
         if self.heads % self.kv_heads:
@@ -116,7 +116,7 @@ def _takes(*tensors: Tensor) -> bool:
 
 
 def _belong_together(query: Tensor, key: Tensor, value: Tensor) -> bool:
-    """Return whether no batch has to be broadcast, and heads by groups alone."""
+    """Return whether the batch sizes are equal, and the heads equal or in groups."""
     batch, heads, _, size = query.shape
     same = key.shape == (batch, key.shape[1], value.shape[2], size) and value.shape[:2] == key.shape[:2]
     return same and key.shape[1] > 0 and heads % key.shape[1] == 0
@@ -129,7 +129,7 @@ def _takes_mask(mask: Tensor | None) -> bool:
 
 
 def _plain(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float, causal: bool) -> Tensor:
-    """Return the rows by torch's own functions."""
+    """Compute the rows with torch's own functions."""
     grouped = 0 < key.shape[1] != query.shape[1] and query.shape[1] % key.shape[1] == 0
     settings: dict[str, Any] = {"attn_mask": mask, "scale": scale, "is_causal": causal, "enable_gqa": grouped}
     return F.scaled_dot_product_attention(query, key, value, **settings).transpose(1, 2).flatten(2)

@@ -1,4 +1,4 @@
-"""What follows a product in the same operator: an activation, and a norm, by the names and numbers that both have."""
+"""Activations and norms that operators apply after a product: their names, codes and numbers."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ NORM_CODES = {name: number for number, name in enumerate(NORMS)}
 
 
 class Activation(NamedTuple):
-    """An activation as the operators know it.
+    """An activation, as operators take it.
 
     Attributes:
-        name: as torch's function is called; "none" for none.
+        name: that of torch's function, or "none".
         alpha: its first number, or 0.
         beta: its second number, or 0.
     """
@@ -86,7 +86,7 @@ class Norm(NamedTuple):
 
 
 def check_epilogue(activation: Activation, norm: Norm) -> None:
-    """Raise a ValueError where a file has set an activation or a norm that there is not."""
+    """Raise a ValueError if a file names an unknown activation or norm."""
     check_settings(activation, alpha=float, beta=float)
     check_settings(norm, eps=float)
     if activation.name not in CODES or norm.name not in NORM_CODES:

@@ -53,7 +53,7 @@ class SumNorm(Layer):
             self.register_parameter(key, nn.Parameter(torch.ones(features, device=device)) if given else None)
 
     def check_attributes(self) -> None:
-        """Raise a ValueError where a file has set what no operator takes."""
+        """Raise a ValueError if a file has set values that no operator takes."""
         check_settings(self, features=0)
         check_epilogue(Activation(), Norm(*self._norm))
 
@@ -80,7 +80,7 @@ class EmbeddingNorm(Layer):
     Args:
         entries: number of rows of each table.
         padding: for each table the row that gets no gradient, or -1.
-        features: their size.
+        features: size of a row.
         norm: its name and eps, as `Norm` has them; empty for none.
         weight: whether the norm has a weight.
         bias: whether the norm has a bias.
@@ -108,7 +108,7 @@ class EmbeddingNorm(Layer):
             self.register_parameter(key, nn.Parameter(torch.ones(features, device=device)) if given else None)
 
     def check_attributes(self) -> None:
-        """Raise a ValueError where a file has set what no operator takes."""
+        """Raise a ValueError if a file has set values that no operator takes."""
         check_settings(self, features=0, entries=(0, ...), padding=(-1, ...))
         check_epilogue(Activation(), Norm(*self._norm))
         if not 1 <= len(self.entries) == len(self.padding) <= MOST_TABLES:

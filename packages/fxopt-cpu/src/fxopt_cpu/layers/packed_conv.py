@@ -1,4 +1,4 @@
-"""`PackedConv2d` and `PackedConv1d`: a convolution, a sum and an activation in one oneDNN operator, packed weights."""
+"""`PackedConv2d` and `PackedConv1d`: convolution, sum and activation in one oneDNN operator."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ _FORMATS = ("preserve", "contiguous", "channels_last")
 
 @dataclass(frozen=True)
 class ConvolutionPlan:
-    """How to compute inputs of one shape.
+    """How to run the operator on inputs of one shape.
 
     Attributes:
         output: shape of the result.
         padding: of rows and of columns, on both sides, as the operator takes it.
-        pad: how to pad the input before that, as `F.pad` takes it; None for not at all.
+        pad: padding of the input before that, as `F.pad` takes it; None for none.
         crop: where the result begins in what the operator computes, as row and column; None to take all of it.
         one_row: whether the result is one vector of channels, so that packing gains nothing: the weight is read once.
     """
@@ -90,7 +90,7 @@ class PackedConv2d(PackedLayer):
         memory_format: of results, "channels_last" as the operator returns them, "contiguous", or "preserve": that of
             the input.
         adds: whether it is called with a value to add.
-        overwrites: whether the result may overwrite ``other``, because nothing reads that later. It does if ``other``
+        overwrites: whether the result may overwrite ``other``, because nothing reads it later. It does if ``other``
             is channels last.
 
     >>> conv = PackedConv2d(1, 1, (1, 1), activation=("relu",))
@@ -142,7 +142,7 @@ class PackedConv2d(PackedLayer):
         self._unary = unary if unary is not None and self._activates else onednn.NONE
 
     def check_attributes(self) -> None:
-        """Raise a ValueError where a file has set what no operator takes; settings that follow from others are made."""
+        """Raise a ValueError if a file has set values that no operator takes; derive what follows."""
         super().check_attributes()
         sizes = {"kernel_size": (1, 1), "stride": (1, 1), "dilation": (1, 1), "padding": ((0, 0), (0, 0))}
         check_settings(self, in_channels=1, out_channels=0, groups=1, **sizes)
@@ -289,8 +289,8 @@ class PackedConv2d(PackedLayer):
 
     @property
     def packable(self) -> bool:
-        """Whether the weight is one that can be packed for plans."""
-        if self.holder.frozen:  # a dropped weight is what they take
+        """Whether plans can pack the weight."""
+        if self.holder.frozen:  # only a weight that can be packed is dropped
             return True
         weight = self.weight
         right = type(weight) is nn.Parameter and weight.shape == self.weight_shape
@@ -315,7 +315,7 @@ class PackedConv2d(PackedLayer):
         return self.packing.is_empty
 
     def forget_derived(self) -> None:
-        """Drop what was made of the weight."""
+        """Drop everything derived from the weight."""
         super().forget_derived()
         for held in (self._parameters, self._buffers):
             if isinstance(held, Thawing):
@@ -358,8 +358,8 @@ class PackedConv1d(PackedConv2d):
     """``activation(conv1d(pad(x), weight, bias) + other)``; ``other`` is optional.
 
     ``x`` is (N, in_channels, L), ``weight`` (out_channels, in_channels / groups, width). The settings are those of a
-    `PackedConv2d` over one row: kernel, stride and dilation of the row are 1. A plan computes it so; a call by itself
-    is torch's ``conv1d``, as oneDNN's order of elements would have to be undone after each layer.
+    `PackedConv2d` over one row: kernel, stride and dilation of the row are 1. Plans compute it that way; outside of a
+    plan it is torch's ``conv1d``, because oneDNN's order of elements would have to be undone after each layer.
 
     >>> conv = PackedConv1d(1, 1, (1, 2), bias=False)
     >>> with torch.no_grad():
@@ -372,7 +372,7 @@ class PackedConv1d(PackedConv2d):
     dims = 1
 
     def check_attributes(self) -> None:
-        """Raise a ValueError where a file has set what no operator takes, or more than one row."""
+        """Raise a ValueError if a file has set values that no operator takes, or more than one row."""
         super().check_attributes()
         rows = (self.kernel_size[0], self.stride[0], self.dilation[0], self.padding[0])
         if rows != (1, 1, 1, (0, 0)):
@@ -389,7 +389,7 @@ class PackedConv1d(PackedConv2d):
 
 
 def sides_of(setting: Sequence[int], row: int = 1) -> Pair:
-    """Return a setting of rows and columns; where there is one dimension, that of a row is given.
+    """Return a setting for rows and columns; for one dimension, `row` is the setting for rows.
 
     >>> sides_of((3, 5)), sides_of((5,))
     ((3, 5), (1, 5))
@@ -398,7 +398,7 @@ def sides_of(setting: Sequence[int], row: int = 1) -> Pair:
 
 
 def window_of(weight: Tensor) -> Tensor:
-    """Return a weight over rows and columns; one over one dimension has one row.
+    """Return a weight over rows and columns; a one-dimensional kernel becomes one row.
 
     >>> window_of(torch.ones(4, 3, 5)).shape
     torch.Size([4, 3, 1, 5])
@@ -413,8 +413,8 @@ def _unpacked(panels: Tensor, shape: Sequence[int], groups: int) -> Tensor:
 
 
 def _first_result(before: int, after: int, stride: int) -> int:
-    """Return where the result begins in that of a convolution padded alike on both sides, as the operator pads.
+    """Return where the wanted result begins in that of a convolution with equal padding on both sides.
 
-    With enough zeros on both sides the operator computes the wanted result and more: it begins some strides later.
+    The operator pads both sides equally. With enough zeros it computes the wanted result and more.
     """
     return 0 if before >= after else -(-(after - before) // stride)

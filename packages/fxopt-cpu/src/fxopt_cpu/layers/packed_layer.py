@@ -1,6 +1,6 @@
-"""What packed modules share: the packed copy of a weight, and when a call may use it.
+"""The packed copy of a layer's weight, and when a call may use it.
 
-It is made on the first run, again whenever the weight changes, and is never saved or copied.
+The copy is made at the first call and after each change of the weight. It is never saved or copied.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Packing:
         return self._kept is None
 
     def packed(self, weight: Tensor, bias: Tensor | None) -> Tensor | None:
-        """Return the packed copy of a weight; None if there is none, the weight has changed, or the bias is another."""
+        """Return the packed copy of a weight; None if there is none, or weight or bias have changed."""
         if self._kept is None:
             return None
         made_of, former, place, packed = self._kept  # the bias's numbers are read at each call
@@ -86,7 +86,7 @@ class Packing:
 class PackedLayer(Layer):
     """A layer with plain parameters ``weight`` and ``bias``, and what it has prepared for its fast path.
 
-    That is in a slot, not in ``__dict__``, so that nothing that reads, copies or saves a module's attributes sees it.
+    The latter is in a slot, not in ``__dict__``: nothing that reads, copies or saves a module's attributes sees it.
     """
 
     __slots__ = ("_packing",)
@@ -105,7 +105,7 @@ class PackedLayer(Layer):
         self._activation: tuple[Any, ...] = tuple(Activation(*activation))  # plain data, as archives write it
 
     def check_attributes(self) -> None:
-        """Raise a ValueError where a file has set what no operator takes."""
+        """Raise a ValueError if a file has set values that no operator takes."""
         check_epilogue(self.activation, Norm())
 
     @property
@@ -123,7 +123,7 @@ class PackedLayer(Layer):
         return Activation(*self._activation)
 
     def forget_derived(self) -> None:
-        """Drop the packed copy, and what else was made of the weight; the next call makes it again."""
+        """Drop the packed copy and all else derived from the weight; the next call derives it again."""
         self.packing.clear()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -139,5 +139,5 @@ def bias_fits(bias: Tensor | None, weight: Tensor) -> bool:
 
 
 def runs_by_onednn() -> bool:
-    """Return whether operators called now just run, and by oneDNN."""
+    """Return whether nothing intercepts operators now, and oneDNN is enabled."""
     return runs_plainly() and mkldnn_enabled()

@@ -40,7 +40,7 @@ class Panels(Packed):
         scale: the scales of integers, by column; None for floating-point weights.
         sums: the sums of the integers, by column, and of their products with the inputs' shifts; None likewise.
         rounding: factors and shifts of inputs; None where they are rounded by rows.
-        small: by their names, bias and weights of the norm in float32, where they are not.
+        small: by name, float32 copies of bias and norm weights that have another dtype.
         trains: whether the weight required a gradient.
     """
 
@@ -56,7 +56,7 @@ class PanelLinear(Layer):
     """``norm(activation(x @ weight.T + bias) + residual)``, or ``activation(x @ gate.T) * (x @ up.T)``.
 
     ``x`` is (..., in_features), ``weight`` (out_features, in_features) in float32 or bfloat16, a parameter, or in int8,
-    a buffer beside ``scale`` (out_features,). Then inputs are rounded row by row, or by a buffer ``rounding``
+    a buffer beside ``scale`` (out_features,). In int8, inputs are rounded row by row, or by a buffer ``rounding``
     (2, in_features): ``x * factor + shift``. A gated layer has the rows of both factors in its weight, the gate's
     first, and ``out_features`` counts both. Inputs and results are float32; those of a layer in int8 may be bfloat16 or
     float16, too.
@@ -138,7 +138,7 @@ class PanelLinear(Layer):
             self.register_parameter(key, nn.Parameter(torch.zeros(size, device=device, dtype=dtype)) if given else None)
 
     def check_attributes(self) -> None:
-        """Raise a ValueError where a file has set what no operator takes."""
+        """Raise a ValueError if a file has set values that no operator takes."""
         check_settings(self, in_features=0, out_features=0, gated=bool)
         check_epilogue(self.activation, self.norm)
         if self.gated and self.out_features % 2:
@@ -266,7 +266,7 @@ class PanelLinear(Layer):
             return None
 
     def _plain(self, input: Tensor, residual: Tensor | None) -> Tensor:
-        """Return the result of torch's own functions."""
+        """Compute the result with torch's own functions."""
         weight, bias = self.weight, self.bias
         scale = self.scale if "scale" in self._buffers else None
         wide = weight.to(input.dtype) if scale is None else (weight.float() * scale.unsqueeze(1)).to(input.dtype)
@@ -297,7 +297,7 @@ class PanelLinear(Layer):
 
 
 def _is_narrow(tensor: Tensor | None) -> bool:
-    """Return whether a bias is to be converted for the operator, and changes of it can be noticed."""
+    """Return whether a bias needs conversion for the operator, and its changes can be noticed."""
     if tensor is None or type(tensor) not in (Tensor, nn.Parameter) or tensor.dtype is _FLOAT:
         return False
     return tensor.is_cpu and not tensor.is_inference()
@@ -308,7 +308,7 @@ def _as_float(tensor: Tensor | None) -> Tensor | None:
 
 
 def _panels_of(weight: Tensor, scale: Tensor | None, parts: int) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """Return the panels, scales and sums of a weight, each part of its rows filled up for itself."""
+    """Return the panels, scales and sums of a weight, with each part of its rows padded separately."""
     rows = weight.detach().chunk(parts)
     if scale is None:
         return torch.cat([pack(part) for part in rows]), None, None

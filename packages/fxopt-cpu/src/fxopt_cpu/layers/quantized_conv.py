@@ -28,16 +28,16 @@ class QuantizedConv2d(PackedConv2d):
     ``x`` is (N, in_channels, H, W) in float32 and rounded to integers at each call: each image in steps of its own,
     from its largest magnitude, or each channel by a buffer ``rounding`` (2, in_channels), ``x * factor + shift``. The
     buffers ``weight`` (out_channels, in_channels, height, width) in int8 and ``scale`` (out_channels,) are packed by
-    the first call without gradients, as `PanelLinear` packs its weight. What reads NaN or infinity is computed as
-    float32 computes it. Settings are those of `PackedConv2d`, with one group.
+    the first call without gradients, as `PanelLinear` packs its weight. Windows with NaN or infinity are
+    multiplied unrounded, as in float32. Settings are those of `PackedConv2d`, with one group.
 
     Args:
         in_channels: number of channels of the input.
         out_channels: number of channels of the result.
         kernel_size: height and width of the kernel.
         rounding: whether inputs are rounded by factors and shifts.
-        device: of the tensors.
-        settings: others of `PackedConv2d`.
+        device: where the tensors are.
+        settings: the other settings of `PackedConv2d`.
 
     >>> conv = QuantizedConv2d(1, 1, (1, 1), bias=False, activation=("relu",))
     >>> _ = conv.weight.fill_(100), conv.scale.fill_(0.01)
@@ -72,7 +72,7 @@ class QuantizedConv2d(PackedConv2d):
             self.bias = torch.nn.Parameter(torch.zeros(out_channels, device=device))
 
     def check_attributes(self) -> None:
-        """Raise a ValueError where a file has set what no operator takes, or several groups."""
+        """Raise a ValueError if a file has set values that no operator takes, or several groups."""
         super().check_attributes()
         if self.groups != 1:
             raise ValueError(f"groups is {self.groups}, expected 1")
@@ -101,7 +101,7 @@ class QuantizedConv2d(PackedConv2d):
 
     @property
     def packable(self) -> bool:
-        """Whether the weight is one that can be packed."""
+        """Whether the weight can be packed."""
         if self.holder.frozen:
             return True
         kinds = {"weight": (torch.int8, self.weight_shape), "scale": (_FLOAT, (self.out_channels,))}

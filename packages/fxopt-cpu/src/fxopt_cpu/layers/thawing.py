@@ -1,13 +1,13 @@
-"""`Thawing`: the parameters or buffers of a layer, some of which exist as panels alone until somebody looks at them.
+"""`Thawing`: the parameters or buffers of a layer, some of which exist only as panels until they are read.
 
 A packed weight is its panels; a plain copy beside them would double a model's memory. So the plain tensor is dropped
 once a layer is packed (it is *frozen*), and made again, bit for bit, as soon as anything reads the dictionary: an
-attribute of the module, ``parameters()``, ``state_dict()``, a conversion, a copy, a pickle, a pass. All of them go
-through the methods of the dictionary, of which every one that gives or takes a value *thaws* it first. So nobody sees
-the difference, and no method of ``nn.Module`` is replaced.
+attribute of the module, ``parameters()``, ``state_dict()``, a conversion, a copy, a pickle, a pass. All of these
+call methods of the dictionary, and each method that returns or takes a value *thaws* it first. So nobody sees the
+difference, and no method of ``nn.Module`` is replaced.
 
-Thawing, and what writes to the dictionary, is told to `fxopt_core.changes`: a region knows by that number that its
-panels are still those of the weights. `Layer` tells of attributes.
+Thawing and writes to the dictionary are reported to `fxopt_core.changes`, whose number tells a region that its panels
+still match the weights. `Layer` reports changes of attributes.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Thawing(dict[str, Any]):
 
     @property
     def frozen(self) -> bool:
-        """Whether some of the tensors exist as panels alone; not if a rollback has written to the dictionary."""
+        """Whether some tensors exist only as panels; false once a rollback has written to the dictionary."""
         made: Mapping[str, object] = getattr(self, "_made", {})
         return bool(made) and all(dict.get(self, key, self) is None for key in made)
 
@@ -63,8 +63,8 @@ class Thawing(dict[str, Any]):
         """Drop tensors that nothing else refers to, all of them or none; return whether they were dropped.
 
         Args:
-            made: by name, what makes the values of the tensor again.
-            thawed: is given the tensors once they were made again.
+            made: by name, the functions that make the values of the tensors again.
+            thawed: called with the tensors once they are made again.
         """
         with _LOCK:
             if self.frozen:
@@ -109,7 +109,7 @@ class Thawing(dict[str, Any]):
         return super().__iter__()
 
     def strides(self, key: str) -> tuple[int, ...]:
-        """Return the strides of a tensor, which is not made for that."""
+        """Return the strides of a tensor without making it."""
         with _LOCK:
             found: tuple[int, ...] = self._made[key].strides if self.frozen else _READ(self, key).stride()
             return found
@@ -119,7 +119,7 @@ class Thawing(dict[str, Any]):
         return all(_is_droppable(self, key) for key in keys)
 
     def __getitem__(self, key: str) -> Any:
-        """Return a tensor, which no other thread drops meanwhile."""
+        """Return a tensor; no other thread can drop it meanwhile."""
         if torch.compiler.is_compiling():  # it asks for all parameters of a module first, and knows no locks
             return super().__getitem__(key)
         with _LOCK:
@@ -140,13 +140,13 @@ class Thawing(dict[str, Any]):
 
 
 class Layer(nn.Module):
-    """A layer that tells of changes of its attributes; its parameters and buffers do so once they are `Thawing`.
+    """A layer that reports changes of its attributes; its parameters and buffers report theirs once they are `Thawing`.
 
-    Attributes that are written into ``__dict__`` itself are not noticed, nor are other methods of its class.
+    Not noticed: attributes written into ``__dict__`` itself, and methods replaced on its class.
     """
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """Set an attribute, and tell of it."""
+        """Set an attribute, and report it."""
         if vars(self).get(name, self) is value:  # as `eval()` does before each call
             return
         try:
@@ -155,17 +155,17 @@ class Layer(nn.Module):
             changed()
 
     def __delattr__(self, name: str) -> None:
-        """Delete an attribute, and tell of it."""
+        """Delete an attribute, and report it."""
         try:
             super().__delattr__(name)
         finally:
             changed()
 
     def forget_derived(self) -> None:
-        """Drop what was made of the weights; the next call makes it again."""
+        """Drop everything derived from the weights; the next call derives it again."""
 
     def _apply(self, fn: Any, recurse: bool = True) -> Layer:
-        """Drop what was made of the weights when they are converted or moved; scales and rounding stay in float32."""
+        """Drop everything derived from weights that are converted or moved; scales and rounding stay in float32."""
         self.forget_derived()
         kept = {key: self._buffers[key] for key in ("scale", "rounding") if key in self._buffers}
         applied: Layer = super()._apply(fn, recurse)  # type: ignore[no-untyped-call]  # untyped in torch
@@ -176,7 +176,7 @@ class Layer(nn.Module):
         return applied
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Take over the attributes of a file or a copy, and tell of it."""
+        """Take over the attributes of a file or a copy, and report it."""
         try:
             super().__setstate__(state)  # type: ignore[no-untyped-call]  # untyped in torch
         finally:
@@ -184,9 +184,9 @@ class Layer(nn.Module):
 
 
 def thawing(module: nn.Module, name: str) -> Thawing:
-    """Return the parameters, buffers or children of a module, in a dictionary that tells of changes from now on."""
+    """Return the parameters, buffers or children of a module, in a dictionary that reports changes from now on."""
     held = vars(module)[name]
-    if type(held) is not Thawing:  # at first, and where a rollback has brought back the one of before
+    if type(held) is not Thawing:  # at first, and after a rollback to the former dictionary
         held = vars(module)[name] = Thawing(held)
     return held
 
@@ -197,7 +197,7 @@ class Packed:
 
     Attributes:
         made_of: the tensors, as they were.
-        makers: by their names, what makes their values again.
+        makers: by name, the functions that make their values again.
     """
 
     made_of: Watched
@@ -210,7 +210,7 @@ class Packed:
     def stands_for(self, held: Thawing, *, drops: bool = True) -> bool:
         """Return whether the tensors of a layer have not changed.
 
-        They are dropped if nothing else refers to them, unless that is not wanted.
+        If `drops`, they are dropped where nothing else refers to them.
         """
         if held.frozen:  # perhaps by another thread, into panels of other values
             return held.frozen_by(self.makers)
@@ -231,7 +231,7 @@ class Packed:
 
 
 class _Maker(NamedTuple):
-    """Makes a dropped tensor again, with its type, flag, strides and attributes."""
+    """Makes a dropped tensor again, with its class, ``requires_grad``, strides and attributes."""
 
     values: Callable[[], Tensor]
     is_parameter: bool

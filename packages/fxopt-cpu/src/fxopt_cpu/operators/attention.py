@@ -1,7 +1,7 @@
 """`fxopt::attention`: `softmax(scale * query @ key.mT + mask) @ value` of every head, its rows side by side.
 
 Query, key and value may be views of any strides, also of one merged product, which `fxopt::attention_merged` takes
-whole. A query that its mask keeps from every key gives zeros, as torch's `scaled_dot_product_attention` does.
+whole. A query whose mask hides every key gives zeros, as torch's `scaled_dot_product_attention` does.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
 """`fxopt::conv`: `activation(convolution(input) + bias + residual)` of images that have their channels last in memory.
 
-The weight (out, in of a group, height, width) lies in panels (panels, taps * in, 16), as in `fxopt::linear`, those of
-each group by themselves; that of a depthwise convolution in rows (taps, padded channels). A tap is one place of the
+The weight (out, in of a group, height, width) lies in panels (panels, taps * in, 16), as in `fxopt::linear`, with
+separate panels for each group; a depthwise weight lies in rows (taps, padded channels). A tap is one place of the
 kernel.
 
 An int8 weight has the panels, scales and sums of an int8 linear layer with taps * in columns. Images are rounded to
-integers, too: each in steps of its own, from its largest magnitude, or all as `rounding` (2, in) says for each channel.
+integers too: each with its own scale, from its largest magnitude, or each channel by `rounding` (2, in).
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ def _reference(
     sums: Tensor | None = None,
     rounding: Tensor | None = None,
 ) -> Tensor:
-    """Compute the convolution by torch's operators."""
+    """Compute the convolution with torch's operators."""
     weight = unpack_convolution(panels, (features, input.shape[1] // groups, *kernel), groups).to(input.dtype)
     top, bottom, left, right = padding
     padded = F.pad(input, (left, right, top, bottom))
@@ -121,7 +121,7 @@ def _reference(
             rounded = (numbers * factor + shift).round().clamp(-LARGEST, LARGEST) - shift
             padded = padded * factor
         value = F.conv2d(rounded, weight, bias, *settings)
-        # What reads NaN or infinity is computed as float32 computes it.
+        # Windows with NaN or infinity are multiplied unrounded, as in float32.
         reads = F.conv2d((~finite).any(1, keepdim=True).to(input.dtype), input.new_ones(1, 1, *kernel), None, *settings)
         value = F.conv2d(padded, weight, bias, *settings).where(reads > 0, value)
     value = value if residual is None else value + residual

@@ -18,7 +18,7 @@ class Operator(NamedTuple):
     Attributes:
         schema: Name, arguments and results, as `torch.library.define` takes them.
         fake: Returns empty tensors of the results' shapes; under fake tensors and on the device `meta`.
-        reference: Computes the results by torch's operators: what the kernel has to compute, and what runs on a CPU
+        reference: Computes the results with torch's operators: what the kernel has to compute, and what runs on a CPU
             where there is no kernel.
     """
 
@@ -32,10 +32,10 @@ class Operator(NamedTuple):
         return self.schema.partition("(")[0]
 
     def with_gradient(self, keys: torch.DispatchKeySet, *args: Any) -> Any:
-        """Compute by the reference where autograd records the call, which knows no derivative of a kernel.
+        """Compute with the reference where autograd records the call: kernels have no derivatives.
 
         Raises:
-            RuntimeError: It would have a gradient through integers, or of a plan.
+            RuntimeError: The gradient would go through integers or a plan.
         """
         tensors = list(_tensors(args))
         if any(map(_is_recorded, tensors)):
@@ -50,7 +50,7 @@ class Operator(NamedTuple):
 
 
 def without_gradient(operator: Callable[..., Any]) -> Callable[..., Any]:
-    """Return an operator for calls that autograd does not record, which need not be asked whether it does."""
+    """Return an operator for calls that autograd does not record, without the check whether it does."""
 
     def call(*args: Any) -> Any:
         with below_autograd():

@@ -1,17 +1,17 @@
 """`fxopt::linear`: `norm(activation(input @ weight.T + bias) + residual)`, its weight packed in panels.
 
 A panel holds 16 columns of the product, which are 16 rows of the weight, step by step along `in`; the last one is
-filled up with zeros. The same panels serve every instruction set:
+padded with zeros. The same panels serve every instruction set:
 
     float32     (panels, in, 16)
     bfloat16    (panels, in / 2, 16, 2)
     int8        (panels, in / 4, 16, 4), with a scale and a sum of integers for each column
 
-Inputs meet int8 panels as integers, too: each row in steps of its own, from its largest magnitude, or all rows as
-`rounding` (2, in) says, `round(input * factor + shift) - shift`, where `sums` goes on with those of the integers times
-the shifts, which are whole numbers.
+For int8 panels, inputs are rounded to integers too: each row with its own scale, from its largest magnitude, or all
+rows by `rounding` (2, in), `round(input * factor + shift) - shift`. Then `sums` continues with the sums of the integers
+times the shifts, which are whole numbers.
 
-With `gated`, the panels of the gate come first and those of its factor after them, each filled up for itself, and the
+With `gated`, the panels of the gate come first and those of its factor after them, each padded separately, and the
 result is `activation(gate) * factor`.
 """
 
@@ -47,12 +47,12 @@ _ACTIVATIONS: dict[str, Callable[[Tensor, float, float], Tensor]] = {
     "elu": lambda x, alpha, beta: F.elu(x, alpha),
     "mish": lambda x, alpha, beta: F.mish(x),
 }
-# The operators' argument `activation` is the place in this tuple.
+# The operators' argument `activation` is the index in this tuple.
 ACTIVATIONS = tuple(_ACTIVATIONS)
 
 
 def activate(value: Tensor, activation: int, alpha: float, beta: float) -> Tensor:
-    """Return the activation of a number, by torch's operators.
+    """Return the activation with this code, computed with torch's operators.
 
     Example:
         >>> activate(torch.tensor([-1.0, 9.0]), ACTIVATIONS.index("hardtanh"), 0.0, 6.0)
@@ -68,7 +68,7 @@ def _named(names: tuple[str, ...], number: int) -> str:
 
 
 def normalize(value: Tensor, kind: int, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
-    """Return the norm of a number (`NORMS`) over the last dimension."""
+    """Return the norm with this code (`NORMS`) over the last dimension."""
     name = _named(NORMS, kind)
     if name == "layer":
         return F.layer_norm(value, value.shape[-1:], weight, bias, eps)
@@ -135,7 +135,7 @@ def pack_bytes(integers: Tensor, scale: Tensor) -> tuple[Tensor, Tensor, Tensor]
 
 
 def padded_scale(scale: Tensor, panels: Tensor) -> Tensor:
-    """Return the scales of columns, with zeros for those that fill up the last panel."""
+    """Return the scales of columns, with zeros for those that pad the last panel."""
     padded = scale.new_zeros(panels.shape[0] * PANEL)
     padded[: scale.shape[0]] = scale
     return padded
@@ -171,7 +171,7 @@ def _reference(
     gated: bool,
     rounding: Tensor | None,
 ) -> Tensor:
-    """Compute the product by torch's operators, with the kernel's rounding of rows to bfloat16 or int8."""
+    """Compute the product with torch's operators, with the kernel's rounding of rows to bfloat16 or int8."""
     depth, halves = input.shape[-1], 2 if gated else 1
     dtype = input.dtype
     rows = input.to(torch.bfloat16).to(dtype) if panels.dtype == torch.bfloat16 else input
@@ -180,7 +180,7 @@ def _reference(
     weight = torch.cat(parts).to(dtype)
     if panels.dtype == torch.int8:
         assert column_scale is not None
-        # Rows with NaN or infinity have no scale: they meet the weight as it is.
+        # Rows with NaN or infinity have no scale: they are multiplied unrounded.
         largest = input.abs().amax(-1, keepdim=True) if depth else input.new_zeros(*input.shape[:-1], 1)
         finite = largest.isfinite()
         if rounding is None:

@@ -23,7 +23,7 @@ _NEEDED = (
 _ONLY_AVX2 = torch.backends.cpu.get_cpu_capability() == "AVX2"  # where oneDNN's linear operator is slow with GELU
 Unary = tuple[str, tuple[float, ...], str]
 NONE: Unary = ("none", (), "")
-# Activations by what oneDNN calls them, how many numbers they have, and their variant.
+# Activations: oneDNN's name, how many numbers they take, and their variant.
 _UNARY: dict[str, tuple[str, int, str]] = {
     **{name: (name, 0, "") for name in ("none", "relu", "hardswish", "hardsigmoid", "sigmoid", "tanh")},
     "silu": ("swish", 0, ""),
@@ -33,9 +33,9 @@ _UNARY: dict[str, tuple[str, int, str]] = {
     "gelu_tanh": ("gelu", 0, "tanh"),
 }
 HIDE_NAN = frozenset({"relu", "hardtanh", "hardsigmoid"})
-"""Activations of which oneDNN makes a number of NaN: ReLU of it is 0, hardsigmoid 1."""
+"""Activations for which oneDNN turns NaN into a number: ReLU gives 0, hardsigmoid 1."""
 ALTER_EXTREMES = HIDE_NAN | {"hardswish"}
-"""Those of which it computes NaN, infinity or numbers above 1e37 otherwise than torch: hardswish of 3e38 is 3e38."""
+"""Activations that differ from torch's for NaN, infinity or numbers above 1e37: hardswish of 3e38 is 3e38."""
 
 # None where torch lacks them; `why_unsupported` keeps such layers from being packed.
 CONVOLUTION: Any = getattr(getattr(torch.ops.mkldnn, "_convolution_pointwise", None), "default", None)
@@ -79,7 +79,7 @@ def unary_of(name: str, *numbers: float) -> Unary | None:
 
 
 def fuses_in_rows(name: str) -> bool:
-    """Return whether the linear operator computes an activation as torch does, and not slower than after it.
+    """Return whether the linear operator computes an activation as torch does, and no slower than a separate call.
 
     With AVX2 alone, GELU takes 1030 microseconds in the product of (128, 384) and (1536, 384), and 290 after it.
     """

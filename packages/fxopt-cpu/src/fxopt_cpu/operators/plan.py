@@ -36,7 +36,7 @@ class Value:
     """A tensor of a plan: an input, a weight, what a step computed, or a view of one.
 
     Attributes:
-        buffer: The place of what it lies in, among the builder's buffers.
+        buffer: The index of the buffer that it lies in.
         layout: Shape, strides, offset and dtype, as a tensor on the device `meta`.
     """
 
@@ -76,7 +76,7 @@ class Plan(NamedTuple):
         weights: The tensors that `PlanBuilder.weight` was given, in their order. Others of the same shapes may take
             their places in a call.
         steps: The plan.
-        arena: How many bytes results between the steps take.
+        arena: How many bytes the results between steps take.
     """
 
     weights: list[Tensor]
@@ -90,9 +90,9 @@ class Plan(NamedTuple):
 
 
 class _Buffer:
-    """What values lie in; `first` and `last` are the steps that write it and read it last.
+    """Memory of values; `first` is the step that writes it, `last` the last one that reads it.
 
-    Images that only steps with a pitch (the distance from pixel to pixel) write and read may lie within a wider one.
+    Images that only steps with a pitch (the distance from pixel to pixel) write and read may lie within a wider buffer.
     """
 
     def __init__(self, kind: str, shape: Sequence[int], first: int) -> None:
@@ -113,7 +113,7 @@ class _Buffer:
 
 @dataclass(frozen=True, eq=False)
 class _Pitch:
-    """The distance between the pixels of a value, known once its place is."""
+    """The distance between the pixels of a value, known once its buffer has its place."""
 
     buffer: _Buffer
 
@@ -127,7 +127,7 @@ class _Layer(NamedTuple):
     settings: tuple[object, ...]  # stride and padding
     reach: int  # rows that one row of results reads
     depthwise: bool
-    whole: bool  # of integers, or perhaps by Winograd's products, which blocks do not compute
+    whole: bool  # of integers, or perhaps computed by Winograd's products, which blocks do not have
     residual: bool
 
 
@@ -176,7 +176,7 @@ class PlanBuilder:
         return self._inputs[-1]
 
     def weight(self, tensor: Tensor) -> Value:
-        """Return a tensor that calls give beside the inputs; the same tensor is one weight."""
+        """Return the value of a tensor that calls pass beside the inputs; the same tensor is one weight."""
         for known, value in self._weights:
             if known is tensor:
                 return value
@@ -184,7 +184,7 @@ class PlanBuilder:
         return self._weights[-1][1]
 
     def output(self, value: Value) -> None:
-        """Make a value the next output: a contiguous one."""
+        """Make a value the next output, contiguous."""
         buffer = self._buffers[value.buffer]
         if buffer.kind != "arena" or not value.layout.is_contiguous() or value.layout.numel() != buffer.elements:
             value = self.elementwise(value)
@@ -340,11 +340,11 @@ class PlanBuilder:
         Args:
             a: the first operand.
             b: the second one.
-            operation: what is computed of both.
+            operation: the operation on both.
             activation: its code.
             alpha: its first number.
             beta: its second number.
-            into: a part of a result, of this shape, that is written instead of one of its own.
+            into: a part of a result, of this shape, to write to instead of a new result.
         """
         shape = _broadcast(a) if b is None else _broadcast(a, b)
         result = self._result(shape) if into is None else into
@@ -359,7 +359,7 @@ class PlanBuilder:
         return result
 
     def concatenate(self, values: Sequence[Value], dim: int) -> Value:
-        """Return values one after the other along a dimension, contiguous."""
+        """Return the concatenation of values along a dimension, contiguous."""
         lengths = [value.shape[dim] for value in values]
         shape = list(values[0].shape)
         shape[dim] = sum(lengths)
@@ -379,7 +379,7 @@ class PlanBuilder:
         return result
 
     def pick(self, input: Value, rows: Sequence[int], columns: Sequence[int]) -> Value:
-        """Return images (images, channels, height, width) that have these rows and columns of the input's."""
+        """Return images (images, channels, height, width) of these rows and columns of the input."""
         images = self._channels_last(input)
         result = self._result((images.shape[0], len(rows), len(columns), images.shape[3]))
         sizes = [*images.shape, len(rows), len(columns), self._pitch(images), self._pitch(result)]
@@ -413,7 +413,7 @@ class PlanBuilder:
             raise ValueError(
                 f"conv: panels have shape {panels.shape}, expected {expected} for {features} of {channels} by {groups}"
             )
-        # Few channels are copied anyway: they may lie one by one, as those of colour images do.
+        # Few channels are copied anyway, so they may be planar, as in colour images.
         few = groups == 1 and channels < FEW_CHANNELS and taps > 1 and taps * channels <= MOST_COPIED
         planes = few and not integers and tuple(dilation) == (1, 1) and input.layout.is_contiguous()
         images, numbers, sizes = self._window(input, kernel, stride, padding, dilation, planes=planes)
@@ -477,13 +477,13 @@ class PlanBuilder:
         return input if planes else self._channels_last(input), numbers, sizes
 
     def _channels_last(self, value: Value, *, together: bool = False) -> Value:
-        """Return images as (images, height, width, channels): contiguous, or if they may, with a pitch."""
+        """Return images as (images, height, width, channels): contiguous, or with a pitch if allowed."""
         last = value.permute(0, 2, 3, 1)
         fits = last.layout.is_contiguous() or (not together and self._is_pitched(last))
         return last if fits else self.elementwise(last)
 
     def build(self) -> Plan:
-        """Return the plan: places in the arena by the steps between which a value lives."""
+        """Return the plan, with places in the arena by the lifetimes of values."""
         left_out = self._join() | self._unite()
         arena = self._place()
         counts = [len(self._inputs), len(self._outputs), len(self._weights)]
@@ -510,10 +510,10 @@ class PlanBuilder:
         return Plan(weights, torch.tensor(numbers, dtype=torch.int64), arena * 4)
 
     def _join(self) -> set[int]:
-        """Make blocks of convolutions that expand images, depthwise ones of these, and what projects them.
+        """Join expanding, depthwise and projecting convolutions into blocks; return the steps that this leaves out.
 
-        What they expand is large where images are, and would be written to memory and read again; a block computes
-        some rows of all of its layers at a time. Return the steps that have become part of another one.
+        Expanded values of large images would be written to memory and read again; a block computes some rows of all
+        its layers at a time.
         """
         left_out: set[int] = set()
         for step, deep in self._layers.items():
@@ -530,7 +530,7 @@ class PlanBuilder:
                 last, layers = step + 1, [layers[0], layers[1][:-1], self._steps[step + 1][1:]]
             for place, numbers in enumerate(layers[1:], 1):
                 operand = next(index for index, part in enumerate(numbers) if isinstance(part, Value))
-                layers[place] = [*numbers[:operand], *numbers[operand + 1 :]]  # it reads what is between them
+                layers[place] = [*numbers[:operand], *numbers[operand + 1 :]]  # it reads the result of the layer before
             self._steps[step - 1] = [BLOCK, int(last > step), *(part for numbers in layers for part in numbers)]
             left_out |= {*range(step, last + 1)}
             result = self._buffers[self._layers[last].result.buffer]
@@ -538,12 +538,12 @@ class PlanBuilder:
         return left_out
 
     def _ends(self, project: _Layer, deep: _Layer, step: int) -> bool:
-        """Return whether a step computes single pixels of what a depthwise one has computed for it alone."""
+        """Return whether a step is a 1 x 1 convolution and the only reader of a depthwise one."""
         single = project.kernel == (1, 1) and project.settings == (1, 1, 0, 0, 0, 0) and not project.depthwise
         return single and not project.whole and not deep.residual and self._is_between(deep, project, step)
 
     def _is_between(self, first: _Layer, second: _Layer, step: int) -> bool:
-        """Return whether the result of the step before goes to this one alone; then it needs no place."""
+        """Return whether only this step reads the result of the one before; if so, that result gets no place."""
         buffer = self._buffers[first.result.buffer]
         alone = buffer.kind == "arena" and buffer.last == step and first.result.shape == second.image.shape
         reads = sum(isinstance(part, Value) and part.buffer == first.result.buffer for part in self._steps[step])
@@ -605,7 +605,7 @@ class PlanBuilder:
         *,
         pitched: Sequence[Value] = (),
     ) -> None:
-        """Add a step; of ``pitched`` operands it has the pitch."""
+        """Add a step, which knows the pitch of the ``pitched`` operands."""
         for operand in operands:
             if isinstance(operand, Value):
                 buffer = self._buffers[operand.buffer]
@@ -635,7 +635,7 @@ class PlanBuilder:
 
 
 def _rows(operator: str, *operands: Value | None) -> tuple[int, list[int]]:
-    """Return how many rows operands have, and from row to row how many elements each."""
+    """Return the number of rows, and each operand's stride between rows."""
     strides = []
     for operand in operands:
         if operand is None:
@@ -653,7 +653,7 @@ def _rows(operator: str, *operands: Value | None) -> tuple[int, list[int]]:
 
 
 def _merged(shape: Sequence[int], strides: Sequence[Sequence[int]]) -> tuple[list[int], list[list[int]]]:
-    """Return sizes and strides with dimensions that run on, in all of the operands, as one, and none of size 1."""
+    """Return sizes and strides without size 1, with dimensions merged that are contiguous in all operands."""
     sizes: list[int] = []
     kept: list[list[int]] = [[] for _ in strides]
     for dim, size in enumerate(shape):
@@ -671,7 +671,7 @@ def _merged(shape: Sequence[int], strides: Sequence[Sequence[int]]) -> tuple[lis
 
 
 def _four(shape: Sequence[int], strides: Sequence[Sequence[int]]) -> tuple[list[int], list[list[int]]]:
-    """Return sizes and strides as those of four dimensions."""
+    """Return sizes and strides merged or extended to four dimensions."""
     sizes, kept = _merged(shape, strides)
     if len(sizes) > 4:
         raise ValueError(f"an operand of shape {tuple(shape)} has more than four dimensions that do not run on")

@@ -17,8 +17,8 @@ _FARTHEST = 512  # of a shift, so that sums of products with it fit 32 bits
 def rounding(weight: Tensor, ends: Tensor, *, transposed: bool = False) -> Tensor:
     """Return factors and shifts (2, in) that take inputs to integers: ``round(x * factor + shift)``, from -127 to 127.
 
-    Each element of a row has its own, and the weight is divided by the factors before it is rounded itself; how the two
-    share what spreads an element from the others is as in SmoothQuant, https://arxiv.org/abs/2211.10438. Shifts are
+    Each element of a row has its own factor and shift. The weight is divided by the factors before it is rounded;
+    inputs and weight share the spread of an element as in SmoothQuant, https://arxiv.org/abs/2211.10438. Shifts are
     whole numbers.
 
     Args:
@@ -48,7 +48,7 @@ def static(weight: Tensor, *, transposed: bool = False) -> NoReturn:
 
 
 def lost(*tensors: Tensor, **settings: object) -> NoReturn:
-    """Refuse to go back: passes name it as the ``restore`` of what it rounds."""
+    """Refuse to restore: passes name this function as the ``restore`` of rounded weights."""
     raise NotReversibleError(
         "it was rounded, and the original values are lost. Keep the original checkpoint, save "
         "graph_module.state_dict(), or run the pass with keep_originals=True"
@@ -56,7 +56,7 @@ def lost(*tensors: Tensor, **settings: object) -> NoReturn:
 
 
 def narrowed(weight: Tensor, *, transposed: bool = False) -> Tensor:
-    """Return a weight (out, in) in bfloat16, one that is stored as (in, out) turned.
+    """Return a weight as (out, in) in bfloat16; one stored as (in, out) is transposed.
 
     >>> narrowed(torch.tensor([[1.0 + 2**-9]]))
     tensor([[1.]], dtype=torch.bfloat16)

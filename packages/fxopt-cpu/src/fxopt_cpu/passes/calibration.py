@@ -22,11 +22,11 @@ Call = tuple[tuple[Any, ...], Mapping[str, Any]]
 def calibrated(graph_module: GraphModule, calls: Iterable[Any]) -> Iterator[GraphModule]:
     """Give `FuseLinears` and `FuseConvolutions` data for ``activations="static"``, within a ``with`` block.
 
-    A pass makes the calls on the graph as it finds it, merged layers included, and notes between which numbers each
-    element of a layer's input lies. A hundred texts or images like those to come will do; texts without padding.
+    A pass runs the calls on the graph as it finds it, merged layers included, and records the range of each element of
+    a layer's input. A hundred typical images, or texts without padding, will do.
 
     Args:
-        graph_module: what the pass is to change.
+        graph_module: the graph module that the pass is to rewrite.
         calls: the inputs of each call: a tensor, a tuple of arguments, a mapping of named ones, or a pair of both.
 
     Raises:
@@ -63,10 +63,10 @@ def _call(given: object) -> Call:
 
 
 def ranges_of(graph_module: GraphModule, depths: Mapping[int, tuple[int, int]]) -> dict[int, Tensor]:
-    """Return the least and the largest of each element of what meets a weight (2, in), by the weight's ``id``.
+    """Return the range (2, in) of each element of a weight's input, by the weight's ``id``.
 
-    Weights that no call reaches are left out. ``depths`` are how many elements they are, and their dimension of the
-    input from the end, likewise by the weights' ``id``.
+    Weights that no call reaches are left out. ``depths`` has, by the same ``id``, the number of elements and their
+    dimension of the input, counted from the end.
 
     Raises:
         PreconditionError: The graph module has no data.
@@ -86,7 +86,7 @@ def ranges_of(graph_module: GraphModule, depths: Mapping[int, tuple[int, int]]) 
 
 
 class _Ranges(TorchFunctionMode):
-    """Notes the inputs of products: what stands before a weight among the arguments of a function."""
+    """Records the inputs of products: the argument before a weight in the call of a function."""
 
     def __init__(self, depths: Mapping[int, tuple[int, int]]) -> None:
         super().__init__()
@@ -94,7 +94,7 @@ class _Ranges(TorchFunctionMode):
         self.found: dict[int, Tensor] = {}
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Note, and compute."""
+        """Record the input, and compute."""
         values = (*args, *(kwargs or {}).values())
         for input, weight in pairwise(values):
             size, dim = self.depths.get(id(weight), (None, 0))

@@ -30,7 +30,7 @@ class AttentionSite:
         heads: number of heads of the query, and of key and value.
         settings: the factor of the scores, and whether it is causal.
         last: the node whose value is the rows, or the call if they are not joined.
-        nodes: all nodes that go.
+        nodes: all nodes that are removed.
         size: size of a head of the result.
         taken_back: why a call that an earlier pass has made is written out again; None where it is fused.
     """
@@ -220,7 +220,7 @@ def _read(index: GraphIndex, node: Node) -> AttentionSite:
         return AttentionSite(node, (base,), mask, (count, kv_heads), settings, last, nodes, width)
     operands, before = [query, key, value], list[Node]()
     grouped = [_without_repetition(index, each, layout) for each, layout in zip(operands, layouts, strict=True)][1:]
-    if grouped[0][2] == grouped[1][2]:  # keys and values are repeated as often
+    if grouped[0][2] == grouped[1][2]:  # keys and values are repeated equally often
         operands = [query, grouped[0][0], grouped[1][0]]
         before = [*grouped[0][1], *grouped[1][1]]
     nodes = _ordered(index, [*before, node, *after])
@@ -232,14 +232,14 @@ def _ordered(index: GraphIndex, nodes: list[Node]) -> tuple[Node, ...]:
 
 
 def _splits(index: GraphIndex, chain: list[Node]) -> list[Node]:
-    """Return the calls of which items are taken."""
+    """Return the splits whose items these nodes take."""
     splits = [node.args[0] for node in chain if operation(index, node) == "getitem"]
     return [node for node in splits if isinstance(node, Node) and source_of(index, node) is None and len(node.args) > 1
             and operation(index, node) in SPLITS]  # fmt: skip
 
 
 def _merged(layouts: list[Layout | None], size: int) -> tuple[Node, int] | None:
-    """Return the product that has query, key and value as its columns, and the number of heads of the latter two."""
+    """Return the product that has query, key and value as its columns, and the number of key and value heads."""
     known = [layout for layout in layouts if layout is not None]
     if len(known) < 3 or len({id(layout.base) for layout in known}) > 1:
         return None

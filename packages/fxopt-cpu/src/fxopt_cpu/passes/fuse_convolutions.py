@@ -48,7 +48,7 @@ class ConvolutionSite:
         sum: the addition after it, or None.
         last: the node whose value the packed module computes.
         activation: the activation at the end.
-        left_out: by which option the pass leaves it alone, as (reason code, predicate); None if it does not.
+        left_out: which option leaves it alone, as (reason code, predicate); None if none does.
         ends: the least and largest value of each channel of its input, (2, in); None where they are not known.
     """
 
@@ -82,20 +82,20 @@ class FuseConvolutions(low_precision.Options, ReversibleSitePass[ConvolutionSite
     """``activation(conv2d(pad(x)) + other)`` -> ``packed(x, other)``: one call of oneDNN's operator.
 
     Zero padding, the addition of a value of the same shape, and an activation (those of `FuseLinears`) are included if
-    nothing else reads the values between them; after a sum, the operator only takes ReLU. In a convolution, oneDNN's
-    ReLU, hardtanh and hardsigmoid make a number of NaN, which the record notes at each site. Parameters are unchanged:
-    `PackedConv2d` packs a copy when it first runs.
+    nothing else reads the values between them; after a sum, the operator only takes ReLU. In convolutions, oneDNN's
+    ReLU, hardtanh and hardsigmoid turn NaN into a number, which the record notes at each site. Parameters are
+    unchanged: `PackedConv2d` packs a copy when it first runs.
 
     oneDNN computes convolutions channels last, and converts other images before and after each one. So a convolution
     leaves its result channels last where every reader computes the same from it: other convolutions, operations on
-    images and sums of their values. One whose result is returned or viewed gives the strides of before, if they are
+    images and sums of their values. One whose result is returned or viewed keeps the original strides, if they are
     known (`infer_shapes`).
 
     Convolutions over one dimension, where a graph has three or more, become `PackedConv1d`, for plans.
 
     With ``weights="int8"``, weights are rounded, with one scale for each channel of the result, and inputs at each
-    call: the pass approximates, by no more than `promised_sqnr`. Each image is rounded in steps of its own, so that it
-    changes no result of another image; or, with ``activations="static"``, each channel has a range that data have shown
+    call: the pass approximates, by no more than `promised_sqnr`. Each image is rounded with its own scale, so that it
+    changes no result of another image; or, with ``activations="static"``, each channel has a range taken from data
     (`calibrated`). Convolutions of images in one group of channels become `QuantizedConv2d`.
 
     Refused: other dtypes and devices, processors without the operators, for int8 those without VNNI, and shared, tied
@@ -110,17 +110,17 @@ class FuseConvolutions(low_precision.Options, ReversibleSitePass[ConvolutionSite
         keep_last: how many are left alone at the end.
         min_weights: the least number of weights of a layer in int8: with fewer, rounding the image takes longer than
             the product gains.
-        min_channels: the least number of input channels of a layer in int8: fewer, those of photographs say, take
-            longer to gather than to multiply.
-        keep_originals: whether the former weights are kept beside those in int8, so that the pass can be undone and
-            the original ``state_dict`` be had.
-        keep_nan: whether oneDNN's activations that hide NaN, and hardswish, whose results above 1e37 differ, stay calls
-            of torch's own.
+        min_channels: the least number of input channels of a layer in int8: fewer, as in photographs, take longer
+            to gather than to multiply.
+        keep_originals: whether to keep the original weights beside those in int8, so that the pass can be undone and
+            the original ``state_dict`` restored.
+        keep_nan: whether activations for which oneDNN hides NaN, and hardswish, which differs above 1e37, stay torch's
+            own calls.
 
     Raises:
         PassOptionError: ``weights`` or ``activations`` is something else, or a count is negative.
         PreconditionError: ``activations`` is ``"static"``, and there are no data.
-        NotReversibleError: It is to be undone, weights were rounded, and ``keep_originals`` is off.
+        NotReversibleError: The pass is to be undone, but weights were rounded and ``keep_originals`` is off.
 
     Source:
         ``torch.ops.mkldnn._convolution_pointwise``, which inductor calls on CPUs, too: oneDNN applies the
@@ -289,14 +289,14 @@ class FuseConvolutions(low_precision.Options, ReversibleSitePass[ConvolutionSite
                 edit.drop_unused(node)
 
     def settle(self, edit: Editor) -> None:
-        """Let results stay channels last where every reader, as it is now, may have them so."""
+        """Let results stay channels last where every reader, after all rewrites, takes them so."""
         graph_module = edit.index.graph_module
         if any(isinstance(module, PackedConv2d) for module in graph_module.modules()):
             for node in leave_channels_last(GraphIndex(graph_module)):
                 edit.undescribed(node)
 
     def _site(self, call: ConvolutionCall, index: GraphIndex, *, alone: bool = False) -> ConvolutionSite:
-        """Return a convolution with all that can be packed with it; ``alone``, without a sum."""
+        """Return a convolution with all that can be packed with it; if ``alone``, without a sum."""
         padding = padding_before(index, call.input) if isinstance(call.padding, tuple) else None
         if padding is not None and call.dims == 1 and any(padding.sides[0]):  # of channels
             padding = None
@@ -329,7 +329,7 @@ def _format(site: ConvolutionSite) -> str:
 def _without_early_overwrites(
     sites: list[ConvolutionSite | Refusal], index: GraphIndex
 ) -> Iterator[ConvolutionSite | Refusal]:
-    """Yield sites; those whose result would overwrite a value that a site moved to its sum reads later do not."""
+    """Yield sites; none overwrites a value that another site, moved to its sum, reads later."""
     moved: dict[Node, int] = {}
     for site in sites:
         if isinstance(site, ConvolutionSite) and site.sum is not None:
@@ -394,7 +394,7 @@ def _padding_of(call: ConvolutionCall) -> tuple[Pair, Pair]:
     return rows, columns
 
 
-# Fewer keep their names, as Whisper's, whose strides `generate` reads.
+# Fewer stay as they are: `generate` of Whisper reads the strides of its two by their names.
 FEWEST_LINES = 3
 MOST_DEPTH = 65536  # as in csrc/kernels.h
 _LAYERS: Mapping[int, type[PackedConv2d]] = {1: PackedConv1d, 2: PackedConv2d}

@@ -52,13 +52,13 @@ class ProductSite:
         call: the layer.
         input: its float32 input.
         last: the node whose value is the result.
-        between: the other nodes that go, casts of the input among them.
+        between: the other nodes that are removed, including casts of the input.
         gated: whether the result is the product of two halves.
         activation: the activation of the product, or of the gate.
         residual: the value that is added, or None.
         norm: the norm at the end, or None.
-        again: the later calls of the same layer, if the graph calls it several times; all compute the same with it.
-        left_out: by which option the pass leaves it alone, as (reason code, predicate); None if it does not.
+        again: the later calls of the same layer, each followed by the same operations.
+        left_out: which option leaves it alone, as (reason code, predicate); None if none does.
         ends: the least and largest value of each element of its input, (2, in); None where they are not known.
     """
 
@@ -98,19 +98,19 @@ class ProductSite:
 class FuseLinears(low_precision.Options, ReversibleSitePass[ProductSite]):
     """``norm(activation(x @ W.T + b) + r)`` -> ``panel_linear(x, r)``: a product and what follows it as one operator.
 
-    Whatever of this follows a linear layer goes with it, as long as nothing else reads the values between: one of ReLU,
-    GELU (both ways, and ``x * sigmoid(1.702 x)``), SiLU, tanh, sigmoid, hardswish, hardsigmoid, hardtanh, LeakyReLU and
+    Each part that follows a linear layer is fused with it if nothing else reads the values between: one of ReLU, GELU
+    (both forms, and ``x * sigmoid(1.702 x)``), SiLU, tanh, sigmoid, hardswish, hardsigmoid, hardtanh, LeakyReLU and
     ELU; or the product of two halves of a merged layer, of which the first is activated (SwiGLU, GeGLU); the sum with a
     value of the same shape; a layer norm or RMS norm over the features. The layers are ``nn.Linear`` and its like in
-    float32, weights stored as (in, out) among them. See `PanelLinear` for the weight, of which only the panels stay.
+    float32, also with weights stored as (in, out). Only the panels of a weight stay, see `PanelLinear`.
 
     A layer that the graph calls several times is packed once. What follows goes with it if it is the same after every
     call; otherwise the norm stays where it is, or everything but the product.
 
     With ``weights="bfloat16"`` or ``"int8"``, weights are rounded, and inputs at each call: the pass approximates, by
     no more than `promised_sqnr`. An int8 weight has one scale for each output channel and no zero point; an input has
-    one for each row, a token say, so that a result depends on its row alone; or, with ``activations="static"``, each
-    element has a range that data have shown (`calibrated`): what lies beyond is cut off, and an element that is large
+    one for each row (a token), so that a result depends only on its row; or, with ``activations="static"``, each
+    element has a range taken from data (`calibrated`): values beyond it are clipped, and an element that is large
     in all rows, as some are in transformers, does not coarsen the others. Results have the dtype of the input.
 
     Refused: other dtypes and devices, train mode, tied or mutated tensors, and bfloat16 where the processor has no
@@ -125,13 +125,13 @@ class FuseLinears(low_precision.Options, ReversibleSitePass[ProductSite]):
         keep_last: how many are left alone at the end: a classifier, say.
         min_weights: the least number of weights of a layer in int8: with fewer, rounding the input takes longer than
             the product gains.
-        keep_originals: whether the former weights are kept beside those in bfloat16 or int8, so that the pass can be
-            undone and the original ``state_dict`` be had.
+        keep_originals: whether to keep the original weights beside those in bfloat16 or int8, so that the pass can be
+            undone and the original ``state_dict`` restored.
 
     Raises:
         PassOptionError: ``weights`` or ``activations`` is something else, or a count is negative.
         PreconditionError: ``activations`` is ``"static"``, and there are no data.
-        NotReversibleError: It is to be undone, weights were rounded, and ``keep_originals`` is off.
+        NotReversibleError: The pass is to be undone, but weights were rounded and ``keep_originals`` is off.
 
     Source:
         Goto and van de Geijn, Anatomy of High-Performance Matrix Multiplication,
@@ -139,8 +139,8 @@ class FuseLinears(low_precision.Options, ReversibleSitePass[ProductSite]):
 
     Cost:
         One call instead of up to five. The first call packs the weight: about as long as reading it twice. The panels
-        take the plain weight's place; where somebody else holds it, the original model say, they come on top. In
-        bfloat16 they take half of the memory, in int8 a quarter.
+        take the plain weight's place; where something else holds it, such as the original model, they are additional.
+        In bfloat16 they take half of the memory, in int8 a quarter.
 
     >>> model = nn.Sequential(nn.Linear(4, 8), nn.GELU()).eval()
     >>> FuseLinears()(torch.fx.symbolic_trace(model)).get_submodule("0_panels")
@@ -244,7 +244,7 @@ class FuseLinears(low_precision.Options, ReversibleSitePass[ProductSite]):
         if call.bias is not None:
             pieces[call.bias.name] = Piece(f"{name}.bias")
         edit.drop(call, pieces, twin=name)
-        if norm is not None and norm.tensors:  # one without went when its last call did
+        if norm is not None and norm.tensors:  # a norm without tensors was removed with its last call
             refs = {ref.name: Piece(f"{name}.norm_{key}") for key, ref in _norm_tensors(norm).items()}
             edit.drop(norm, refs, twin=name)
 
@@ -372,7 +372,7 @@ def _with_gate(index: GraphIndex, site: ProductSite) -> ProductSite:
 
 
 def _followed(index: GraphIndex, node: Node) -> tuple[Node, list[Node]]:
-    """Return the last of a chain of copies and slices that only one node reads each, and the chain."""
+    """Return the end of a chain of copies and slices, each with one reader, and the chain."""
     chain = [node]
     while (user := sole_user(chain[-1])) is not None and operation(index, user) in ("clone", "contiguous"):
         if source_of(index, user) is not chain[-1]:

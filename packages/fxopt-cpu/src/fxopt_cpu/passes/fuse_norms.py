@@ -41,7 +41,7 @@ _CASTS = frozenset({"to", "_to_copy", "float", "type_as"})
 
 @dataclass(frozen=True, eq=False)
 class NormSite:
-    """A norm, of rows of tables, or written out.
+    """A sum of embedding rows with its norm, or a norm that is written out.
 
     Attributes:
         norm: the norm; None where the sum of rows has none.
@@ -246,7 +246,7 @@ def _written_out(index: GraphIndex, node: Node) -> NormSite | None:
 
 
 def _reader(index: GraphIndex, node: Node) -> Node | None:
-    """Return the only node that reads a value, but for checks of its dtype."""
+    """Return the only node that reads a value, apart from checks of its dtype."""
     users = [user for user in node.users if operation(index, user) != _CHECK]
     return users[0] if len(users) == 1 else None
 

@@ -1,8 +1,8 @@
-"""Which values of which other value a chain of views, transposes and slices holds: the ways into and out of attention.
+"""Chains of views, transposes and slices, read as strided readings of one value: the ways into and out of attention.
 
 A model splits the last dimension of a product into heads in many ways: three slices, each viewed and transposed; one
-view with five dimensions, permuted and unbound; repeated keys. All of them are strided readings of one value, and are
-compared as such.
+view with five dimensions, permuted and unbound; repeated keys. All of them are compared as strided readings of one
+value.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Axis:
         size: its size.
         dim: the dimension of the base that it is; None for a part of the base's last one.
         stride: how far apart its elements are in the base's last dimension; 0 for a repetition.
-        repeat: how often each element comes in a row.
+        repeat: how many times in succession each element comes.
     """
 
     size: Size
@@ -36,7 +36,7 @@ class Axis:
     repeat: int = 1
 
     def __eq__(self, other: object) -> bool:
-        """Return whether it is known to be the same, without a guard on its size."""
+        """Return whether two axes are known to be equal, without adding a guard on sizes."""
         if not isinstance(other, Axis):
             return NotImplemented
         same = (self.dim, self.stride, self.repeat) == (other.dim, other.stride, other.repeat)
@@ -92,7 +92,7 @@ def layout_of(index: GraphIndex, node: Node) -> Layout | None:
 
 
 def source_of(index: GraphIndex, node: Node) -> Node | None:
-    """Return the value whose elements a node gives in another order, or some of them; None for other nodes."""
+    """Return the value that a node reorders or takes a part of; None for other nodes."""
     call = read_operation(index, node)
     if call is None or operation(index, node) not in STEPS or call.input is None:
         return None
@@ -102,7 +102,7 @@ def source_of(index: GraphIndex, node: Node) -> Node | None:
 
 
 def operation(index: GraphIndex, node: Node) -> str:
-    """Return the name of the function of torch that a node calls; "" for anything else, and in place."""
+    """Return the name of the function of torch that a node calls; "" for anything else and for in-place forms."""
     call = read_operation(index, node)
     return "" if call is None or call.module is not None or call.inplace else call.name
 
@@ -120,7 +120,7 @@ def step(index: GraphIndex, layout: Layout, node: Node) -> Layout | None:
 
 
 class _NoReadingError(Exception):
-    """A step is no strided reading, or its arguments are computed."""
+    """A step is not a strided reading, or its arguments are computed."""
 
 
 _Made = tuple[tuple[Axis, ...], int]

@@ -1,4 +1,4 @@
-"""Weights in bfloat16 and int8: the options of the passes that have them, for which layers, and how they are made."""
+"""Weights in bfloat16 and int8: the options that passes share, the layers that get them, and how they are rounded."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from fxopt_rewrite import LinearCall
 
 KINDS = ("float32", "bfloat16", "int8")
 PROMISED_SQNR = {"bfloat16": 25.0, "int8": 15.0}
-"""In dB, on ordinary data: a layer alone has 50 and 40, and rounding errors add up over a model's depth."""
+"""In dB, on ordinary data: a single layer has 50 and 40, and rounding errors add up over a model's depth."""
 SLOW_IN_INT8 = ("portable", "avx2", "avx512")
 """Instruction sets without VNNI, which multiply images in float32 faster: by Winograd's products above all."""
 REASONS = {
@@ -71,7 +71,7 @@ class Options:
         return self.weights == "int8" and self.activations == "static"
 
     def left_out(self, name: str, place: int, after: int) -> tuple[str, str] | None:
-        """Return by which option a layer is left alone, as (reason code, predicate).
+        """Return which option leaves a layer alone, as (reason code, predicate); None if none does.
 
         Args:
             name: of the layer.
@@ -119,7 +119,7 @@ def is_finite(weight: Tensor) -> bool:
 
 
 def rounded(call: LinearCall, kind: str, ends: Tensor | None) -> dict[str, Tensor]:
-    """Return the weight of a call in bfloat16 or int8, with what belongs to it; tensors are none of inference mode."""
+    """Return the weight of a call in bfloat16 or int8, with what belongs to it; none is an inference tensor."""
     with torch.inference_mode(False), torch.no_grad():
         weight = call.weight.tensor
         plain = weight.clone() if weight.is_inference() else weight

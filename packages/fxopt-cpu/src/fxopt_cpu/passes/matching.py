@@ -20,7 +20,7 @@ REASONS = {
     "no-operators": "This build of torch, or this processor, has no operators for the layer. Nothing to do: it runs "
     "as it is.",
 }
-"""What the codes mean that passes of this family share."""
+"""The meanings of the reason codes that passes of this family share."""
 
 
 def kernels_refusal(label: str, index: GraphIndex, *nodes: Node) -> Refusal | None:

@@ -63,7 +63,7 @@ def reads_sizes(node: Node, operation: str | None) -> bool:
 def leave_channels_last(index: GraphIndex) -> Iterable[Node]:
     """Let convolutions leave their results channels last where every reader computes the same from it.
 
-    A view that would become a copy does not where what it views is written later. Linear in the graph.
+    A view that would become a copy does not if the viewed value is written later. Linear in the graph.
 
     Returns:
         The nodes whose strides change.
@@ -90,7 +90,7 @@ def leave_channels_last(index: GraphIndex) -> Iterable[Node]:
 
 
 def _follows(value: Node, user: Node, index: GraphIndex) -> bool | None:
-    """Return whether the strides of a reader's result follow from those of a value; None if more of it may."""
+    """Return whether a reader's strides follow from those of a value; None if more than its strides may."""
     module = index.module_of(user)
     if isinstance(module, PackedConv2d):
         return module.memory_format == "preserve"

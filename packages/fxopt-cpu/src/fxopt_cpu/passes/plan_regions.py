@@ -30,14 +30,13 @@ class PlanRegions(ReversibleTransformation):
 
     The graph keeps its nodes and modules; only its generated code changes, which asks for the plan of a region first.
     A plan lists the operators of the region with the places of all values in one piece of memory. It is made for one
-    kind of input (shapes, strides, dtypes, numbers), the first time that it arrives and after any change of a weight or
+    kind of input (shapes, strides, dtypes, numbers), when that kind first arrives and after any change of a weight or
     a module; making it takes about as long as the region itself. With hooks, or when gradients are needed, the nodes
     run one by one.
 
-    A region is a run of nodes with at least two packed products (`FuseLinears`,
-    `FuseConvolutions`), attention, norms, and the views and
-    sums between them; of images, also with batch norms, pools, activations, concatenations, enlarging by the nearest
-    pixels, and convolutions that share their modules. Graphs without a region stay unchanged.
+    A region is a run of nodes with at least two packed products (`FuseLinears`, `FuseConvolutions`), attention,
+    norms, and the views and sums between them; on images also batch norms, pools, activations, concatenations,
+    nearest-neighbour resizing, and convolutions that share their modules. Graphs without a region stay unchanged.
 
     Source:
         The executors of TensorFlow Lite and onnxruntime plan memory in the same way: by the lifetimes of values.

@@ -1,4 +1,4 @@
-"""Which nodes are a region: runs of layers with an operator, and of views and sums between them."""
+"""Find regions: runs of layers that have an operator, with the views and sums between them."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ def norm_of(index: GraphIndex, node: Node) -> LayerNormCall | None:
 
 
 def _joins(index: GraphIndex, node: Node, images: bool) -> bool:
-    """Return whether a node's results follow from its inputs and tensors alone, and a plan may have it."""
+    """Return whether a node's results depend only on its inputs and tensors, and a plan may contain it."""
     if norm_of(index, node) is not None:
         return True
     if images and (pooling_of(index, node) or activation_of(index, node) or enlarged_by(index, node)):

@@ -68,17 +68,17 @@ def _as_images(value: Value) -> Value:
 
 
 def _like(input: Value, made: Value) -> Value:
-    """Return what was made of `_as_images` with as many dimensions as the input has."""
+    """Return a result for `_as_images` with the number of dimensions of the input."""
     return made if len(input.shape) == 4 else Value(made.buffer, made.layout.squeeze(-2))
 
 
 class Pooling(NamedTuple):
-    """A pool.
+    """A pooling operation.
 
     Attributes:
         input: the images.
-        largest: whether it is of the largest values, or of means.
-        kernel: its size; None for all of an image.
+        largest: whether it takes the largest value of a window, and not the mean.
+        kernel: its size; None for the whole image.
         stride: of its windows.
         padding: of rows and of columns.
         dilation: of its windows.
@@ -167,7 +167,7 @@ def pool(builder: PlanBuilder, found: Pooling, input: Value) -> Value:
 
 
 def activation_of(index: GraphIndex, node: Node) -> Activation | None:
-    """Return the activation that a node computes of a value that is its own, if it works in place; else None."""
+    """Return the activation that a node computes, in place only on a value that nothing else reads; else None."""
     call = read_activation(index, node)
     if not isinstance(call, ActivationCall) or not is_float(call.input):
         return None
@@ -175,10 +175,10 @@ def activation_of(index: GraphIndex, node: Node) -> Activation | None:
 
 
 def plain_layer_of(index: GraphIndex, node: Node) -> BatchNormCall | ConvolutionCall | None:
-    """Return the batch norm or convolution of images that a node computes by torch; None where a plan cannot.
+    """Return the batch norm or convolution of images that a node computes with torch; None if a plan cannot.
 
     Batch norms are those that no convolution took in; convolutions those that share modules or tensors, or enlarge
-    images. A plan holds a copy of what it reads of them, in another form.
+    images. A plan holds a copy of their tensors, in another form.
     """
     norm, convolution, module = read_batch_norm(index, node), read_convolution(index, node), index.module_of(node)
     call: BatchNormCall | ConvolutionCall
@@ -206,8 +206,8 @@ def _is_computed(call: ConvolutionCall) -> bool:
     if not call.transposed:
         return True
     if call.dims == 1:
-        # Only windows of whole strides: zeros in place of what they lack would make NaN of infinity. What is added
-        # behind the result is read of what was cut off before.
+        # Only windows of whole strides: zeros in place of what they lack would turn infinity into NaN. Output padding
+        # is taken from the elements that padding cut off.
         plain = (call.dilation, call.groups) == ((1,), 1) and kernel[0] % call.stride[0] == 0
         return plain and call.output_padding[0] <= call.padding[0]
     settings = (call.stride, call.padding, call.output_padding, call.dilation, call.groups)
@@ -218,7 +218,7 @@ def compute(builder: PlanBuilder, call: BatchNormCall | ConvolutionCall, input: 
     """Add a layer of torch to a plan.
 
     Args:
-        builder: of the plan.
+        builder: builds the plan.
         call: the layer.
         input: its input.
         kept: what other plans for the same layers have computed.
@@ -270,7 +270,7 @@ def _scale_and_shift(call: BatchNormCall) -> tuple[Tensor, ...]:
 
 
 def _panels(call: ConvolutionCall) -> tuple[Tensor, ...]:
-    """Return the weight as the operator reads it; of a transposed convolution, with a bias for each of a window."""
+    """Return the weight as the operator reads it; for a transposed convolution, with a bias for each of a window."""
     weight = call.weight.tensor.detach()
     if not call.transposed:
         return (pack_convolution(window_of(weight), call.groups),)
@@ -304,15 +304,15 @@ def _enlarged(builder: PlanBuilder, call: ConvolutionCall, input: Value, panels:
 
 
 def overwriting(index: GraphIndex, node: Node) -> str:
-    """Return the name of the operation that a node writes into a value of its own; "" for anything else."""
+    """Return the name of an in-place operation on a value that nothing else reads; "" for anything else."""
     call = read_operation(index, node)
     return call.name if call is not None and call.inplace and call.input and _is_own(index, call.input) else ""
 
 
 def _is_own(index: GraphIndex, node: Node) -> bool:
-    """Return whether nothing notices a write to a value but its one reader: a plan makes a new one instead."""
+    """Return whether only its one reader notices a write to a value: a plan makes a new value instead."""
     while len(node.users) == 1 and node.op in ("call_function", "call_method", "call_module"):
-        if isinstance(index.module_of(node), PackedConv2d):  # a summand that it may have overwritten is read no more
+        if isinstance(index.module_of(node), PackedConv2d):  # nothing reads a summand that it may have overwritten
             return True
         call = read_activation(index, node)
         written = call.input if isinstance(call, ActivationCall) and call.inplace else None
@@ -326,7 +326,7 @@ def _is_own(index: GraphIndex, node: Node) -> bool:
 
 
 def enlarged_by(index: GraphIndex, node: Node) -> Node | None:
-    """Return the images that a node enlarges, or makes smaller, by the nearest pixels; None for anything else."""
+    """Return the images that a node resizes by nearest-neighbour interpolation; None for anything else."""
     module, call = index.module_of(node), read_operation(index, node)
     source: object = None
     if isinstance(module, nn.Upsample):
@@ -338,7 +338,7 @@ def enlarged_by(index: GraphIndex, node: Node) -> Node | None:
 
 
 def enlarge(builder: PlanBuilder, input: Value, compute: Callable[[Tensor], Tensor]) -> Value:
-    """Add to a plan what picks pixels; the function is the graph's own, and is asked which ones."""
+    """Add a step that picks pixels to a plan; the graph's own function tells which ones."""
     height, width = input.shape[2:]
     if max(height, width) >= 1 << 24:
         raise ValueError(f"images are {height} x {width}, expected at most {1 << 24} rows and columns")
@@ -349,7 +349,7 @@ def enlarge(builder: PlanBuilder, input: Value, compute: Callable[[Tensor], Tens
 
 
 class Concatenation(NamedTuple):
-    """Values one after the other along a dimension."""
+    """A concatenation of values along a dimension."""
 
     parts: tuple[Node, ...]
     dim: int
@@ -377,7 +377,7 @@ def concatenate(builder: PlanBuilder, values: Sequence[Value], dim: int) -> Valu
 
 
 def elementwise(builder: PlanBuilder, one: Value, other: Value | None, kind: str, activation: Activation) -> Value:
-    """Add an operation of elements to a plan: of images with the channels last, in their order."""
+    """Add an element-wise operation to a plan: on images with the channels last, in their order."""
     settings: dict[str, Any] = {
         "activation": CODES[activation.name], "alpha": activation.alpha, "beta": activation.beta,
     }  # fmt: skip

@@ -1,4 +1,4 @@
-"""The plan of a region for inputs of one kind: its nodes are run once, on sizes and strides alone."""
+"""The plan of a region for inputs of one kind: its nodes run once, on shapes and strides only."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ PACKED = (PanelLinear, PackedConv2d)
 
 
 class UnplannableError(Exception):
-    """A plan has no step for a call of this kind, which the layers hand to torch's functions."""
+    """A plan has no step for a call that a layer leaves to torch's functions."""
 
 
 class Planned(NamedTuple):
@@ -50,7 +50,7 @@ class Planned(NamedTuple):
 def plan_of(graph_module: GraphModule, region: Region, values: Sequence[Any], kept: Kept) -> Planned | None:
     """Return the plan of a region for inputs of these shapes, strides and dtypes; None where there is none.
 
-    The layers are packed, if they were not. ``kept`` holds what plans have computed of the tensors of others.
+    It packs layers that are not packed yet. ``kept`` holds what plans have computed from tensors of torch's layers.
     """
     index, builder = GraphIndex(graph_module), PlanBuilder()
     made: dict[Node, Any] = {}

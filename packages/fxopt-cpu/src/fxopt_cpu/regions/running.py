@@ -1,4 +1,4 @@
-"""Which calls of a region run as one: those of a known kind, while nothing has changed since its plan was made."""
+"""Run a region as one call, for a known kind of input and while nothing has changed since its plan was made."""
 
 from __future__ import annotations
 
@@ -40,11 +40,11 @@ _PLANNING = threading.RLock()  # no other thread packs meanwhile, or plans the s
 
 
 class Unchanged:
-    """The modules that a region calls and the tensors that it reads: whether they are those of before.
+    """The modules and tensors of a region as they were noted, and whether they still are so.
 
-    Layers of this family tell of their changes (`Layer`, `Thawing`), all of them by one number: they are compared only
-    after one of them has changed. What cannot tell is compared at each call: modules of torch, hooks, children of a
-    model's own modules, and weights that somebody else refers to. Parameters beside the panels are operands of each
+    Layers of this family report their changes (`Layer`, `Thawing`) through one number: they are compared only after
+    one of them has changed. What reports nothing is compared at each call: modules of torch, hooks, children of a
+    model's own modules, and weights that something else refers to. Parameters beside the panels are operands of each
     call, so that it is enough that they are the same objects.
     """
 
@@ -61,7 +61,7 @@ class Unchanged:
         for module in modules:
             for key in ("_parameters", "_buffers"):
                 held = thawing(module, key) if isinstance(module, Layer) else vars(module)[key]
-                self._add(vars(module), key)  # a rollback brings back the one of before
+                self._add(vars(module), key)  # a rollback brings back the former dictionary
                 for name in dict.keys(held):
                     if name not in makers.get(module, ()):
                         self._add(held, name)
@@ -101,7 +101,7 @@ class Unchanged:
             return False
 
     def _as_noted(self) -> bool:
-        """Return whether what cannot tell of changes is as it was noted."""
+        """Return whether what reports no changes is as it was noted."""
         try:
             if self._tables != self._snapshots or [*map(vars, self._others)] != self._attributes:
                 return False
@@ -126,7 +126,7 @@ class Unchanged:
         )
 
     def _note(self, number: object) -> None:
-        """Note everything, which was compared after the number was read."""
+        """Note everything. The number has to be read before the comparison."""
         self._snapshots = [dict(table) for table in self._tables]
         self._types = [type(module) for module in self._others]
         self._attributes = [_attributes_of(module) for module in self._others]
@@ -171,7 +171,7 @@ _Plans = dict[_Kind, Planned | None]
 class RegionPlans:
     """The plans of a region, by kind of input: shapes, strides, dtypes and numbers.
 
-    One is made when a kind arrives first, so that the first result has the bits of the later ones.
+    A plan is made when its kind first arrives, so that the first result has the bits of the later ones.
     """
 
     def __init__(self, key: tuple[str, str]) -> None:
@@ -205,12 +205,12 @@ class RegionPlans:
         plan, results = planned
         try:
             outputs: list[Tensor] = RUN([value for value in values if type(value) is Tensor], plan.weights, plan.steps)
-        except RuntimeError:  # an index is out of range, or a weight has another size: the nodes say it in their words
+        except RuntimeError:  # an index is out of range, or a weight has another size: the nodes raise their own errors
             return None
         return planned.finish(outputs) if any(results) else outputs
 
     def _made_again(self, graph_module: GraphModule, kind: _Kind, values: tuple[Any, ...]) -> _Plans:
-        """Return plans with one for this kind of inputs, and keep them if nothing has changed meanwhile."""
+        """Return plans with one for this kind of input, and keep them if nothing has changed meanwhile."""
         unchanged, plans = self._state
         if unchanged is not None and not unchanged.holds():
             self.forget()

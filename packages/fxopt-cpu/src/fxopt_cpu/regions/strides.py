@@ -101,12 +101,12 @@ def _layout(index: GraphIndex, node: Node, found: Mapping[Node, Any], made: Any)
         return module(*args, **kwargs)
     if isinstance(made, int | float) or (isinstance(made, tuple) and all(isinstance(each, int) for each in made)):
         return made
-    # What a region has of casts and checks gives its input.
+    # The casts and checks in a region return their input.
     return args[0] if operation(index, node) in (*CASTS, CHECK) else called(node, args, kwargs)
 
 
 def _is_channels_last(tensor: Tensor) -> bool:
-    """Return whether strides say so, as torch decides: also where there is one channel, or one pixel."""
+    """Return whether strides are channels last as torch decides it, also for one channel or one pixel."""
     shape, strides, least = tensor.shape, tensor.stride(), 0
     for dim in (1, 3, 2, 0):
         if strides[dim] < max(least, 1) or (dim == 0 and least == strides[1]):
