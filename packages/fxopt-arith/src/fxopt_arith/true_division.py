@@ -1,8 +1,8 @@
 """``x / c`` -> ``x * (1 / c)`` for a Python number ``c``, where that is safe.
 
 Unless ``c`` is a power of two, a product with the rounded inverse differs from the quotient in the last bit for some
-values. That matters where the quotient is rounded to an integer or compared, so a division is refused whose own readers
-do so. Readers of these are not looked at: a last bit that passed another operation is as uncertain as its own.
+values. That matters where the quotient is rounded to an integer or compared, so a division is refused if its readers
+do so. Their own readers are not looked at: after another operation, the last bit is uncertain anyway.
 """
 
 from __future__ import annotations
@@ -162,7 +162,6 @@ _ELEMENTS = (torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torc
 
 def _rounding_reader(call: TrueDivision, index: GraphIndex) -> Node | None:
     """Return the first reader of a quotient that floors, rounds, compares or converts it, or may do so."""
-    # Only what reads the quotient itself: to follow it further, some 300 operators would each need a rule.
     later = (node for node in call.input.users if node > call.node) if call.inplace else ()
     return next((node for node in (*call.node.users, *later) if _rounds(node, index)), None)
 

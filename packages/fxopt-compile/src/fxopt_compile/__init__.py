@@ -1,4 +1,4 @@
-"""Passes in ``torch.compile``: the backend ``fxopt`` for live models, whose weights stay their own, and adapters."""
+"""Passes in ``torch.compile``: the backend ``fxopt`` for live models, which keep their own weights, and adapters."""
 
 from fxopt_compile.backend import fxopt
 from fxopt_compile.history import CompileHistory, GraphHistory, history, undo

@@ -27,10 +27,10 @@ def forward_level() -> int:
 
 
 def fix_numbers(graph_module: GraphModule) -> None:
-    """Let dynamo trace again, with constants for the numbers that modules hold, if it has made inputs of them.
+    """Let dynamo trace again with constants for numbers that modules hold, if it has turned these into inputs.
 
     With ``dynamic=True``, it does so with all floats: the scale of attention, the eps of a norm, the rate of a dropout.
-    It is told as inductor tells it, guards the numbers then, and traces once more when one of them is changed. Numbers
+    Dynamo is told as inductor tells it; it then guards the numbers, and traces again when one of them changes. Numbers
     that are arguments stay inputs.
 
     Raises:
@@ -48,7 +48,7 @@ def fix_numbers(graph_module: GraphModule) -> None:
 
 
 def _number_of(node: Node) -> str | None:
-    """Return the symbol of an input that is a number which a module holds."""
+    """Return the symbol of an input, if it is a number that a module holds."""
     source = getattr(node, "_dynamo_source", None)
     number = getattr(getattr(node.meta.get("example_value"), "item_memo", None), "node", None)
     name: str | None = getattr(getattr(number, "_expr", None), "name", None)

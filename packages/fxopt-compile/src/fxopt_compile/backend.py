@@ -74,7 +74,7 @@ def fxopt(
 
 
 def _warn_of_limit(name: str) -> None:
-    """Say that a graph is the last one that dynamo makes of a function: what none of them fits runs plain from then on.
+    """Warn that dynamo makes no more graphs of a function: calls that fit none of them run plain from then on.
 
     `name` is dynamo's number of the graph, "0/7" for the eighth of its first function.
     """
@@ -90,10 +90,10 @@ def _warn_of_limit(name: str) -> None:
 
 
 class LiveGraph:
-    """One of dynamo's graphs, and for each set of weights that it runs with what the passes made of it.
+    """One of dynamo's graphs, with a rewritten graph for each set of weights that it runs with.
 
-    Weights that the passes read are compared at each call. Once they are others, or have changed, the call runs
-    dynamo's own graph; if they are still the same at the next one, that runs a rewritten graph again. Weights that
+    Weights that the passes read are compared at each call. If they have changed or been replaced, the call runs
+    dynamo's own graph; if they are still the same at the next call, that runs a rewritten graph again. Weights that
     change from call to call therefore cost nothing.
 
     Attributes:
@@ -103,7 +103,7 @@ class LiveGraph:
         records: what the passes did, at first.
         calls: how many calls ran a rewritten graph.
         plain_calls: how many ran dynamo's own.
-        refreshes: how often weights were made again.
+        refreshes: how often weights were derived again.
     """
 
     def __init__(self, graph_module: GraphModule, values: Sequence[Any], settings: Settings) -> None:
@@ -203,7 +203,7 @@ class LiveGraph:
         return binding
 
     def _made_again(self, values: Sequence[Any]) -> Binding | None:
-        """Return a rewritten graph for weights that have changed, or are others, if they were the same before."""
+        """Return a rewritten graph for new or changed weights, if they were the same at the last call."""
         binding = next((each for each in self._bindings if each.is_of(values)), None)
         if binding is not None and binding.is_current(values):  # another thread was faster
             return binding
@@ -239,19 +239,19 @@ class LiveGraph:
         return binding
 
     def forget(self, binding: Binding) -> None:
-        """Drop what was made of a set of weights."""
+        """Drop the rewritten graph of a set of weights."""
         self._bindings = [each for each in self._bindings if each is not binding]
 
     def forget_left(self, held: Mapping[int, int]) -> None:
-        """Drop what was made of weights that have other memory now, or that ``held`` counts the last holders of."""
+        """Drop rewritten graphs whose weights have moved, or which alone hold them: ``held`` counts the holders."""
         self._bindings = [each for each in self._bindings if not each.is_left(held)]
 
     def forget_weights(self, ids: Container[int]) -> None:
-        """Drop what was made of tensors with these ids."""
+        """Drop the rewritten graphs that read tensors with these ids."""
         self._bindings = [each for each in self._bindings if not each.reads(ids)]
 
     def is_of(self, tensors: Mapping[int, Tensor]) -> bool:
-        """Return whether the graph was compiled, or is kept, for one of these tensors, which are given by id."""
+        """Return whether the graph was compiled, or is kept, for one of these tensors (by id)."""
         return self._of.share_memory(tensors.values()) or any(each.reads(tensors) for each in self._bindings)
 
 
@@ -263,7 +263,7 @@ def _of_inputs(guards: Sequence[Any]) -> list[bool]:
 def _function(run: Compiled) -> Compiled:
     """Return a function with code of its own, which dynamo counts recompilations by.
 
-    The code of a graph that dynamo made is marked: to compile it directly does nothing.
+    Dynamo marks the code of its own graphs: to compile that directly does nothing.
     """
 
     def call(*inputs: Any) -> Any:
@@ -278,7 +278,7 @@ GRAPHS: weakref.WeakSet[LiveGraph] = weakref.WeakSet()
 
 
 def sweep() -> None:
-    """Drop what was made of weights that have other memory now, as after ``.half()``, or that nobody else holds."""
+    """Drop rewritten graphs whose weights have moved, as after ``.half()``, or which alone hold them."""
     graphs = list(GRAPHS)
     held = Counter(id(each) for graph in graphs for binding in graph._bindings for each in binding.tensors)
     for graph in graphs:
@@ -298,7 +298,7 @@ gc.callbacks.append(_after_collection)
 
 @on_refresh
 def forget(model: nn.Module) -> None:
-    """Drop what was made of a model's weights."""
+    """Drop everything derived from a model's weights."""
     ids = {id(tensor) for tensor in (*model.parameters(), *model.buffers())}
     for graph in list(GRAPHS):
         graph.forget_weights(ids)

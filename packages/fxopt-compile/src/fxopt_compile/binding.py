@@ -1,9 +1,9 @@
-"""One set of weights, and what the passes made of them: kept until the weights change, and then made again.
+"""One set of weights with a rewritten graph, which is derived again once the weights change.
 
 A rewritten graph reads three kinds of tensors. Weights that it reads itself are its inputs, so that they are the
-model's own at each call. Layers that passes put in may hold weights as they are, as packed ones do: there it has
-tensors of the same memory and version. What passes compute (merged, folded, quantized weights) is computed again by the
-steps that the ledger records, which is how checkpoints of the original model are loaded into a rewritten one.
+model's own at each call. Layers that passes insert may hold weights unchanged, as packed layers do: there the graph
+has tensors with the same memory and version. Weights that passes compute (merged, folded, quantized) are computed again
+by the steps that the ledger records, as when a checkpoint of the original model is loaded into a rewritten one.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Binding:
     Attributes:
         records: what the passes did.
         call: the rewritten graph.
-        takes: the places of the inputs that it takes, in order.
+        takes: the indices of the inputs that it takes, in order.
         tensors: the values of the weights that anything is made of. They are kept alive until `is_left` says that
             nobody else does: a weak reference would tell at once, but ``torch.utils.swap_tensors`` fails with one.
     """
@@ -96,7 +96,7 @@ class Binding:
         self._made = {key: tensor for key, tensor in self._made.items() if key in keys}
 
     def _sources(self, weights: Iterable[Weight]) -> Iterator[Weight]:
-        """Yield the weights that steps read which make a tensor of this graph."""
+        """Yield the weights from which steps compute a tensor of this graph."""
         by_name = {weight.name: weight for weight in weights}
         labels = {target.key: target.label for target in self._map.new_tensors}
         steps = {target.label: step for step in self._map.steps for target in step.targets}
@@ -117,7 +117,7 @@ class Binding:
         return self._made_of.are(self._own(values))
 
     def is_current(self, values: Values) -> bool:
-        """Return whether they are, and have not changed since."""
+        """Return whether these are the weights, unchanged since."""
         return self._made_of.hold(self._own(values))
 
     def shares_memory(self, values: Iterable[Tensor]) -> bool:
@@ -125,7 +125,7 @@ class Binding:
         return self._made_of.share_memory(values)
 
     def is_left(self, held: Mapping[int, int]) -> bool:
-        """Return whether a weight has other memory now, or is held by bindings alone: what is made of it is of no use.
+        """Return whether a weight has moved to other memory, or only bindings hold it: then this one is of no use.
 
         Args:
             held: how many bindings hold each tensor, by id.
@@ -138,11 +138,11 @@ class Binding:
         )
 
     def reads(self, ids: Container[int]) -> bool:
-        """Return whether anything is made of a tensor with one of these ids."""
+        """Return whether anything is derived from a tensor with one of these ids."""
         return any(id(each) in ids for each in self.tensors)
 
     def refresh(self, values: Values) -> bool:
-        """Make everything again of the weights as they are; return whether that can be done and is finite."""
+        """Derive everything again from the present weights; return whether that works and is finite."""
         if not self._is_explained:
             return False
         tensors: list[Tensor] = self._own(values)

@@ -16,7 +16,7 @@ Run = Callable[..., Any]
 
 
 def check_same(original: Run, rewritten: Run, values: Sequence[Any], name: str, promised: float | None) -> Any:
-    """Run both, the original one on copies; return the result of the rewritten one.
+    """Run both graphs, the original on copies; return the result of the rewritten one.
 
     Args:
         original: dynamo's graph.

@@ -31,7 +31,7 @@ class GraphHistory:
         reason: why it is left alone: code and sentence.
         calls: how many calls ran the rewritten graph.
         plain_calls: how many ran dynamo's own: the first ones after a change of the weights, and those in modes.
-        refreshes: how often merged, folded or packed weights were made again.
+        refreshes: how often merged, folded or packed weights were derived again.
     """
 
     name: str

@@ -89,7 +89,7 @@ class _Names:
 
 
 def _name_of(path: str) -> str | None:
-    """Return the full name in a model that dynamo's path of a tensor ends with; None if it is no path in a model."""
+    """Return the full name in a model that dynamo's path of a tensor ends with; None if the path is not in a model."""
     steps = list(_STEP.finditer(path))
     if not steps or steps[-1].end() != len(path) or steps[-1][1] == "modules":
         return None
@@ -132,7 +132,7 @@ def with_attributes(graph_module: GraphModule, weights: Mapping[Weight, Tensor])
 
 
 def _spell_as_export(node: Node, value: object) -> None:
-    """Write ``x += y`` and ``x.to(dtype=d)`` as export does: passes at the borders of regions know these."""
+    """Write ``x += y`` and ``x.to(dtype=d)`` as export does: passes at the borders of regions know these forms."""
     method = _IN_PLACE.get(node.target) if node.op == "call_function" and isinstance(value, Tensor) else None
     if method is not None and isinstance(node.args[0], Node):
         node.op, node.target = "call_method", method
@@ -180,7 +180,7 @@ def lift_again(graph_module: GraphModule, aliases: Mapping[int, Weight]) -> tupl
 
 
 def _drop_unread(graph_module: GraphModule, aliases: Mapping[int, Weight]) -> None:
-    """Take out the weights under the names that they had at first, where nothing reads them there any more."""
+    """Remove weights under their original names where nothing reads them there any more."""
     called = {str(node.target) for node in iter_nodes(graph_module.graph) if node.op in ("call_module", "get_attr")}
     modules = dict(graph_module.named_modules())
     for weight in aliases.values():

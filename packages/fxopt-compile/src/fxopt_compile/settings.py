@@ -1,4 +1,4 @@
-"""What ``torch.compile(model, backend="fxopt", options=...)`` is told, and which pipeline runs where it is not."""
+"""The options of ``torch.compile(model, backend="fxopt", options=...)``, and the default pipeline."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Settings:
 
     Attributes:
         pipeline: text or name of the passes; None for the default.
-        then: what runs the rewritten graphs: torch as it is, or inductor.
+        then: what runs the rewritten graphs: eager torch, or inductor.
         verify: whether each rewritten graph is compared with dynamo's own on its first inputs.
     """
 

@@ -36,7 +36,7 @@ class TransformationPass(PassBase):
         self.transformation = transformation
 
     def call(self, graph_module: GraphModule) -> PassResult:
-        """Run the transformation as the transaction that it is, and say whether any pass of it changed anything."""
+        """Run the transformation as a transaction, and say whether any of its passes changed anything."""
         check_graph_module(graph_module, f"pass `{self.transformation.name}`")
         known = len(ledger_of(graph_module).records)
         result = self.transformation(graph_module)
@@ -44,7 +44,7 @@ class TransformationPass(PassBase):
         return PassResult(result, any(record.changed and record.state == "applied" for record in records))
 
     def __eq__(self, other: object) -> bool:
-        """Equal transformations make equal passes, so that constraints between them may be told with new ones."""
+        """Equal transformations make equal passes, so that constraints may name them by new ones."""
         if not isinstance(other, TransformationPass):
             return NotImplemented
         return self.transformation == other.transformation
@@ -95,7 +95,7 @@ class InductorPass:
         self.records: list[Record] = []
 
     def __call__(self, graph: Graph) -> None:
-        """Run the transformation on a graph of inductor, as the transaction that it is.
+        """Run the transformation on a graph of inductor, as a transaction.
 
         Raises:
             PreconditionError: The graph belongs to no graph module.
@@ -161,7 +161,7 @@ def _put_back(meta: dict[str, object], value: object) -> None:
 
 @contextmanager
 def _values_lent(graph: Graph) -> Iterator[None]:
-    """Let passes read, in ``val``, the example values that dynamo leaves; what they make gets one in turn."""
+    """Let passes read, in ``val``, the example values that dynamo leaves; new nodes get one in turn."""
     names, lent = set(), set()  # and no nodes, of which a rollback makes new ones
     for node in iter_nodes(graph):
         names.add(node.name)

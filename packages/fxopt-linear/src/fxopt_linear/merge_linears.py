@@ -94,8 +94,8 @@ class MergeLinears(ReversibleSitePass[LinearGroup]):
         PassOptionError: ``min_group`` is not an integer of at least 2, or ``where`` is not a string.
 
     Source:
-        A product with stacked matrices is the stack of the products: ``x @ [A; B].T == [x @ A.T, x @ B.T]``. Models
-        have it by hand as "packed" or "fused" query, key and value projections.
+        A product with stacked matrices is the stack of the products: ``x @ [A; B].T == [x @ A.T, x @ B.T]``. Some
+        models are written with such "packed" or "fused" query, key and value projections.
 
     Cost:
         As many multiplications as before, in one call instead of several, and zeros for missing biases; whether that
@@ -201,7 +201,7 @@ def _runs(index: GraphIndex) -> tuple[list[list[LinearCall]], list[tuple[Obstacl
     for value, calls in on_value.items():
         starts, previous = True, nodes[id(calls[0])]
         for call in calls:
-            # Unreadable layers, with hooks say, are assumed not to write their input, as linear layers do not.
+            # Unreadable layers (with hooks, say) are assumed not to write their input, as no linear layer does.
             node = nodes[id(call)]
             starts = starts or index.effects.written_between(value, previous, node)
             previous = node

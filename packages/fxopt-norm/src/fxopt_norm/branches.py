@@ -39,7 +39,7 @@ from fxopt_rewrite import (
 
 @dataclass(frozen=True, eq=False)
 class Branch:
-    """``norm(conv(x))``, without one of them, or ``x`` itself."""
+    """``norm(conv(x))``, ``conv(x)``, ``norm(x)`` or ``x`` itself."""
 
     conv: ConvolutionCall | None
     norm: BatchNormCall | None
@@ -104,7 +104,7 @@ class BranchSite:
 
 @dataclass(eq=False)
 class _Sum:
-    """Terms, the additions that sum them, and the values of which each term may be a branch."""
+    """Terms, the additions that sum them, and the values that every term may be a branch of."""
 
     terms: list[Node]
     adds: list[Node]
@@ -120,7 +120,7 @@ class MergeParallelConvolutions(SitePass[BranchSite]):
     its kernel: one at the centre, from each channel to itself.
 
     All branches need the stride, groups and channels of the convolution with the largest kernel, its dilation where
-    the kernel has more than one element, and their kernels centred on the same one: padding
+    the kernel has more than one element, and kernels with the same centre: padding
     ``dilation * (kernel - 1) / 2`` apart. Refused in training mode, if something else reads a branch, and
     for shared, tied or partly frozen tensors. It cannot be undone; checkpoints can be loaded and saved.
     Where branches give infinities of opposite signs, so that their sum is NaN, the merged one may give an infinity.
@@ -237,7 +237,7 @@ def _sums(index: GraphIndex) -> dict[Node, _Sum]:
 
 
 def _sources(value: Node, index: GraphIndex) -> set[Node]:
-    """Return the values of which a value may be a branch: itself, and what its batch norm and convolution take."""
+    """Return the values that a value may be a branch of: itself, and the inputs of its batch norm and convolution."""
     found = {value}
     if read_batch_norm(index, value) is not None and (below := input_of(value)) is not None:
         found.add(below)
@@ -310,7 +310,7 @@ def _reach(conv: ConvolutionCall) -> tuple[int, ...] | None:
 
 
 def _alignment_refusal(site: BranchSite, index: GraphIndex) -> Refusal | None:
-    """Refuse branches whose sum is no convolution: the message says what they differ in."""
+    """Refuse branches whose sum is not a convolution, and say in what they differ."""
     home, size = site.home, _kernel(site.home)
     weight, kind = home.weight.tensor, (home.groups, home.in_channels, home.out_channels)
     plain = (0,) * home.dims

@@ -121,7 +121,7 @@ class FoldBatchNorm(SitePass[FoldSite]):
         statistics, batch norm is an affine map of each channel.
 
     Cost:
-        One operation less in each call. The tensors of the batch norm go, and a layer without bias gets one. The new
+        One operation fewer in each call. The tensors of the batch norm go, and a layer without bias gets one. The new
         weights are computed once, in float64 where the device has it, else in float32, one layer at a time. The pass is
         linear in the number of nodes.
     """
@@ -233,12 +233,12 @@ def _restores_shape(node: Node, of: Node) -> bool:
 
 
 def _parts(norm: BatchNormCall) -> tuple[Node, ...]:
-    """Return the calls of a batch norm that is written out, but for the last one."""
+    """Return all calls but the last of a batch norm that is written out."""
     return norm.parts if isinstance(norm, WrittenBatchNorm) else ()
 
 
 def _origin(value: Node, index: GraphIndex) -> Node:
-    """Return the value that a view, a copy or a dropout was made of; mostly the value itself."""
+    """Return the value before a chain of views, copies and dropouts; else the value itself."""
     for _ in range(_MOST_MOVES):
         before = input_of(value)
         if before is None or index.effects.effect(value).operation not in _MOVES:
@@ -260,9 +260,9 @@ def mode_refusal(site: FoldSite, index: GraphIndex) -> Refusal | None:
 
 
 def _flow_refusal(site: FoldSite, index: GraphIndex) -> Refusal | None:
-    """Refuse a first call whose result something else than the second one reads or writes."""
+    """Refuse a first call whose result anything but the second one reads or writes."""
     parts, first = _parts(site.norm), site.first.node
-    second = parts[-1] if parts else site.second.node  # of a batch norm that is written out, the product reads it
+    second = parts[-1] if parts else site.second.node  # in a batch norm that is written out, the product reads it
     for value, reader in ((first, site.rows or second), (site.rows or first, second)):
         other = other_user(value, reader, index)
         if other is not None:
@@ -275,7 +275,7 @@ def _flow_refusal(site: FoldSite, index: GraphIndex) -> Refusal | None:
 
 
 def other_user(value: Node, reader: Node, index: GraphIndex) -> Node | None:
-    """Return a node beside a reader that reads more than shape, dtype or device, which folding does not change."""
+    """Return a node other than a reader that reads more than shape, dtype or device: folding keeps these."""
     return next((user for user in value.users if user is not reader and not _reads_shape(user, value, index)), None)
 
 

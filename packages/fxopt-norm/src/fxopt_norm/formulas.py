@@ -228,8 +228,8 @@ def restore_branches(
     """Return tensors from which `merge_branches` computes this weight and bias again, up to rounding.
 
     The first convolution with the largest kernel gets the weight, and the bias, if it or its batch norm can hold it.
-    The other branches add nothing: batch norms of the identity get a weight of zeros, and another convolution takes
-    away the identities that have none. Where there is none, the first one does, which rounds its weight.
+    The other branches add nothing: batch norms of the identity get a weight of zeros, and another convolution
+    subtracts identities without one. Without another convolution, the first subtracts them, which rounds its weight.
     """
     wide, found = _precise(weight), dict[str, Tensor]()
     home = next(place for place in range(len(eps)) if shapes[f"weight_{place}"] == tuple(weight.shape))

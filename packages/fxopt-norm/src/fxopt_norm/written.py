@@ -1,6 +1,6 @@
 """Batch norms that are written out, as ``FrozenBatchNorm2d`` of detection models: ``x * scale + shift``.
 
-``scale = weight / sqrt(variance + eps)`` and ``shift = bias - mean * scale`` are computed in every call, of buffers.
+``scale = weight / sqrt(variance + eps)`` and ``shift = bias - mean * scale`` are computed in every call, from buffers.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class WrittenBatchNorm(BatchNormCall):
     """``input * scale + shift``; its node is the sum.
 
     Attributes:
-        parts: the calls that compute it, but for the sum, in order; the last is the product.
+        parts: the calls that compute it, except the sum, in order; the last is the product.
         factors: what is known of scale and shift.
     """
 
@@ -60,7 +60,7 @@ def _bare_norm(x: Tensor, bias: nn.Parameter, mean: nn.Parameter, variance: nn.P
 
 
 def read_written_batch_norm(index: GraphIndex, node: Node) -> tuple[Node, WrittenBatchNorm | Obstacle] | None:
-    """Read ``x * scale + shift`` with a scale that the graph computes of registered tensors alone.
+    """Read ``x * scale + shift`` with a scale that the graph computes only from registered tensors.
 
     Returns:
         ``x``, and the batch norm, or an obstacle where scale and shift are not those of a batch norm.
@@ -102,14 +102,14 @@ def _read(index: GraphIndex, node: Node, affine: Match) -> WrittenBatchNorm | Ob
 
 
 def _constants(index: GraphIndex, value: Node) -> list[Node] | None:
-    """Return the nodes that compute values of registered tensors alone, in order; None for others, and for many."""
+    """Return the nodes that compute a value only from registered tensors, in order; else None, also for many nodes."""
     found: set[Node] = set()
     waiting = [value]
     while waiting:
         node = waiting.pop()
         call = read_call(node)
         known = call is not None and call.name in _VIEWS | _CASTS | _COMPUTES and not call.inplace
-        if call is not None and call.name == "view" and "dtype" in call.arguments:  # the same bits are other numbers
+        if call is not None and call.name == "view" and "dtype" in call.arguments:  # the same bits as other numbers
             return None
         if len(found) > _MOST_NODES or not (known or index.tensor_of(node) is not None):
             return None
@@ -127,7 +127,7 @@ def _computed(index: GraphIndex, value: Node) -> list[Node] | None:
 
 
 def _factors(constants: list[Node], scale: Node, shift: Node) -> tuple[TensorFacts, TensorFacts] | None:
-    """Return what is known of scale and shift; None unless all that they are made of lies along one dimension."""
+    """Return what is known of scale and shift; None unless all their inputs lie along one dimension."""
     facts = {node: found for node in constants if (found := tensor_facts(node)) is not None}
     sizes = {size for each in facts.values() for size in (prod(each.shape), max(each.shape, default=0))}
     plain = len(sizes) == 1 and all(each.dtype.is_floating_point for each in facts.values())

@@ -75,7 +75,7 @@ def changes_between(before: DrawnGraph | None, after: DrawnGraph, graph_module: 
     Args:
         before: the graph before, or None where it is not known.
         after: the graph after.
-        graph_module: what ``after`` was made of, with marks and ledger.
+        graph_module: the source of ``after``, with marks and ledger.
     """
     records = ledger_of(graph_module).records
     applied = [record for record in records if record.state == "applied"]
@@ -124,7 +124,7 @@ def _images(records: Sequence[Record], after: DrawnGraph) -> _Names:
 
 
 def _resolved(names: Iterable[str], known: _Names, graph: DrawnGraph) -> tuple[str, ...]:
-    """Return what names stand for, by default themselves, as far as a graph has these nodes; each once."""
+    """Return what names stand for (by default themselves), each once, as far as a graph has these nodes."""
     found = dict.fromkeys(found for name in names for found in known.get(name, (name,)))
     return tuple(name for name in found if name in graph.nodes)
 

@@ -23,7 +23,7 @@ def drawing_json(picture: Comparison, weights: Mapping[str, str] | None = None) 
 
     Args:
         picture: the graphs.
-        weights: what to say of the weights of a module or tensor after the passes, by target.
+        weights: what to say about the weights of a module or tensor after the passes, by target.
     """
     text = json.dumps(_drawing(picture, weights or {}), separators=(",", ":"), ensure_ascii=True)
     return Html(text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026"))

@@ -59,12 +59,12 @@ class DrawnNode:
 
     @property
     def caption(self) -> str:
-        """What sets it apart from others of its label: the path of a module or tensor, or its name."""
+        """What distinguishes it from others with its label: the path of a module or tensor, or its name."""
         return self.target if self.op in ("call_module", "get_attr") else self.name
 
     @property
     def identity(self) -> tuple[str, ...]:
-        """What is equal for nodes that do the same, on whatever inputs."""
+        """A key that is equal for nodes that do the same on any inputs."""
         return self.name, self.op, self.target, self.outline, self.module
 
 
@@ -104,7 +104,7 @@ class DrawnGraph:
 
 
 class Modules:
-    """Class and settings of the modules of a graph by their full names: of those that it has, and of added ones."""
+    """Class and settings of the modules of a graph by their full names: of its own modules and of added ones."""
 
     def __init__(self, graph_module: GraphModule) -> None:
         self._graph_module = graph_module
@@ -154,7 +154,7 @@ def _drawn_node(node: Node, modules: Modules) -> DrawnNode:
 
 
 def _scope(node: Node, target: str) -> str:
-    """Return the path of the innermost module that the node runs in: for a call of a layer, of the one around it."""
+    """Return the path of the innermost module that a node runs in; for a call of a layer, the module around it."""
     stack: Any = node.meta.get("nn_module_stack")
     paths = [str(entry[0]) for entry in stack.values()] if isinstance(stack, dict) else []
     paths = [path for path in paths if not path.startswith("_empty_nn_module_stack")]  # torch's, of guards

@@ -1,6 +1,6 @@
-"""The graph before passes, from the ledger: what they put in is taken out again, and what they took out comes back.
+"""The graph before passes, from the ledger: nodes that they added are removed, nodes that they removed return.
 
-No tensor is touched: passes that cannot be undone are no exception, and only names are copied.
+No tensor is touched, only names are copied, so that this works also for passes that cannot be undone.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ from fxopt_rewrite import (
 def graph_before(graph_module: GraphModule) -> tuple[DrawnGraph | None, tuple[str, ...]]:
     """Return the graph before the passes that are applied, and notes on what the ledger does not say.
 
-    Where a pass edited the graph by itself, or something else changed it since, this is the graph after that; None
-    where that is the graph as it is now.
+    The ledger goes back to the last edit that a pass or something else made directly: this is the graph after it, or
+    None where nothing was recorded since.
     """
     records = [record for record in ledger_of(graph_module).records if record.state == "applied" and record.changed]
     former = _FormerGraph(graph_module)
@@ -80,7 +80,7 @@ class _FormerGraph(EditVisitor):
             self._note(copies[node], node.name, tag_of(node).id)
 
     def drawn(self) -> DrawnGraph:
-        """Return what the graph is by now."""
+        """Return the graph as it is by now."""
         return drawn(self._graph, self._modules)
 
     def take_back(self, record: Record) -> None:
@@ -98,7 +98,7 @@ class _FormerGraph(EditVisitor):
             edit.accept(self)
 
     def module_removed(self, edit: ModuleRemoved) -> None:
-        """Know the module again."""
+        """Add the description of the module again."""
         self._modules.add(edit.row.name, _description(edit.row))
 
     def _note(self, node: Node, name: str, number: int | None) -> None:
@@ -114,7 +114,7 @@ class _FormerGraph(EditVisitor):
         return named[0]
 
     def node_added(self, edit: NodeAdded) -> None:
-        """Take the node out."""
+        """Remove the node."""
         row = edit.row
         node = self._node(row.id, row.name)
         if node.users:
@@ -123,7 +123,7 @@ class _FormerGraph(EditVisitor):
         self._by_number[row.id].remove(node)
 
     def node_removed(self, edit: NodeRemoved) -> None:
-        """Put the node in."""
+        """Insert the node."""
         row = edit.row
         known = row.target, row.args, dict(row.kwargs)
         target, args, kwargs = mapped(known, lambda ref: self._node(ref.id), _Named)
@@ -135,7 +135,7 @@ class _FormerGraph(EditVisitor):
         self._note(node, row.name, row.id)
 
     def _place(self, row: NodeRow, arguments: Any) -> Node | None:
-        """Return the node after which a node was, or one that will do as well; None for the beginning."""
+        """Return the node that a node came after, or a substitute for it; None for the beginning."""
         found = [] if row.previous is None else self._by_number.get(row.previous, [])
         if found:
             return found[0]
@@ -156,12 +156,12 @@ class _FormerGraph(EditVisitor):
     users_ordered = module_added = tensor_removed = neutral = custom = ignored
 
     def unknown(self, found: str) -> _UnknownError:
-        """Return the error for an edit that it has no method for."""
+        """Return the error for an edit that has no method here."""
         return _UnknownError(found)
 
 
 class _Named:
-    """A function or class of which only the name is known; torch.fx takes what can be called."""
+    """A function or class of which only the name is known; callable, as torch.fx requires."""
 
     def __init__(self, value: Unresolved) -> None:
         self._name = value.name.replace(":", ".").removeprefix("torch.ops.")
@@ -174,7 +174,7 @@ class _Named:
 
 
 def _description(row: ModuleRow) -> str:
-    """Return class and settings of a module that was taken out, from what is kept of it."""
+    """Return class and settings of a removed module, from its row."""
     name = row.cls.rpartition(":")[2].rpartition(".")[2]
     try:
         return f"{name}({_like(row).extra_repr()})"
@@ -184,7 +184,7 @@ def _description(row: ModuleRow) -> str:
 
 
 def _like(row: ModuleRow) -> nn.Module:
-    """Return a module of torch's own with the settings of one that was taken out, and no memory for tensors."""
+    """Return a module of torch's own with the settings of a removed one, without memory for tensors."""
     module, _, name = row.cls.partition(":")
     if not module.startswith("torch.nn.modules."):
         raise ValueError(f"{row.cls} is not torch's own")

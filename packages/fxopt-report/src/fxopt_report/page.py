@@ -49,7 +49,7 @@ class Contents:
         before: size of the original, or None where it is not known.
         verification: how the outputs compare.
         speed: seconds of calls, by what was called; the first is the original.
-        weights: what to say of the weights of a module or tensor after the passes, by target.
+        weights: what to say about the weights of a module or tensor after the passes, by target.
     """
 
     title: str

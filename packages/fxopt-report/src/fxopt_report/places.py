@@ -165,7 +165,7 @@ class _Grid:
         return total / weight if weight else xs[number]
 
     def _spread(self, layer: Sequence[int], wanted: Sequence[float], xs: list[float]) -> None:
-        """Place a row as close as possible to what is wanted, without overlaps: isotonic regression."""
+        """Place a row as close as possible to the wanted positions, without overlaps: isotonic regression."""
         offsets = [0.0] if layer else []  # a row is empty where all edges that cross it are too long to be drawn
         for one, other in pairwise(layer):
             bends = one >= self.nodes and other >= self.nodes

@@ -17,7 +17,7 @@ from fxopt_tools import OutputReport, Size, VerificationReport
 from fxopt_tools.speed import Times, doubt
 
 _ROWS = 200
-_ALIKE = 4  # so many sites that differ by numbers alone are folded into a line
+_ALIKE = 4  # this many sites whose names differ in numbers only are folded into a line
 _NUMBER = re.compile(r"(\d+)")
 
 
@@ -66,7 +66,7 @@ def sites_table(sites: Sequence[DrawnSite], shown: Container[int], *, rewritten:
 
 
 def grouped_sites(sites: Sequence[DrawnSite], *, rewritten: bool) -> list[Html]:
-    """Return tables of sites; what a pass did alike in layers that differ by their numbers is folded into one line."""
+    """Return tables of sites; equal rewrites of layers whose names differ in numbers only are folded into one line."""
     groups: dict[tuple[str, ...], list[DrawnSite]] = {}
     for site in sites:
         if site.rewritten == rewritten:

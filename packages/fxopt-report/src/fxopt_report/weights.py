@@ -1,4 +1,4 @@
-"""What a report says of the weights of a layer: shape, mean, spread and extent, and no values."""
+"""What a report says about the weights of a layer: shape, mean, spread and extent, and no values."""
 
 from __future__ import annotations
 

@@ -10,8 +10,8 @@ from fxopt_simplify.tables_pass import TablesPass
 class CacheShapeTables(TablesPass):
     """``scores + mask(x.shape[1])`` -> ``scores + tables(x.shape[1])``: masks and positions are computed once per size.
 
-    What depends on sizes, literals and buffers alone is computed by one `ShapeTables`, which keeps it for the sizes of
-    the last calls: positions, causal masks, rotary tables, and what capture makes of an absent mask. So are
+    One `ShapeTables` computes what depends only on sizes, literals and buffers, and keeps it for the sizes of the last
+    calls: positions, causal masks, rotary tables, and what capture makes of an absent mask. It also keeps
     weights that sums or products compute from parameters only: weight norm, weight standardisation, the ``B @ A`` of
     LoRA. Buffers and parameters may change: loading or writing one is noticed, and where gradients flow, each call
     computes the weights. Layers that read such a weight are not packed.

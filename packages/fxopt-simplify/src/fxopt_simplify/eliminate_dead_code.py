@@ -35,11 +35,11 @@ class EliminateDeadCode(ReversibleSitePass[DeadCall]):
     """``y = f(x)`` without a reader -> nothing.
 
     Calls that also write, check or draw random numbers stay, and so do inputs of the graph. A layer with weights is
-    refused if this is its only call: without a call, its weights would have to go, too, and an undo could not bring
+    refused if this is its only call: without a call, its weights would have to go too, and an undo could not bring
     back their values.
 
     Source:
-        ``torch.fx.Graph.eliminate_dead_code``, which takes whatever is not known to be impure.
+        ``torch.fx.Graph.eliminate_dead_code``, which removes whatever is not known to be impure.
 
     Cost:
         One call fewer for each site.

@@ -96,7 +96,7 @@ class FoldWeights(SitePass[WeightSite]):
             values = (value for node in region for value in node.all_input_nodes if value not in inside)
             site = WeightSite(weight, region, tuple(dict.fromkeys(values)))
             alone = all(user in inside for node in region[:-1] for user in node.users)
-            # A layer in it is called elsewhere, too.
+            # A layer in the region may also be called elsewhere.
             if alone and all(node.op != "call_module" for node in region) and _are_own(site, index):
                 yield site
 
@@ -153,7 +153,7 @@ def _tensors(site: WeightSite, index: GraphIndex) -> list[tuple[str, Tensor]]:
 def _are_own(site: WeightSite, index: GraphIndex) -> bool:
     """Return whether a weight may take the place of its inputs.
 
-    Checkpoints hold them, nothing else reads them, and the weight takes no more memory than they do together, or
+    Checkpoints hold them, nothing else reads them, and the weight takes no more memory than they do together, or only
     little.
     """
     for name, tensor in _tensors(site, index):

@@ -38,7 +38,7 @@ class FuseActivations(PatternPass):
     GELU with the error function and with tanh, SiLU, Mish and hardswish are found however their sums and products are
     ordered and grouped, as long as the constants agree to six digits. Results are the same except for rounding.
 
-    Refused: values between that something else reads, values that are written in place between, and dtypes other than
+    Refused: intermediate values that something else reads, values written in place meanwhile, and dtypes other than
     float32 and float64, where the fused function rounds less often.
 
     Source:
@@ -46,7 +46,7 @@ class FuseActivations(PatternPass):
         of GELU, and SiLU.
 
     Cost:
-        One call instead of two to eight, and as many values of the input's size fewer in memory.
+        One call instead of two to eight, and as many fewer values of the input's size in memory.
 
     >>> from fxopt_rewrite import infer_shapes
     >>> graph = torch.fx.symbolic_trace(lambda x: x * 0.5 * (1.0 + torch.erf(x / 2**0.5)))

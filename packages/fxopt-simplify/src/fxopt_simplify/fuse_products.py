@@ -25,7 +25,7 @@ def _matrix(index: GraphIndex, node: Node) -> TensorRef | None:
 
 
 def _turned(index: GraphIndex, node: Node) -> TensorRef | None:
-    """Read a matrix that is transposed."""
+    """Read a transposed matrix."""
     call = read_operation(index, node)
     if call is None or call.input is None or not (call.name in _TURNS or is_last_transpose(call, 2)):
         return None
@@ -34,7 +34,7 @@ def _turned(index: GraphIndex, node: Node) -> TensorRef | None:
 
 
 def _is_turned(equation: str) -> bool | None:
-    """Return whether an equation multiplies by a matrix transposed, or not; None for another one."""
+    """Return whether an equation of ``einsum`` multiplies by a transposed matrix; None if by none."""
     found = _EQUATION.fullmatch(equation.replace(" ", ""))
     if found is None:
         return None
@@ -70,9 +70,9 @@ class FuseProducts(PatternPass):
     Products by ``@``, ``matmul``, ``mm``, ``addmm``, ``inner`` and ``einsum`` of two operands are found, with weights
     that are parameters or buffers of two dimensions, turned by ``.T``, ``t``, ``mT``, ``adjoint``, ``transpose``,
     ``swapaxes`` or ``permute``. A bias of one dimension that is added to the product, or to ``linear`` without one,
-    goes with it. Results are the same except for rounding.
+    is included. Results are the same except for rounding.
 
-    A bias that is added where something else reads the product, too, stays. Refused: values that are written in place
+    A bias is not included if something else also reads the product. Refused: values that are written in place
     between product and sum, and a bias or sum of another dtype than the product, as under autocast.
 
     Source:

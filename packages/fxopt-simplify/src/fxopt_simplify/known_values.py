@@ -1,4 +1,4 @@
-"""What every element of a tensor is, whatever the inputs of the graph are: masks of ones, positions from 0 on.
+"""Bounds of tensors that hold whatever the inputs of the graph are: masks of ones, positions from 0 on.
 
 A value is known by its bounds, both included. They follow from ``arange``, ``full`` and the like through views,
 conversions, arithmetic and comparisons; a tensor whose bounds are equal holds one value. Parameters and buffers are
@@ -93,7 +93,7 @@ class KnownValues:
                         self._found[node] = found
 
     def bounds(self, node: Node) -> Bounds | None:
-        """Return between which values all elements of a tensor are, or None."""
+        """Return the bounds of all elements of a tensor, or None."""
         return self._found.get(node)
 
     def value(self, node: object) -> Number | None:

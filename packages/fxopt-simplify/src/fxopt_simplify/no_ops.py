@@ -1,4 +1,4 @@
-"""Which calls give what they were given."""
+"""Find calls that return what they are given."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ class NoOpReader:
         return call is not None and usual and call.name in _PACKED
 
     def _keeps_shape(self, call: Operation, value: Node) -> bool:
-        """Return whether a call gives the same shape by its arguments alone."""
+        """Return whether a call keeps the shape, judging by its arguments alone."""
         arguments = call.arguments
         if call.name == "slice":
             start, end = arguments["start"], arguments["end"]
@@ -112,7 +112,7 @@ class NoOpReader:
         return shape is not None and shape.name == "size" and shape.input is value and shape.arguments["dim"] is None
 
     def _undone(self, call: Operation, value: Node) -> Node | None:
-        """Return the value of two views before, if these two undo each other."""
+        """Return the value before two views that undo each other."""
         earlier = read_operation(self._index, value)
         source = None if earlier is None else earlier.input
         if earlier is None or source is None or earlier.module is not None or earlier.inplace:
@@ -268,7 +268,7 @@ def _is_mask(node: Node) -> bool:
 def _is_expanded(node: Node, value: Node) -> bool:
     """Return whether all readers expand a value themselves, so that they may read a smaller one.
 
-    That is ``expand`` to sizes that it names, and attention, which expands its mask to its scores.
+    Such readers are ``expand`` to sizes that it names, and attention, which expands its mask to its scores.
     """
     one, other = tensor_facts(node), tensor_facts(value)
     if one is None or other is None or not (one.proven and other.proven) or one.rank != other.rank:

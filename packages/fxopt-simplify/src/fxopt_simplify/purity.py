@@ -29,7 +29,7 @@ _NOT_REPEATABLE = words(
     builtins.next builtins.callable nn.GuardsFn
     """
 )
-"""Calls that may give something else each time, whose value is undefined, or that are made for what they check."""
+"""Calls whose value may differ each time or is undefined, and calls that are made for their check."""
 _CHECKS = ("_assert", "_check", "sym_constrain", "_functional_assert", "_functional_sym")
 _STATEFUL_MODULES: tuple[type[nn.Module], ...] = (
     nn.RReLU,

@@ -15,7 +15,7 @@ from fxopt_simplify.no_ops import NoOpReader
 
 @dataclass(frozen=True, eq=False)
 class NoOp:
-    """A call that changes nothing, or an argument that changes nothing of its call.
+    """A call that changes nothing, or an argument that has no effect on its call.
 
     Attributes:
         node: the call.
@@ -57,7 +57,7 @@ class RemoveNoOps(ReversibleSitePass[NoOp]):
     - ``where``, ``masked_fill``, ``&`` and ``|`` with a mask that is known to be all ones or all zeros, for instance
       ``arange(n) >= 0``; and such a mask of ``scaled_dot_product_attention``, or one that adds zeros.
 
-    Results are the same bit for bit, but for attention without a mask, which torch may compute by another kernel.
+    Results are the same bit for bit, except of attention without a mask, which may run in another kernel.
 
     Source:
         IEEE 754-2019, 6.3: ``x - 0`` and ``x * 1`` are ``x`` for all ``x``, and ``-0.0 + 0`` is ``0.0``.

@@ -1,8 +1,8 @@
 """Which values have the same dtype and device for every input, and wherever the graph module is moved.
 
 ``x.to(torch.float32)`` does nothing for an input in float32, but something for one in float16, or after
-``graph_module.double()``. It surely does nothing if dtype and device follow from literals in the graph: of ``arange``,
-a comparison, or an earlier conversion.
+``graph_module.double()``. It certainly does nothing if literals in the graph decide dtype and device: in ``arange``, a
+comparison, or an earlier conversion.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _FOLLOWING = words(
 
 
 class Place(NamedTuple):
-    """What is settled of a value."""
+    """The settled dtype and device of a value."""
 
     dtype: torch.dtype | None
     device: torch.device | None
@@ -59,7 +59,7 @@ _NOTHING = Place(None, None)
 
 
 class Settled:
-    """What is settled of the values of a graph; linear in its size.
+    """What is settled about the values of a graph; linear in its size.
 
     >>> from fxopt_rewrite import infer_shapes
     >>> graph_module = infer_shapes(torch.fx.symbolic_trace(lambda x: (x > 0) & (x + 1 > 0)), torch.zeros(3))
@@ -78,7 +78,7 @@ class Settled:
                     self._found[node] = self._read(node, operation)
 
     def place(self, node: Node) -> Place:
-        """Return what is settled of a node's value."""
+        """Return what is settled about a node's value."""
         return self._found.get(node, _NOTHING)
 
     def _read(self, node: Node, name: str) -> Place:
@@ -112,7 +112,7 @@ class Settled:
 
 
 def _default_dtype(node: Node) -> torch.dtype | None:
-    """Return the dtype of what a factory makes without being told one; None for torch's default, which varies."""
+    """Return the dtype that a factory uses if none is given; None for torch's default, which varies."""
     facts = tensor_facts(node)
     return None if facts is None or facts.dtype.is_floating_point or facts.dtype.is_complex else facts.dtype
 

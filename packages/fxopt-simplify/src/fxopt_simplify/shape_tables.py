@@ -1,6 +1,6 @@
-"""`ShapeTables`: tensors that depend on sizes alone, computed once for each of the sizes that come along.
+"""`ShapeTables`: tensors that depend only on sizes, computed once for each set of sizes.
 
-Three kinds of input decide what they are. A ``size`` is a number, a shape, a dtype or a device, and counts by its
+Three kinds of input decide their values. A ``size`` is a number, a shape, a dtype or a device, and counts by its
 value. A ``like`` tensor, as of ``ones_like(x)``, counts by shape, dtype and device. A ``buffer``, which
 may be a parameter, is watched, so that loading, moving or writing it is noticed.
 """
@@ -50,7 +50,7 @@ def program_text(graph: Graph) -> str:
 
 
 def program_of(text: str) -> GraphModule:
-    """Return what computes the graph that a text holds, which may name functions of torch alone."""
+    """Return a module that computes the graph in a text, which may only name functions of torch."""
     graph = read_graph(json.loads(text), ValueReader(names=PLAIN))
     check_values(graph)  # before torch generates code from it
     check_targets(graph, nn.Module())
@@ -59,10 +59,10 @@ def program_of(text: str) -> GraphModule:
 
 
 class ShapeTables(nn.Module):
-    """Tensors that no input's numbers decide, computed once for each of the sizes that come along.
+    """Tensors that do not depend on the numbers in the inputs, computed once for each set of sizes.
 
-    It keeps those of the last 8 sizes, up to 16 MiB each, on CPUs; larger ones for the last size alone, where they take
-    no more memory than the buffers and parameters that they are made of. They belong to this object: copies, pickles
+    It keeps those of the last 8 sizes, up to 16 MiB each, on CPUs; larger ones for the last size only, if they take
+    no more memory than the buffers and parameters that they come from. They belong to this object: copies, pickles
     and archives start without them. Under ``torch.compile``, ``torch.export`` and other tracing, under autocast and
     modes that intercept calls, where gradients flow into a parameter, and on other devices, it computes them at each
     call.
@@ -130,7 +130,7 @@ class ShapeTables(nn.Module):
         return tables
 
     def _key(self, inputs: Sequence[Any]) -> Hashable | None:
-        """Return what decides the tensors, or None where they have to be computed."""
+        """Return the key that decides the tensors, or None where they have to be computed."""
         key: list[Hashable] = [torch.get_default_dtype()]
         for role, value in zip(self.roles, inputs, strict=True):
             if role == SIZE:
@@ -161,7 +161,7 @@ class ShapeTables(nn.Module):
                 self._kept.clear()
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> ShapeTables:
-        """Drop what is kept when the model is converted or moved: its buffers are others then."""
+        """Drop what is kept when the model is converted or moved, which replaces its buffers."""
         self.forget_derived()
         applied: ShapeTables = super()._apply(fn, recurse)  # type: ignore[no-untyped-call]  # untyped in torch
         return applied
@@ -172,7 +172,7 @@ class ShapeTables(nn.Module):
 
 
 def _bytes_kept(tables: Tables) -> int | None:
-    """Return what keeping tensors takes; None where they are not on CPUs: others have streams and graphs of calls."""
+    """Return the bytes that tensors take; None if not on CPUs: elsewhere, a stream or CUDA graph may own them."""
     tensors = tables if isinstance(tables, tuple) else (tables,)
     if not all(type(tensor) is Tensor and tensor.is_cpu and not tensor.requires_grad for tensor in tensors):
         return None

@@ -1,4 +1,4 @@
-"""Finds the parts of a graph that depend on sizes, literals, buffers and weights alone; `ShapeTables` computes them."""
+"""Find the parts of a graph that depend only on sizes, literals, buffers and weights; `ShapeTables` computes them."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ class TablesSite:
 
 
 class TablesPass(ReversibleSitePass[TablesSite]):
-    """Passes that let `ShapeTables` compute what no input tensor decides; see those."""
+    """Base of the passes that let `ShapeTables` compute what no input tensor decides."""
 
     takes_sizes: ClassVar[bool]
     """Whether tensors may depend on sizes, dtypes and devices of others."""
@@ -106,7 +106,7 @@ class TablesPass(ReversibleSitePass[TablesSite]):
                 outputs.append(output)
             else:
                 yield refusal
-        kinds: dict[tuple[bool, bool], list[Output]] = {}  # apart, as another size computes all of a module again
+        kinds: dict[tuple[bool, bool], list[Output]] = {}  # apart, because a new size recomputes all of a module
         for output in outputs:
             kinds.setdefault(tables.weight_kind(output.node), []).append(output)
         for alike in kinds.values():
@@ -152,7 +152,7 @@ class Output:
 
 
 def _groups(outputs: list[Output]) -> Iterator[list[Output]]:
-    """Put together what can be computed after the inputs of all, and before the readers of any."""
+    """Group the tensors that can be computed after all of their inputs and before any of their readers."""
     group: list[Output] = []
     last_input = -1
     for output in sorted(outputs, key=lambda each: each.first_use):
@@ -198,7 +198,7 @@ class Tables:
                 ]
                 if of_weights:
                     reduced = self.elementwise or self.index.effects.effect(node).operation in _REDUCED
-                    # What only repeats a weight for a size reads it, so that the weight is computed for all sizes.
+                    # What only repeats a weight to a size stays apart: the weight is computed once for all sizes.
                     alike = [value for value in of_weights if (value in self._sized) == (node in self._sized)]
                     self._weights[node] = reduced or any(self._weights.get(value) for value in alike)
         for node in reversed(self._weights):
@@ -207,7 +207,7 @@ class Tables:
                 and not self._weights[node]
                 and not any(user in self._computed for user in node.users)
             ):
-                del self._computed[node]  # so that what sizes alone decide is kept all the same
+                del self._computed[node]  # so that what only sizes decide is still kept
 
     def _last_input(self, value: Node) -> int:
         return self._computed.get(value, self.index.position[value])
@@ -267,7 +267,7 @@ class Tables:
         return False
 
     def _role(self, node: Node, name: str, value: Node) -> str | None:
-        """Return what an input from outside is to `ShapeTables`; None if it decides more than sizes do."""
+        """Return the role of an outside input in `ShapeTables`; None if more of it matters than its size."""
         if value in self._sizes:
             return SIZE if self.takes_sizes else None
         if value.op == "get_attr":
@@ -343,7 +343,7 @@ def graph_of(
     outputs: tuple[Node, ...],
     layers: Mapping[Node, LinearCall | LayerNormCall] = MappingProxyType({}),
 ) -> Graph:
-    """Return the computation as a graph of its own, without what its nodes know of where they come from."""
+    """Return the computation as a graph of its own, without the provenance of its nodes."""
     graph = Graph()
     copies: dict[Any, Node] = {value: graph.placeholder(f"input_{place}") for place, value in enumerate(inputs)}
     for node in region:

@@ -1,12 +1,12 @@
 """Let transformers know the folders that fxopt writes, wherever fxopt is installed.
 
 transformers has no entry points: a type of model is known once someone has registered it. torch has a group of them,
-``torch.backends``, which is called at the end of ``import torch``; so is `autoload`, and by ``import fxopt``, too.
+``torch.backends``, called at the end of ``import torch``. `autoload` is one of them; ``import fxopt`` calls it too.
 It imports neither torch nor transformers. If nothing ever imports the classes ``AutoModel...`` of transformers, it has
-no effect; ``TORCH_DEVICE_BACKEND_AUTOLOAD=0`` turns the entry point off, and leaves ``import fxopt``.
+no effect; ``TORCH_DEVICE_BACKEND_AUTOLOAD=0`` turns the entry point off, but not the call by ``import fxopt``.
 
 What an entry point raises, ``import torch`` raises, for every script on the machine. So nothing here raises, and
-nothing imports ``fxopt``, which may be a file of that name beside the script.
+nothing imports ``fxopt``, because a file of that name may be beside the script.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def autoload() -> None:
 
 
 class _Waiting(MetaPathFinder):
-    """Finds one module, as Python does, and has something done after it was loaded."""
+    """Finds one module, as Python does, and has fxopt registered after it was loaded."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
@@ -49,7 +49,7 @@ class _Waiting(MetaPathFinder):
 
 
 class _ThenRegister(Loader):
-    """Loads a module as its own loader does, which stays the one that the module names."""
+    """Loads a module with its own loader, which the module goes on naming, and then registers fxopt."""
 
     def __init__(self, loader: Loader) -> None:
         self._loader = loader

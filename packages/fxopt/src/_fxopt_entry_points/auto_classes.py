@@ -1,6 +1,6 @@
-"""What ``AutoConfig`` and ``AutoModel...`` of transformers make of a folder that fxopt wrote.
+"""How ``AutoConfig`` and ``AutoModel...`` of transformers open a folder that fxopt wrote.
 
-Imported by `autoload` in every process that has these classes; what opens an archive is imported with the first.
+`autoload` imports this in every process that has these classes; the first archive imports the code that opens it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _DECIDED = ("attn_implementation", "device_map", "quantization_config")
 
 
 class Opener:
-    """Stands for a class of models; what it opens is a captured module."""
+    """Stands for a class of models; it opens folders as captured modules."""
 
     config_class: ClassVar[Any]
     auto_class: ClassVar[Any]
@@ -70,7 +70,7 @@ def auto_class_for(config: Mapping[str, Any]) -> Any:
 
 
 def _check_head(path: str, name: str, model_type: str, auto_class: Any) -> None:
-    """Refuse to give a model for one of another head."""
+    """Refuse to return a model with another head than the class has."""
     if not _fits(name, model_type, auto_class):
         raise ValueError(
             f"{path} holds a {name}, which is none of {auto_class.__name__}: optimize the model that is needed"
@@ -80,7 +80,7 @@ def _check_head(path: str, name: str, model_type: str, auto_class: Any) -> None:
 def _fits(name: str, model_type: str, auto_class: Any) -> bool:
     """Whether a class ``AutoModel...`` opens models of a class."""
     transformers = importlib.import_module("transformers")
-    if auto_class is transformers.AutoModel:  # encoders of models that have both parts are no model of a mapping
+    if auto_class is transformers.AutoModel:  # the encoder of an encoder-decoder model is in no mapping
         return re.search("For[A-Z]|LMHead", name) is None
     known = model_type in transformers.CONFIG_MAPPING
     found = auto_class._model_mapping.get(transformers.CONFIG_MAPPING[model_type], ()) if known else ()

@@ -1,4 +1,4 @@
-"""The main job on a sentence encoder and on two real models: ``python -m fxopt.demo``.
+"""The main job, on a sentence encoder and on two real models: ``python -m fxopt.demo``.
 
 all-MiniLM-L6-v2 (a BERT) and EfficientNet-Lite0, both with their trained weights, from packages; nothing is downloaded.
 """

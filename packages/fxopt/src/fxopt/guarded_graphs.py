@@ -1,4 +1,4 @@
-"""A model as several graphs, one for each way through it that calls take."""
+"""A model as several graphs, one for each path that calls take through it."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class GuardedGraphs(nn.Module):
         """Return what the first graph that accepts the call returns.
 
         Raises:
-            CaptureError: None accepts it; the text has the reason of each.
+            CaptureError: None accepts it; the message has the reason of each.
         """
         refusals: list[CaptureError] = []
         for graph in self.graphs:
@@ -93,7 +93,7 @@ class GuardedGraphs(nn.Module):
         return super().train(mode)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> GuardedGraphs:
-        """Convert or move all graphs, or none where one does not follow."""
+        """Convert or move all graphs, or none if one refuses."""
         undo: list[Callable[[], None]] = []
         try:
             for guards in self._guards():
@@ -117,7 +117,7 @@ class GuardedGraphs(nn.Module):
 
 
 def accepts(graph_module: nn.Module, call: Inputs) -> bool:
-    """Whether a captured module takes the arguments of a call, as far as its checks of inputs say."""
+    """Whether a captured module takes the arguments of a call, as far as its checks of inputs tell."""
     captured = cast("CapturedModule", graph_module)
     try:
         inputs = captured._input_binding.bound(call.args, dict(call.kwargs))
@@ -134,7 +134,7 @@ def _writes(graph_module: nn.Module) -> bool:
 
 
 def _share(graph_module: nn.Module, known: dict[str, list[nn.Module]]) -> None:
-    """Put layers that other graphs have under the same names, with the same values, into a graph; note the others."""
+    """Let a graph share layers with others that have the same name and values; record its other layers."""
     for path, module in list(graph_module.named_modules(remove_duplicate=False)):
         if module._modules or not (module._parameters or module._buffers):
             continue

@@ -87,13 +87,13 @@ def optimize(
         args: example inputs by position, with a batch of at least 2 if the batch size is to stay dynamic.
         kwargs: example inputs by name.
         also: further example inputs, each a tensor, a tuple of positional inputs, a mapping of keyword inputs, or
-            `Inputs`, for which the model goes other ways: sizes on which it branches, a mask that is given or not. For
-            each that no graph before takes, a graph of its own is made. Of a mapping `dynamic_shapes`, each has the
+            `Inputs`, on which the model takes other paths: sizes on which it branches, a mask that is given or not.
+            Each that no earlier graph takes gets a graph of its own. Of a mapping `dynamic_shapes`, each takes the
             names that are among its inputs.
         pipeline: pipeline text, the name of a pipeline or of a pass, or a pass; by default `default_pipeline` of the
             model.
         dynamic_shapes: which sizes may vary, as `capture` takes it: those of images, say.
-        calibrate: calls what it is given, a stand-in for the model, with typical inputs: ``lambda model:
+        calibrate: a function that calls its argument, a stand-in for the model, with typical inputs: ``lambda model:
             model.encode(texts)``. A pipeline with static ranges, such as ``cpu-inference-int8-static``, takes
             them from these calls; without it, from the example inputs.
         verify: whether to compare the captured graph and the result with the model on the example inputs; a pass that

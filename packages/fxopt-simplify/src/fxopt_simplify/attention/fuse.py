@@ -34,7 +34,7 @@ class FuseScaledDotProductAttention(ReversibleSitePass[Attention]):
     q is (..., L, E), k (..., S, E), v (..., S, V) and the mask broadcasts to (..., L, S). The scores may be multiplied
     or divided by a number; masks are summands, or filled in with ``-inf`` or the smallest number of the dtype. Keys and
     values of grouped heads stay expanded as they are. The same in float32 and float64 except for rounding, as long as
-    the scores are finite. Gradients are those of torch's kernels: there are first derivatives only, and on CPUs other
+    the scores are finite. Gradients are those of torch's kernels: only first derivatives, and on CPUs wrong
     ones for rows that the smallest number hides entirely, so that masks that may do so are refused in train mode.
 
     Refused if the weights are read elsewhere, for active dropout, in half precision (where the kernel rounds less), and
@@ -45,7 +45,7 @@ class FuseScaledDotProductAttention(ReversibleSitePass[Attention]):
         memory.
 
     Cost:
-        One call instead of four to seven, and (..., L, S) values fewer in memory. No tensor of the model is touched.
+        One call instead of four to seven, and (..., L, S) fewer values in memory. No tensor of the model is touched.
         The pass is linear in the number of nodes.
 
     >>> class Attention(torch.nn.Module):
@@ -122,7 +122,7 @@ def _keys(site: Attention, edit: Editor) -> Node:
 
 
 def _summand(mask: Mask, site: Attention, edit: Editor) -> Node:
-    """Return a mask as a summand: zeros, and where the mask is true what it fills in."""
+    """Return a mask as a summand: the number that it fills in where it is true, and zeros."""
     if mask.fill is None:
         return mask.value
     before, like, fill = site.product, [mask.node], site.values.number(mask.fill)
@@ -131,7 +131,7 @@ def _summand(mask: Mask, site: Attention, edit: Editor) -> Node:
 
 
 def _is_packed_next(product: Node, reader: AttentionReader) -> bool:
-    """Return whether the heads are brought together in memory of their own next, whatever their strides are."""
+    """Return whether the next reader joins the heads in new memory, whatever their strides are."""
     users = list(product.users)
     while len(users) == 1 and reader.name(users[0]) in ("transpose", "permute"):
         users = list(users[0].users)

@@ -1,11 +1,11 @@
 """Which masks leave every row of scores something to attend to.
 
 Softmax over a row of ``-inf`` gives NaN, and ``scaled_dot_product_attention`` gives zeros there. A mask of finite
-numbers is added to the scores by both: a row of the smallest number gives equal weights in both. So what is asked of a
-mask is whether all its elements are finite, or else whether its first column masks nothing.
+numbers is added to the scores by both: a row of the smallest number gives equal weights in both. So a mask
+is accepted if all its elements are finite, or if its first column masks nothing.
 
-Values that are computed from parameters by layers, and products of matrices, count as finite and as small beside the
-largest number of their dtype. Inputs of the graph and buffers may hold anything.
+Values that are computed from parameters by layers, and products of matrices, count as finite and as small compared
+with the largest number of their dtype. Inputs of the graph and buffers may hold anything.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Bounds(NamedTuple):
     high: float
 
     def __or__(self, other: Bounds) -> Bounds:
-        """Return the bounds of what is one or the other."""
+        """Return the bounds of a value that is one or the other."""
         return Bounds(min(self.low, other.low), max(self.high, other.high))
 
     def plus(self, other: Bounds) -> Bounds:
@@ -84,7 +84,7 @@ class MaskValues:
         return None if known is None else float(known)
 
     def bounds(self, value: object, depth: int = _LONGEST) -> Bounds:
-        """Return between which values all elements of a mask are."""
+        """Return the bounds of all elements of a mask."""
         number = self.number(value)
         if number is not None or not isinstance(value, Node):
             return _UNKNOWN if number is None else Bounds(number, number)
@@ -104,7 +104,7 @@ class MaskValues:
         return found if found.fit(facts.dtype) or found.high <= 0 else _UNKNOWN
 
     def _changes(self, node: Node) -> bool:
-        """Return whether a call may write, or its result be written later."""
+        """Return whether a call may write, or its result may be written later."""
         effect = self._index.effects.effect(node)
         written = self._index.effects.written_between(node, node, self._index.nodes[-1])
         return effect.opaque or bool(effect.writes) or written
@@ -148,7 +148,7 @@ class MaskValues:
 
 
 def _adds_leading(node: Node, name: str) -> bool:
-    """Return whether a call takes everything, and puts dimensions before the last two."""
+    """Return whether a call keeps all elements, and only adds dimensions before the last two."""
     facts = tensor_facts(node)
     if name == "unsqueeze":
         dim = argument(node, 1, "dim")

@@ -29,7 +29,7 @@ _MOST_BETWEEN = 8
 
 
 class Mask(NamedTuple):
-    """What is added to the scores, or filled in where it is true.
+    """A mask: added to the scores, or filled in where it is true.
 
     Attributes:
         value: the summand, or the boolean mask.
@@ -134,7 +134,7 @@ class AttentionReader:
         return "" if call is None else _ONE_NAME.get(call.name, call.name)
 
     def readers(self, node: Node) -> list[Node]:
-        """Return the users of a node without the checks of its dtype that an export puts in."""
+        """Return the users of a node without the checks of its dtype that an export inserts."""
         return [user for user in node.users if self.name(user) != _CHECK]
 
     def checks(self, node: Node) -> list[Node]:

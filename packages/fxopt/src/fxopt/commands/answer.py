@@ -35,8 +35,8 @@ class Answer:
 def answer(work: Callable[[Terminal], Answer], *, as_json: bool) -> None:
     """Do the work of a command and print its answer, or its error.
 
-    Whatever models, factories and plugins print meanwhile goes to standard error, so that standard output holds the
-    answer alone.
+    Whatever models, factories and plugins print meanwhile goes to standard error, so that standard output holds
+    only the answer.
 
     Args:
         work: the work of the command.

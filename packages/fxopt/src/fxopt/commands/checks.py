@@ -1,6 +1,6 @@
-"""What is checked before torch is imported, which takes seconds: paths, what kind of file they lead to, factories.
+"""Checks before torch is imported, which takes seconds: paths, the kinds of files they lead to, factories.
 
-What a check here lets through is checked again, in full, where it is read.
+Whatever passes these checks is checked again, in full, where it is read.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def check_sources(*texts: str, inputs: str | None = None) -> None:
 
 
 def check_archives(*texts: str | None) -> None:
-    """Raise if there is no file of the name of an archive."""
+    """Raise if one of these archives does not exist."""
     for text in (text for text in texts if text is not None):
         _check_path(text, "expected a .fxopt archive")
         if archive_path(text).is_dir():
@@ -115,7 +115,7 @@ def downloaded(name: str) -> Path:
 
 
 def folders_of_modules(folder: Path) -> list[str]:
-    """Return the folders there that modules of sentence-transformers have for themselves; some have none.
+    """Return the folders of the modules of sentence-transformers in a folder; some modules have none.
 
     Raises:
         FileError: ``modules.json`` is not as sentence-transformers writes it.
@@ -178,7 +178,7 @@ def _check_path(text: str, expected: str) -> None:
 
 
 def _check_folder(folder: Path) -> None:
-    """Raise if a folder is not as `save_pretrained` writes it, or if transformers is not there to read it."""
+    """Raise if a folder is not as `save_pretrained` writes it, or if transformers is not installed."""
     expected = "in Hugging Face format, as save_pretrained writes it"
     config = folder / "config.json"
     odd = next((path for path in folder.iterdir() if special(path)), None)

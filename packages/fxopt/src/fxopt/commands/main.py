@@ -77,7 +77,7 @@ def _root(
 
 
 def main() -> None:
-    """Run the command; the signal TERM cleans up as Ctrl-C does, and both are interrupts whatever becomes of them."""
+    """Run the command; the signal TERM cleans up as Ctrl-C does, and both stay interrupts whatever they lead to."""
     signal.signal(signal.SIGTERM, _interrupted)
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # else Ctrl-C is to be ignored
         signal.signal(signal.SIGINT, _interrupted)

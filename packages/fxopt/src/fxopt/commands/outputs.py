@@ -59,7 +59,7 @@ def check_page(text: str, *, force: bool) -> Path:
 
 
 def check_reports() -> None:
-    """Raise if what draws reports is not installed."""
+    """Raise if fxopt-report, which draws reports, is not installed."""
     if find_spec("fxopt_report") is None:
         raise FileError("reports need fxopt-report, which is not installed: pip install 'fxopt[reports]'")
 
@@ -185,7 +185,7 @@ def write_folder(graph_module: GraphModule, path: Path, *, source: str, check: C
 
 
 def _require_fxopt(file: Path) -> None:
-    """Have sentence-transformers say that a folder needs fxopt, where it is not installed."""
+    """Have sentence-transformers say that a folder needs fxopt, where fxopt is not installed."""
     if file.is_file():
         config = json.loads(file.read_text(encoding="utf-8"))
         reason = {"specifier": ">=0.1", "reason": "Its transformer is a graph that fxopt has optimized."}
@@ -194,7 +194,7 @@ def _require_fxopt(file: Path) -> None:
 
 
 def _name_tokenizer(origin: Path, file: Path) -> None:
-    """Have the tokenizer of a folder loaded by the class that loads SOURCE's: its own type of model may decide that."""
+    """Name the class of SOURCE's tokenizer in a folder: transformers may choose it by the type of the model."""
     from fxopt.commands.models.files import loaded
 
     tokenizer = loaded("AutoTokenizer", origin)

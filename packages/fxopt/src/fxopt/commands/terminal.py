@@ -1,4 +1,4 @@
-"""What a command shows: colours and frames in a terminal, plain text for scripts elsewhere."""
+"""The output of a command: colours and frames in a terminal, plain text elsewhere."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ _FX_TRACE = "Call using an FX-traced Module"
 
 
 def silence_libraries() -> None:
-    """Let libraries not warn, on import, of parts that are not there and that nothing here needs.
+    """Keep libraries from warning, on import, of missing parts that nothing here needs.
 
-    A torch that is yet to be imported logs errors alone, unless ``TORCH_LOGS`` says otherwise.
+    If torch is not imported yet, it will log only errors, unless ``TORCH_LOGS`` says otherwise.
     """
     for name in _TALKATIVE:
         logging.getLogger(name).setLevel(logging.ERROR)
@@ -33,7 +33,7 @@ def silence_libraries() -> None:
 
 
 class _WithoutTraces(io.TextIOBase):
-    """Standard error without the traceback that torch.fx prints of an error in a graph before it raises it."""
+    """Standard error without the traceback that torch.fx prints before it raises an error in a graph."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream, self._dropped = stream, False
@@ -141,7 +141,7 @@ class Terminal:
 
 
 def _writable(text: str) -> str:
-    r"""Return text without what no encoding has, and without control characters that a terminal would obey.
+    r"""Return text without characters that no encoding has, and without control characters for terminals.
 
     >>> _writable("a" + chr(0xD800) + chr(27) + "[2J")
     'a\\ud800\\x1b[2J'

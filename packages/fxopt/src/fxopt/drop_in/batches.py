@@ -44,7 +44,7 @@ class BatchEncoder:
         options: for each call of ``encode`` or ``predict``, such as ``normalize_embeddings=True``.
 
     Raises:
-        PreconditionError: fxopt did not write the folder, or no row of numbers comes out of what it holds; in a call, a
+        PreconditionError: fxopt did not write the folder, or its model does not give rows of numbers; in a call, a
             column is missing, or a row is null or of another kind.
 
     Example:
@@ -77,12 +77,12 @@ class BatchEncoder:
         """Return what ``SentenceTransformer.encode``, or ``predict`` of a `CrossEncoder`, returns for the same inputs.
 
         Args:
-            inputs: a list, an array or another iterable of inputs, for which there is an array with a row for each (of
-                no rows and the right width for none); or one input, for which there is its row.
+            inputs: a list, an array or another iterable of inputs, for an array with a row for each (of the right
+                width also for no inputs); or one input, for its row.
             options: for this call, such as ``prompt_name="query"`` or ``batch_size=8``.
 
         Raises:
-            PreconditionError: They are something else, or a row is.
+            PreconditionError: The inputs, or a row among them, are something else.
         """
         try:
             one = self._checked(inputs)
@@ -121,7 +121,7 @@ class BatchEncoder:
 
 
 def _opened(folder: Path, options: dict[str, Any]) -> tuple[Callable[[Any], Any], Any, Callable[..., Any]]:
-    """Return what checks and converts a row, an example of a row, and what makes an array of a list of rows."""
+    """Return a function that checks and converts a row, an example of a row, and a function from rows to an array."""
     configs = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(folder.rglob("config.json"))]
     config = next((config for config in configs if isinstance(config, dict) and "fxopt" in config), None)
     if config is None:
@@ -160,7 +160,7 @@ def _opened(folder: Path, options: dict[str, Any]) -> tuple[Callable[[Any], Any]
 def _array(
     model: Any, process: Callable[..., Mapping[str, Any]], rows: list[Any], *, batch_size: int, **options: Any
 ) -> Any:
-    """Return the logits or pooled outputs of rows, texts of like length in one call."""
+    """Return the logits or pooled outputs of rows, texts of similar length in one call."""
     order = sorted(range(len(rows)), key=lambda place: len(rows[place]) if isinstance(rows[place], str) else 0)
     found: list[Any] = [None] * len(rows)
     with torch.inference_mode():

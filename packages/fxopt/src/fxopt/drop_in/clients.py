@@ -1,7 +1,7 @@
 """Objects with a Hugging Face model in them: models of sentence-transformers, and pipelines of transformers.
 
-A client is copied with something else in the place of its model: first with what notes how it calls the model, on
-examples that its own tokenizer or processor prepares, then with the optimized graph.
+A client is copied with a substitute for its model: first a recorder that notes how the client calls the model, on
+examples that its own tokenizer or processor prepares, then the optimized graph.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Client(Protocol):
     """A model of sentence-transformers or a pipeline, as type checkers see both."""
 
     def preprocess(self, *args: Any, **kwargs: Any) -> Any:
-        """Make inputs of the model of what a user gives."""
+        """Turn what a user gives into inputs of the model."""
 
 
 ClientT = TypeVar("ClientT", bound=Client)
@@ -83,13 +83,13 @@ def with_models_replaced(
                 [Inputs(*map(_wide, call.args), **pytree.tree_map(_wide, dict(call.kwargs))) for call in each]
                 for each in (calls, noted)
             )
-            _holder(recording).float()  # layers after the model, which get what it returns
+            _holder(recording).float()  # layers after the model, which get its results
         memo[id(recorder)] = optimize(model, calls, noted, varying_sizes(calls[0]), first)
     return copy.deepcopy(recording, memo)
 
 
 def noted_calls(model: nn.Module, calibrate: Callable[[Any], object]) -> list[Inputs]:
-    """Return the calls that a function makes of a model."""
+    """Return the calls of a model that a function makes."""
     recorder = _Recorder(model)
     calibrate(recorder)
     return recorder.calls
@@ -111,7 +111,7 @@ def calls_of(client: Client) -> tuple[nn.Module, list[Inputs]]:
 
 
 def _recorded(client: ClientT) -> tuple[ClientT, list[_Recorder]]:
-    """Return a copy of a client with recorders in place of its models, which have noted calls with examples."""
+    """Return a copy of a client with recorders in place of its models, which hold the calls with examples."""
     recorders = [_Recorder(model) for model in _models(client)]
     recording = copy.deepcopy(client, {id(recorder.model): recorder for recorder in recorders})
     for recorder in recorders:
@@ -128,7 +128,7 @@ def _recorded(client: ClientT) -> tuple[ClientT, list[_Recorder]]:
 
 
 class _Recorder(nn.Module):
-    """Stands in for a model, and notes the tensors and numbers that it is called with."""
+    """Stands in for a model, and records the tensors and numbers that it is called with."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -142,7 +142,7 @@ class _Recorder(nn.Module):
         return self._recorded[0]
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Note a call, and make it."""
+        """Record a call, and make it."""
         with torch.inference_mode(False):  # clients call in it, and its tensors are of no use outside
             noted = {name: pytree.tree_map(_own, value) for name, value in kwargs.items() if _counts(value)}
             self.calls.append(Inputs(*pytree.tree_map(_own, args), **noted))
@@ -256,13 +256,13 @@ def images() -> Sequence[list[Any]]:
 
 
 def sound(seconds: float, rate: int) -> Any:
-    """Return a tone that rises."""
+    """Return a rising tone."""
     time = torch.arange(int(seconds * rate)) / rate
     return torch.sin(2 * math.pi * (200 + 100 * time) * time).numpy()
 
 
 def varying_sizes(call: Inputs) -> Mapping[str, Any] | None:
-    """Return the sizes that vary where `capture` does not see it: the lengths of sounds."""
+    """Return the sizes that vary although `capture` cannot see it: the lengths of sounds."""
     if "input_values" not in call.kwargs:
         return None
     return {name: {0: Dim.DYNAMIC, 1: Dim.DYNAMIC} for name in call.kwargs}

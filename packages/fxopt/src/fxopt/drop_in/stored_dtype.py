@@ -22,7 +22,7 @@ from fxopt_tools import Inputs
 
 
 class ComputeInFloat32(Transformation):
-    """Leaves a graph as it is, and has the history say that it was captured in float32.
+    """Leaves a graph as it is, and notes in the history that it was captured in float32.
 
     Args:
         stored: the dtype of the weights before.
@@ -45,9 +45,9 @@ class ComputeInFloat32(Transformation):
 
 
 def slow_dtype(model: nn.Module, pipeline: object = None) -> ComputeInFloat32 | None:
-    """Return what notes the dtype of a model's weights if a pipeline is slow on it; None where there is none.
+    """Return the pass that notes the dtype of a model's weights, if a pipeline is slow on that dtype; else None.
 
-    Of pipelines that narrow weights, it is each but float32, which alone their operators compute in.
+    For pipelines that narrow weights, it is every dtype but float32, the only one that their operators take.
 
     >>> slow_dtype(nn.Linear(2, 2))
     >>> slow_dtype(nn.Linear(2, 2).bfloat16(), "cpu-inference-bf16")

@@ -137,7 +137,7 @@ def _from_library(folder: Path, dtype: torch.dtype | None) -> tuple[nn.Module, l
 
 
 def _is_usual(folder: Path) -> bool:
-    """Whether sentence-transformers does with a folder what transformers does: it takes more than a second to import.
+    """Whether transformers alone opens a folder as sentence-transformers, which takes a second to import, would.
 
     What cannot be read is left to sentence-transformers, which says what is wrong.
     """
@@ -162,7 +162,7 @@ def _is_usual(folder: Path) -> bool:
 def _prepared_calls(folder: Path, model: Any) -> list[Inputs]:
     """Return calls of a model that its tokenizer or processor makes of examples, as pipelines make them.
 
-    They hold whatever ``forward`` takes, and ignores if it has a ``**kwargs``: DistilBERT gets ``token_type_ids`` so.
+    They hold whatever ``forward`` takes, also what its ``**kwargs`` ignore, as ``token_type_ids`` for DistilBERT.
     """
     main, kind = str(getattr(model, "main_input_name", "")), type(model).__name__
     if main == "input_ids" and not kind.endswith("ForMultipleChoice"):
@@ -185,7 +185,7 @@ def _prepared_calls(folder: Path, model: Any) -> list[Inputs]:
     takes_all = isinstance(model, GraphModule) or any(each.kind is each.VAR_KEYWORD for each in parameters)
     try:
         calls = [{name: each[name] for name in each if takes_all or name in names} for each in made]
-    except Exception:  # of texts alone, or images alone, a processor may make nothing
+    except Exception:  # a processor may need texts and images together
         return []
     return [Inputs(**call) for call in calls if set(default_names(model)) <= call.keys()]
 
@@ -194,7 +194,7 @@ def loaded(name: str, folder: Path) -> Any:
     """Return a tokenizer or processor of a folder; None where there is none that can be loaded."""
     transformers = importlib.import_module("transformers")
     if name == "AutoTokenizer" and not any(map(any, map(folder.glob, _TOKENIZERS))):
-        return None  # transformers makes one without words
+        return None  # transformers would make one without a vocabulary
     try:
         return getattr(transformers, name).from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
     except Exception:  # transformers raises errors of many kinds; the model can be captured all the same
