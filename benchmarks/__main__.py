@@ -1,4 +1,4 @@
-"""`python -m benchmarks [--quick] [TOPIC ...]`: measure, write JSON, and the page from all JSON there is."""
+"""`python -m benchmarks [--quick] [TOPIC ...]`: measure, write JSON, and write the page from all JSON files."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from benchmarks.topics import TOPICS
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run what is asked for; return the number of topics that failed."""
+    """Run the requested topics; return the number of topics that failed."""
     options = parse(arguments)
     names = options.topics or list(TOPICS)
     failed: list[str] = []

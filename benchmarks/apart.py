@@ -2,8 +2,8 @@
 
 In one process they disturb each other: a pool of threads spins for some milliseconds after a call, on the core that the
 next engine needs. So every engine has a worker in a session of its own (Linux may share processors by session). All are
-prepared before the first block. Each round asks all of them in an order that is drawn anew, after a pause in which the
-pools fall asleep. A worker answers a block with the median of its calls.
+prepared before the first block. Each round asks all of them in a new random order, after a pause in which the pools
+fall asleep. A worker answers a block with the median of its calls.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ Note = Mapping[str, str]
 
 @dataclass(frozen=True)
 class Ready:
-    """What a worker has prepared.
+    """A prepared engine in a worker.
 
     Attributes:
         task: one call of the engine.
-        note: what a table says of it, by name.
+        note: what a table says about it, by name.
     """
 
     task: Task
@@ -51,11 +51,11 @@ Make = Callable[[], "Ready | Absent"]
 
 @dataclass(frozen=True)
 class Timed:
-    """What an engine took.
+    """The times of an engine.
 
     Attributes:
         seconds: of one call, round by round.
-        note: what the worker says of the engine.
+        note: what the worker says about the engine.
     """
 
     seconds: tuple[float, ...]
@@ -77,7 +77,7 @@ class Worker:
         there.close()  # so that the end of the process is the end of the pipe
 
     def prepared(self) -> Note | Absent:
-        """Wait until the engine is prepared; return what the worker says of it, or why there is none."""
+        """Wait until the engine is prepared; return what the worker says about it, or why there is no engine."""
         found: Note | Absent = self._answer()
         return found
 
@@ -108,7 +108,7 @@ def rounds_apart(makes: Mapping[str, Make], settings: Settings, device: str = "c
     """Prepare each engine in a process of its own, and measure all in shuffled rounds, after one that is not counted.
 
     Args:
-        makes: what prepares the engines, by name.
+        makes: functions that prepare the engines, by name.
         settings: how many rounds, the threads of each engine, which clock, the seed of the order.
         device: what the engines compute on.
     """
@@ -136,7 +136,7 @@ def rounds_apart(makes: Mapping[str, Make], settings: Settings, device: str = "c
 
 
 def serve(make: Make, threads: int, clock: Clock, pipe: Connection) -> None:
-    """Prepare an engine and answer with its note; then answer each number of seconds with those of one call."""
+    """Prepare an engine and answer with its note; then answer each request for seconds with those of one call."""
     os.setsid()
     logging.disable(logging.WARNING)
     warnings.simplefilter("ignore")  # peers warn of deprecations of their own
@@ -151,14 +151,14 @@ def serve(make: Make, threads: int, clock: Clock, pipe: Connection) -> None:
             ready = Absent.because(error)
         gc.collect()
         gc.freeze()
-        with suppress(EOFError, BrokenPipeError):  # whoever asks has done
+        with suppress(EOFError, BrokenPipeError):  # the asking process is done
             pipe.send(ready if isinstance(ready, Absent) else ready.note)
             while not isinstance(ready, Absent):
                 pipe.send(one_call(ready.task, pipe.recv(), clock))
 
 
 def one_call(task: Task, least: float, clock: Clock) -> float:
-    """Call a task for so many seconds; return the median of its calls."""
+    """Call a task for this many seconds; return the median of its calls."""
     found: list[float] = []
     started = clock()
     while len(found) < CALLS or clock() - started < least:

@@ -87,10 +87,10 @@ def hollow(graph_module: GraphModule) -> GraphModule:
 
 
 class Live:
-    """A compiled model whose graph gives results that are there.
+    """A compiled model whose graph returns ready-made results.
 
     Attributes:
-        alone: calls what fxopt puts before a rewritten graph.
+        alone: calls only what fxopt runs before a rewritten graph.
         weights: how many weights are compared at each call.
         inputs: how many inputs the graph has.
     """

@@ -60,7 +60,7 @@ def tasks_of(name: str, model: nn.Module, example: dict[str, Any]) -> dict[str, 
 
 
 def constants(model: nn.Module) -> dict[str, Any]:
-    """No caches, which ``torch.export`` alone does not know."""
+    """Turn caches off, which ``torch.export`` alone cannot handle."""
     return {"use_cache": False} if "use_cache" in inspect.signature(model.forward).parameters else {}
 
 

@@ -1,7 +1,7 @@
-"""Adversarial cases: small models on which rewriting goes wrong easily, by family, from combinations of what matters.
+"""Adversarial cases: small models on which rewriting easily goes wrong, by family, from combinations of factors.
 
 A case is a model with inputs. Every contender gets a model of its own, built from the same seed, and has to compute
-what the model does: by rewriting it rightly or by leaving it alone.
+the same as the model: by a correct rewrite or by leaving it alone.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ FAMILIES = (
     "division",
 )
 NORMS = FAMILIES[:2]
-"""Those that need statistics, and cannot be undone."""
+"""Families that need statistics, and cannot be undone."""
 Inputs = tuple[Tensor, ...]
 Change = Callable[[Any], object]
 """Changes a model, whose attributes the case knows and mypy does not."""
@@ -35,12 +35,12 @@ class Case:
     """A model to rewrite.
 
     Attributes:
-        family: the rewrite that it is about.
-        topic: what it is about in particular; cases of a topic are counted together.
+        family: the rewrite that it tests.
+        topic: its subject in particular; cases of a topic are counted together.
         name: its factors.
-        make: makes the model, the same every time.
+        make: makes the same model every time.
         inputs: makes inputs for several calls.
-        dtype: that it computes in.
+        dtype: the dtype that it computes in.
         training: whether it is in training mode.
     """
 
@@ -76,7 +76,7 @@ class Case:
 
 
 def prepared(model: nn.Module, dtype: torch.dtype, training: bool, change: Change | None) -> nn.Module:
-    """Draw statistics and weights of norms, convert, set the mode, and change what the case is about."""
+    """Draw statistics and weights of norms, convert, set the mode, and make the change that the case tests."""
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
         for module in model.modules():
@@ -115,7 +115,7 @@ def case(
 
 
 def drawn(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """Draw an input; its first element is zero, as values often are."""
+    """Draw an input; its first element is zero, a frequent value."""
     generator = torch.Generator().manual_seed(sum(shape))
     values = torch.randint(-500, 500, shape, generator=generator)
     if dtype is not torch.int64:

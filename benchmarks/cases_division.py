@@ -32,7 +32,7 @@ FLOWS: dict[str, Flow] = {
 
 
 def division_cases() -> Iterator[Case]:
-    """Cases of every constant in every dtype, and of what a quotient goes into."""
+    """Cases of every constant in every dtype, and of every operation that reads a quotient."""
     for constant in CONSTANTS:
         for dtype in ("float32", "bfloat16", "int64"):
             topic = "by 0, infinity or NaN" if not math.isfinite(constant) or not constant else _topic(constant, dtype)

@@ -23,7 +23,7 @@ SIZES = {"equal sizes": (6, 6, 6), "unequal sizes": (6, 4, 2)}
 
 
 def attend(m: Any, x: Any) -> Any:
-    """What every result goes into, whatever its size."""
+    """The operation that reads every result, whatever its size."""
     return _attended(m.q(x), m.k(x), m.v(x))
 
 

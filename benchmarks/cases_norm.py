@@ -1,4 +1,4 @@
-"""Cases of batch norms behind and before convolutions and linear layers."""
+"""Cases of batch norms after and before convolutions and linear layers."""
 
 from __future__ import annotations
 
@@ -102,12 +102,12 @@ def linear_cases() -> Iterator[Case]:
 
 
 def plain_topic(bias: bool, affine: bool) -> str:
-    """What a case without anything else is about."""
+    """The subject of a case without further changes."""
     return f"{'bias' if bias else 'no bias'}, {'affine' if affine else 'not affine'}"
 
 
 def convolution(bias: bool, **options: Any) -> Layer:
-    """What makes a convolution of 4 channels."""
+    """A maker of a convolution with 4 channels."""
     return partial(nn.Conv2d, 4, 4, 3, padding=1, bias=bias, **options)
 
 
@@ -122,5 +122,5 @@ def two_convolutions(layer: Layer) -> nn.Module:
 
 
 def net(flow: Flow, layer: Layer, norm: Any = nn.BatchNorm2d, affine: bool = True, tracks: bool = True) -> Layer:
-    """What makes a net of a layer and a norm."""
+    """A maker of a net of a layer and a norm."""
     return lambda: Net(flow, layer=layer(), norm=norm(4, affine=affine, track_running_stats=tracks))

@@ -1,4 +1,4 @@
-"""What happens to models in practice, and makes a rewrite wrong that would be right otherwise."""
+"""Changes that happen to models in practice, and that make an otherwise correct rewrite wrong."""
 
 from __future__ import annotations
 

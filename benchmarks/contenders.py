@@ -1,4 +1,4 @@
-"""What rewrites models: fxopt's passes, optimum's, torch's own fuse, and compilers of whole programs."""
+"""Contenders that rewrite models: fxopt's passes, optimum's, torch's own fuse, and compilers of whole programs."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ PASSES: Mapping[str, str] = {
 
 @dataclass(frozen=True)
 class Contender:
-    """Something that rewrites models.
+    """A contender that rewrites models.
 
     Attributes:
-        name: as the tables call it.
-        rewrite: a model and its case to what is called in its place.
-        applies: whether it has something to do with a case.
-        undo: takes its rewrite back, for a case; None if it cannot.
+        name: its name in tables.
+        rewrite: takes a model and its case, and returns the callable that replaces the model.
+        applies: whether it can do anything with a case.
+        undo: takes back its rewrite, for a case; None if it cannot.
     """
 
     name: str
@@ -125,7 +125,7 @@ def by_onnxruntime(model: nn.Module, case: Case) -> Module:
 
 
 def dynamic_shapes(case: Case) -> Any:
-    """What torch.export is told about the inputs of a case."""
+    """The dynamic shapes for torch.export of the inputs of a case."""
     return tuple(dict.fromkeys(axes, torch.export.Dim.AUTO) for axes in case.varying())
 
 
@@ -140,7 +140,7 @@ def is_norm(case: Case) -> bool:
 
 
 def is_inference_in_float32(case: Case) -> bool:
-    """Whether the case is one for what compiles models for inference, in a dtype that all of them take."""
+    """Whether the case is one for compilers for inference, in a dtype that all of them take."""
     return not case.training and case.dtype is torch.float32
 
 
@@ -163,7 +163,7 @@ def missing(contender: Contender) -> Absent | None:
 
 
 def rewrote(result: GraphModule, case: Case) -> bool:
-    """Whether a result is another than the model: what is left alone computes right, and gains nothing."""
+    """Whether a result differs from the model: a model left alone computes the same, and gains nothing."""
     records = history(result)
     if records:  # fxopt says so
         return any(record.rewrites for record in records)

@@ -1,4 +1,4 @@
-"""Who computes what the model computes: fxopt and its peers on generated adversarial cases."""
+"""Which contender computes what the model does: fxopt and its peers on generated adversarial cases."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ from fxopt_core import history
 
 Kind = Literal["rewritten", "left alone", "compiled", "wrong", "raises"]
 TOLERANCES = {torch.float32: 1e-4, torch.bfloat16: 5e-2, torch.float16: 1e-2}
-"""Of the largest error, relative to the largest element; whatever is no float has to be equal."""
+"""The largest allowed error, relative to the largest element; other values than floats have to be equal."""
 REWRITERS = (FXOPT, FXOPT_CAPTURED, OPTIMUM, FUSE)
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What a contender made of a case.
+    """The result of a contender on a case.
 
     Attributes:
         kind: right by a rewrite, right because the model was left alone, right in a program that nobody can look into,
@@ -55,12 +55,12 @@ class Verdict:
 
     @property
     def right(self) -> bool:
-        """Whether what runs in the end computes what the model does."""
+        """Whether the final module computes what the model does."""
         return self.kind in ("rewritten", "left alone", "compiled")
 
 
 Verdicts = Mapping[str, Mapping[Case, Verdict]]
-"""By contender; a case is missing where the contender has nothing to do with it."""
+"""Results by contender; cases that do not apply to it are missing."""
 
 
 def all_cases() -> list[Case]:
@@ -95,14 +95,14 @@ def one_of_each(cases: Iterable[tuple[object, Case]]) -> list[Case]:
 
 
 def judged(contender: Contender, cases: Sequence[Case]) -> dict[Case, Verdict]:
-    """What a contender made of the cases that it has to do with; nothing where it is not installed."""
+    """The results of a contender on the cases that apply to it; nothing where it is not installed."""
     if missing(contender) is not None:
         return {}
     return {case: judge(contender, case) for case in cases if contender.applies(case)}
 
 
 def judge(contender: Contender, case: Case) -> Verdict:
-    """Rewrite the case's model, and compare on all inputs with another one of it, which was left alone."""
+    """Rewrite the case's model, and compare it on all inputs with another instance, which was left alone."""
     original = case.build()
     try:
         with redirect_stderr(StringIO()):  # torch prints the code of a graph that raises
@@ -132,7 +132,7 @@ def compared(original: Callable[..., object], result: Callable[..., object], inp
 def error_of(expected: Tensor, found: Tensor) -> float:
     """The largest error relative to the largest finite element, in units of the dtype's tolerance.
 
-    NaN is as good as NaN, and an infinity as itself; anything else beside them is infinitely wrong.
+    NaN equals NaN, and an infinity itself; anything else in their place is infinitely wrong.
     """
     if not expected.numel():
         return 0.0
@@ -179,7 +179,7 @@ def counted(verdicts: Mapping[Case, Verdict], cases: Iterable[Case]) -> Cell:
 
 
 def by_topic(cases: Sequence[Case], verdicts: Verdicts, absent: Mapping[str, Absent]) -> Table:
-    """The topics that someone does not compute right in all cases."""
+    """The topics in which some contender fails a case."""
     rows = []
     for family in FAMILIES:
         for topic in dict.fromkeys(case.topic for case in cases if case.family == family):
@@ -192,7 +192,7 @@ def by_topic(cases: Sequence[Case], verdicts: Verdicts, absent: Mapping[str, Abs
 
 
 def short(verdicts: Mapping[Case, Verdict], cases: Iterable[Case]) -> Cell:
-    """Right of all, and what the others are: wrong, or the errors raised."""
+    """The number right of all, and what the others are: wrong, or the errors raised."""
     found = [verdicts[case] for case in cases if case in verdicts]
     if not found:
         return "-"
@@ -202,7 +202,7 @@ def short(verdicts: Mapping[Case, Verdict], cases: Iterable[Case]) -> Cell:
 
 
 def missed(cases: Iterable[Case], verdicts: Verdicts) -> Table:
-    """What fxopt leaves alone, and a peer rewrites rightly."""
+    """Cases that fxopt leaves alone, and a peer rewrites correctly."""
     peers = [each.name for each in (OPTIMUM, FUSE) if verdicts[each.name]]
     rows: dict[tuple[str, str], Counter[str]] = {}
     for case in cases:

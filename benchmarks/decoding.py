@@ -1,4 +1,4 @@
-"""A decoder as it is run for one token: projections that share their inputs, attention over a cache, a gated MLP."""
+"""A decoder that runs for one token: projections that share their inputs, attention over a cache, a gated MLP."""
 
 from dataclasses import dataclass
 
@@ -36,7 +36,7 @@ TINY = Shape(width=32, inner=64, heads=4, groups=2, layers=2, cached=8)
 
 
 class Layer(nn.Module):
-    """One layer; what the cache holds does not matter here, and so it is not written."""
+    """One layer; it does not write the cache, whose contents do not matter here."""
 
     def __init__(self, shape: Shape, batch: int) -> None:
         super().__init__()
@@ -64,7 +64,7 @@ class Layer(nn.Module):
 
 
 def decoder(shape: Shape, batch: int, dtype: torch.dtype = torch.float32, device: str = "cpu") -> nn.Module:
-    """Make a decoder in evaluation mode, the same every time, with a cache for so many sequences."""
+    """Make a decoder in evaluation mode, the same every time, with a cache for this many sequences."""
     torch.manual_seed(0)
     with torch.device(device):
         layers = [Layer(shape, batch) for _ in range(shape.layers)]

@@ -1,4 +1,4 @@
-"""Graphs that are drawn up node by node, in each form that graphs have, with as many sites for a pass as asked for."""
+"""Graphs that are generated node by node, in each form of graph, with a given number of sites for a pass."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ FORMS = ("modules", "functions", "aten")
 
 
 class Drawing:
-    """A graph that is drawn up node by node, in one of the forms that graphs have."""
+    """A graph that is generated node by node, in one of the forms of graph."""
 
     def __init__(self, form: str) -> None:
         self.form, self.graph, self.root = form, Graph(), nn.Module()
@@ -71,7 +71,7 @@ def drawn(name: str, form: str, nodes: int, share: float, hub: bool) -> GraphMod
     Args:
         name: the pass.
         form: modules, functions or aten.
-        nodes: how many nodes it has about.
+        nodes: about how many nodes it has.
         share: how many of them belong to sites; the others are activations.
         hub: whether all sites read one value, rather than each the one before.
     """

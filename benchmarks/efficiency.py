@@ -34,8 +34,8 @@ EAGER = "torch float32"
 BATCHES = (8, 32)
 MEANS = (39, 620, 9589)
 MOST, FEWEST, CALIBRATION = 1000, 2, 48
-MINUTES = 22  # after which no table is begun
-MOST_TIMES = 10  # the time of a row that the fewest texts may take
+MINUTES = 22  # after these, no new table is started
+MOST_TIMES = 10  # how many times the seconds of a row the fewest texts may take
 Embed = Callable[[Mapping[str, Tensor]], Tensor]
 """Takes a batch of tokens, and returns the last hidden states."""
 Tokenizer = Callable[[Sequence[str]], dict[str, Tensor]]
@@ -46,11 +46,11 @@ class Subject:
     """A model of the chart.
 
     Attributes:
-        name: as the tables call it.
+        name: its name in tables.
         tokens: the most that a text may have.
-        about: what of the original is missing.
+        about: what is missing of the original.
         kind: the model's class in transformers; "" for MiniLM with its weights.
-        sizes: of its configuration.
+        sizes: the sizes in its configuration.
     """
 
     name: str
@@ -76,7 +76,7 @@ class Subject:
         return made.eval()
 
     def tokenizer(self) -> Tokenizer:
-        """Return what makes a batch of texts, padded to its longest."""
+        """Return a function that makes a batch of texts, padded to its longest."""
         tokenizer: Any = peer("transformers").AutoTokenizer.from_pretrained(self.path)
 
         def tokens(texts: Sequence[str]) -> dict[str, Tensor]:
@@ -203,7 +203,7 @@ def exported(model: nn.Module, example: Mapping[str, Tensor], folder: Path) -> P
 
 
 class _Encoder(nn.Module):
-    """A model that takes just what the tokenizer gives, and returns the last hidden states alone."""
+    """A model that takes just what the tokenizer gives, and returns only the last hidden states."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -244,7 +244,7 @@ def compared(
     sizes: dict[str, tuple[int, int]] = {}
     too_slow: dict[str, Absent] = {}
     for name, embed in running.items():
-        # A first look at few texts says how many the time allows; then each batch size has its pass over them.
+        # A trial with few texts tells how many the time allows; then each batch size has its pass over them.
         seconds = timed(embed, tokens, drawn[:FEWEST], FEWEST, clock)
         if seconds > MOST_TIMES * settings.seconds and name != EAGER:
             too_slow[name] = Absent(f"{FEWEST} texts take {seconds:.0f} s, longer than the time of a row")

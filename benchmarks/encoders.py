@@ -36,13 +36,13 @@ Named = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Regime:
-    """A model with inputs, as it is served.
+    """A model with inputs, as it would be served.
 
     Attributes:
-        title: of the table.
+        title: the title of the table.
         model: in evaluation mode.
         example: inputs to capture it with: a batch of 2.
-        given: what it is measured with.
+        given: the inputs that it is measured with.
         threads: on the CPU.
         described: the inputs in words.
     """
@@ -56,7 +56,7 @@ class Regime:
 
     @property
     def inputs(self) -> Named:
-        """What it is measured with, caches as copies: a model in eager mode writes into them."""
+        """The inputs that it is measured with, with copies of caches: a model in eager mode writes into them."""
         caches = {name: copy.deepcopy(value) for name, value in self.given.items() if not isinstance(value, Tensor)}
         return {**self.given, **caches}
 
@@ -169,7 +169,7 @@ def quantized_by_nncf(model: Any, feeds: Sequence[Mapping[str, Any]]) -> Any:
 
 
 class _First(nn.Module):
-    """A model that returns the first tensor of its output alone."""
+    """A model that returns only the first tensor of its output."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -305,7 +305,7 @@ def llama(threads: int, tokens: int, cached: int = 0) -> Regime | Absent:
             return {"input_ids": ids, "use_cache": False}
         with torch.no_grad():
             output = model(torch.randint(0, 8192, (batch, cached)), use_cache=True)
-        (name,) = output.keys() & inspect.signature(model.forward).parameters  # the cache, which goes out and in
+        (name,) = output.keys() & inspect.signature(model.forward).parameters  # the cache, both output and input
         return {"input_ids": ids, name: output[name], "use_cache": True}
 
     name = f"decode step, {cached} cached" if cached else f"prefill of {tokens}"

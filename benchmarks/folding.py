@@ -1,4 +1,4 @@
-"""What folding batch norm brings: by hand, by fxopt, and by the peers that fold."""
+"""What folding batch norm gains: by hand, by fxopt, and by the peers that fold."""
 
 from __future__ import annotations
 

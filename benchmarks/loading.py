@@ -50,7 +50,7 @@ def tables(settings: Settings) -> Iterator[Table]:
 
 
 def measured(title: str, folder: str, settings: Settings) -> Table:
-    """All ways from one folder."""
+    """All ways to load from one folder."""
     rounds, drawn = settings.fewer_rounds(1 if settings.quick else 5), random.Random(settings.seed)
     found: dict[str, list[Peak]] = {way: [] for way in WAYS}
     for _ in range(rounds):
@@ -85,7 +85,7 @@ def write(folder: str, dtype: str, layers: int, *, small: bool) -> None:
 
 
 def way_from(way: str, folder: str) -> Callable[[], str]:
-    """Import, go the way of a small model, so that what is made once for all is not measured; return the work."""
+    """Import, and load a small model, so that one-time costs are not measured; return the work."""
     transformers = peer("transformers")
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
@@ -108,7 +108,7 @@ def way_from(way: str, folder: str) -> Callable[[], str]:
 
 
 def merging_of(model: Any) -> Callable[[], Any]:
-    """What merges a capture of a model."""
+    """The pass that merges a capture of a model."""
     graph_module = capture(model, kwargs={"input_ids": torch.ones(2, 8, dtype=torch.int64)})
     return lambda: MergeLinears()(graph_module)
 

@@ -29,7 +29,7 @@ Facts = dict[str, str]
 
 
 def facts(threads: int) -> Facts:
-    """Return what is known of the machine, as text by name."""
+    """Return what is known about the machine, as text by name."""
     found = {
         "processor": processor(),
         "processors": str(os.cpu_count()),

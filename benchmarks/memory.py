@@ -33,7 +33,7 @@ def tables(settings: Settings) -> Iterator[Table]:
 
 
 def measured(dtype: str, settings: Settings) -> Table:
-    """All ways, in rounds."""
+    """All ways to merge, in rounds."""
     rounds, drawn = settings.fewer_rounds(1 if settings.quick else 5), random.Random(settings.seed)
     gigabytes = 0.02 if settings.quick else GIGABYTES
     absent = optimum() if isinstance(optimum(), Absent) else None
@@ -56,12 +56,12 @@ def measured(dtype: str, settings: Settings) -> Table:
 
 
 def size_of(peak: Peak) -> float:
-    """The bytes of the model, which the work returned."""
+    """The bytes of the model, as the work returned them."""
     return float(str(peak.result))
 
 
 def work_of(way: str, dtype: str, gigabytes: float) -> Callable[[], int]:
-    """Make the graph module, which then owns its weights alone; return the work."""
+    """Make the graph module, which then alone owns its weights; return the work."""
     graph_module = owned(dtype, gigabytes)
     callers = dict(graph_module.named_parameters()) if way == SHARING else {}
     size = sum(tensor.numel() * tensor.element_size() for tensor in graph_module.parameters())
@@ -72,14 +72,14 @@ def work_of(way: str, dtype: str, gigabytes: float) -> Callable[[], int]:
 
     def work() -> int:
         undo(graph_module) if way == "fxopt, undoing" else merge(graph_module)
-        callers.clear()  # until here, the caller held the weights, too
+        callers.clear()  # until here, the caller also held the weights
         return size
 
     return work
 
 
 def warm(way: str) -> None:
-    """Go the way of a tiny model, so that what is made once for all is not measured."""
+    """Merge a tiny model, so that one-time costs are not measured."""
     small = torch.fx.symbolic_trace(decoder(Shape(16, 32, 2, 2, 1, cached=1), 1))
     if way == "optimum":
         optimum().MergeLinears()(small)
@@ -99,4 +99,4 @@ def owned(dtype: str, gigabytes: float) -> GraphModule:
             tensor.uniform_(-0.02, 0.02)
     traced = torch.fx.symbolic_trace(model)
     del model
-    return traced  # what measures collects garbage, and with it the cycle that the model is in
+    return traced  # measuring collects garbage, and with it the cycle that the model is in

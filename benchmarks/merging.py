@@ -1,4 +1,4 @@
-"""What merging linear layers brings and costs: separate against merged products, and seconds of the merge itself."""
+"""What merging linear layers gains and costs: separate against merged products, and seconds of the merge itself."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def cells(seconds: Seconds | Absent) -> tuple[Cell, ...]:
 
 @dataclass(frozen=True)
 class Decoder:
-    """A decoder for so many sequences."""
+    """A decoder for this many sequences."""
 
     shape: Shape
     batch: int = 1
@@ -120,12 +120,12 @@ def merged_by_optimum(of: Decoder) -> GraphModule:
 
 
 def started(mode: Mode, maker: Callable[[Decoder], GraphModule], of: Decoder, x: Tensor) -> Task:
-    """Make a graph module, and what calls it."""
+    """Make a graph module, and a function that calls it."""
     return mode(maker(of), x)
 
 
 def modes_of(device: str, batch: int) -> dict[str, Mode]:
-    """How a graph module is run on a device; on CPUs, where compiling takes minutes, it is tried for one sequence."""
+    """The ways to run a graph module on a device; on CPUs, where it takes minutes, compiled for one sequence only."""
     modes: dict[str, Mode] = {"eager": eager}
     if device == "cuda" or batch == 1:
         modes["torch.compile"] = compiled

@@ -1,4 +1,4 @@
-"""Models to run: those of the field, with their weights where a package carries them, and small ones for a look."""
+"""Models to run: well-known ones, with their weights where a package carries them, and small ones for quick runs."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def batch_norm_mlp(hidden: int = 256, layers: int = 4) -> Subject:
 
 
 def small_convolutions() -> Subject:
-    """Three convolutions with batch norms, for a quick look."""
+    """Three convolutions with batch norms, for quick runs."""
     torch.manual_seed(0)
     sizes = ((3, 8), (8, 16), (16, 16))
     blocks = [[nn.Conv2d(*size, 3, padding=1, bias=False), nn.BatchNorm2d(size[1]), nn.ReLU6()] for size in sizes]

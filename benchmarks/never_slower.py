@@ -1,4 +1,4 @@
-"""Whether a pipeline for CPUs makes a model slower: many models in all of these pipelines, and those that lose."""
+"""Whether a pipeline for CPUs makes a model slower: many models in all of them, and those that get slower."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ least is {lowest}."""
 
 
 def tables(settings: Settings) -> Iterator[Table]:
-    """One table with one thread: a row for each model that loses, the worst first."""
+    """One table with one thread: a row for each model that gets slower, the worst first."""
     ways = {name: name for name in fxopt.registry().pipelines() if name.startswith("cpu-inference")}
     kinds = varied.QUICK if settings.quick else {**varied.PLANS, "More": varied.MORE}
     labels = [label for makers in kinds.values() for label in makers if settings.wants(label)]
@@ -35,7 +35,7 @@ def tables(settings: Settings) -> Iterator[Table]:
 
 
 def least(speeds: Iterable[Cell]) -> float:
-    """Return the least of some speeds: 0 where there is an error; what is not steady does not count.
+    """Return the least of some speeds: 0 where there is an error; unsteady values do not count.
 
     >>> least([Measured(1.2, "x"), Absent("spread 20%")]), least([Absent("wrong results")]), least([])
     (1.2, 0.0, inf)

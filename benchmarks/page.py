@@ -86,7 +86,7 @@ def _unit(cell: Measured) -> tuple[float, str]:
 
 
 def _digits(value: float) -> str:
-    """Three digits that count, two after the point of ratios near 1."""
+    """Three significant digits, and two decimals for ratios near 1."""
     size = abs(value)
     return f"{value:.0f}" if size >= 100 else f"{value:.1f}" if size >= 10 else f"{value:.2f}"
 

@@ -47,11 +47,11 @@ class Case:
     """A pass and a graph.
 
     Attributes:
-        label: what to call the graph.
+        label: the name of the graph.
         transformation: the name of the pass.
         make: makes the graph module anew.
         theirs: whether optimum has the pass, and can read the graph.
-        rounds: at most so many, since making large graphs takes long.
+        rounds: the most rounds, since making large graphs takes long.
     """
 
     label: str
@@ -62,11 +62,11 @@ class Case:
 
 
 def tables(settings: Settings) -> Iterator[Table]:
-    """A table for each pass on drawn graphs, then one on captured models."""
+    """A table for each pass on generated graphs, then one on captured models."""
     torch.set_num_threads(1)
     text = TEXT.format(rounds=settings.fewer_rounds(5))
     for name in PASSES:
-        measured(drawn_cases(name, quick=True)[0], random.Random(settings.seed))  # what is made once for all
+        measured(drawn_cases(name, quick=True)[0], random.Random(settings.seed))  # one-time costs
         rows = [row_of(case, settings) for case in drawn_cases(name, quick=settings.quick)]
         yield Table(name, COLUMNS, tuple(rows), text)
     models = () if settings.quick else model_cases()
@@ -88,7 +88,7 @@ def drawn_cases(name: str, *, quick: bool = False) -> list[Case]:
     cases = []
     for nodes, form, share, hub in kinds:
         kind = "a hub" if hub else "many sites" if share else "one site"
-        # On a hub, what optimum does takes as long as all the rest.
+        # On a hub, optimum takes as long as all the rest.
         theirs = name in OPTIMUM and form == "modules" and not hub
         make = partial(drawn, name, form, nodes, share, hub)
         cases.append(Case(f"{nodes} nodes, {form}, {kind}", name, make, theirs, rounds=2 if nodes == large else 5))

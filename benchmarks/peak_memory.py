@@ -1,4 +1,4 @@
-"""The most memory that a piece of work holds at a time, measured in a process of its own.
+"""The peak memory of a piece of work, measured in a process of its own.
 
 The process's resident memory is read before anything is prepared (modules are imported by then), and its highest value
 while the work runs. Linux lets a process reset that highest value; elsewhere it includes the preparation.
@@ -26,11 +26,11 @@ _MARK = "peak-memory: "
 
 @dataclass(frozen=True)
 class Peak:
-    """What a process needed, in bytes of resident memory and seconds.
+    """The needs of a process, in bytes of resident memory and seconds.
 
     Attributes:
         baseline: before anything was prepared.
-        before: before the work, with what it was prepared with.
+        before: before the work, with everything prepared.
         highest: the most while it worked.
         after: when it was done, with its result alive.
         seconds: of the work.
@@ -55,11 +55,11 @@ def peak_of(function: Callable[..., Callable[[], object]], *arguments: Json, thr
 
     Args:
         function: of a module; it prepares, and returns the work.
-        arguments: what JSON can carry.
-        threads: of torch in that process.
+        arguments: values that JSON can hold.
+        threads: torch's threads in that process.
 
     Raises:
-        RuntimeError: The process failed; the message ends with what it wrote last.
+        RuntimeError: The process failed; the message ends with its last output.
     """
     call = [function.__module__, function.__qualname__, json.dumps(arguments)]
     environment = os.environ | {"OMP_NUM_THREADS": str(threads), "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])}
@@ -72,7 +72,7 @@ def peak_of(function: Callable[..., Callable[[], object]], *arguments: Json, thr
 
 
 def measured(function: Callable[..., Callable[[], object]], arguments: list[Json]) -> Peak:
-    """Prepare, work, and return what that needed, in this process."""
+    """Prepare and work in this process, and return what that needed."""
     gc.collect()
     baseline = resident()
     work = function(*arguments)
@@ -98,7 +98,7 @@ def highest_resident() -> int:
 
 
 def reset_highest() -> None:
-    """Begin to look for the highest value anew, where the system can."""
+    """Reset the highest value, where the system can."""
     try:
         Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
     except OSError:  # another system, or a process that may not

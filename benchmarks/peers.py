@@ -1,4 +1,4 @@
-"""The peers, each imported where it is needed: one that is missing is a row that says so, and no failure."""
+"""The peers, each imported where it is needed: a missing one is a row that says so, not a failure."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from benchmarks.suite import Absent
 
 
 def peer(module: str) -> Any:
-    """Return a module of a peer, which is untyped; or an `Absent` that says why it cannot be had.
+    """Return a module of a peer, which is untyped; or an `Absent` that says why there is none.
 
     >>> peer("no_such_peer")
     Absent(reason='not installed')
@@ -21,7 +21,7 @@ def peer(module: str) -> Any:
         return Absent("not installed")
     try:
         with catch_warnings():
-            simplefilter("ignore")  # the peer may deprecate what it likes
+            simplefilter("ignore")  # the peer may warn of deprecations of its own
             return import_module(module)
     except Exception as error:  # importing runs the peer's code, which may raise anything
         return Absent(f"does not import with transformers {_version('transformers')}: {Absent.because(error).reason}")
@@ -30,8 +30,8 @@ def peer(module: str) -> Any:
 def optimum() -> Any:
     """Return ``optimum.fx.optimization``.
 
-    It imports beside transformers 5; what is gone is the tracer that its guide uses, ``transformers.utils.fx``. Here
-    ``torch.fx.symbolic_trace`` stands in for that, and nothing else does.
+    It can be imported with transformers 5, but the tracer that its guide uses, ``transformers.utils.fx``, is gone. Here
+    ``torch.fx.symbolic_trace`` replaces only that tracer.
     """
     return peer("optimum.fx.optimization")
 

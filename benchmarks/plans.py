@@ -27,7 +27,7 @@ LEAST = 0.97
 
 
 def tables(settings: Settings) -> Iterator[Table]:
-    """A table for each kind of model, with one thread, and with as many as are set."""
+    """A table for each kind of model, with one thread, and with the number that is set."""
     ways = ways_of(fxopt.registry().pipelines()["cpu-inference"])
     for threads in sorted({1, settings.threads}):
         given = replace(settings, threads=threads)
@@ -107,14 +107,14 @@ def exported(label: str, engine: str) -> Ready | Absent:
 
 
 def by_onnxruntime(model: nn.Module, args: tuple[torch.Tensor, ...]) -> Callable[[], Any]:
-    """What computes the first output in onnxruntime."""
+    """A function that computes the first output in onnxruntime."""
     session = onnx_session(model, args)
     inputs = {each.name: given.numpy() for each, given in zip(session.get_inputs(), args, strict=True)}
     return lambda: session.run(None, inputs)[0]
 
 
 def by_openvino(model: nn.Module, args: tuple[torch.Tensor, ...]) -> Callable[[], Any]:
-    """What computes the first output in OpenVINO."""
+    """A function that computes the first output in OpenVINO."""
     request = openvino_request(model, args)
     inputs = [each.numpy() for each in args]
     return lambda: request.infer(inputs, share_inputs=True)[0]
@@ -136,7 +136,7 @@ def cells(found: Mapping[str, Timed | Absent]) -> tuple[Cell, ...]:
 
 
 def slower(found: Mapping[str, Timed | Absent]) -> Cell:
-    """Return the speed of plans in parts of that of the layers, if it is too little; else nothing."""
+    """Return the speed of plans relative to that of the layers, if it is too low; else nothing."""
     plans, layers = found[PLANS], found[LAYERS]
     if isinstance(plans, Absent) or isinstance(layers, Absent):
         return "not known"

@@ -1,4 +1,4 @@
-"""What a rewriter owes beside right values: the caller's model untouched, flags kept, undo exact, also of copies."""
+"""What a rewriter owes besides correct values: the caller's model untouched, flags kept, undo exact, also of copies."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from benchmarks.suite import Cell, Row, Table
 from fxopt_core import iter_nodes
 
 Promise = Callable[[Contender, Case], bool | None]
-"""Whether it is kept; None where the case says nothing of it."""
+"""Whether a promise is kept; None where the case says nothing about it."""
 State = dict[str, Tensor]
 
 
@@ -34,7 +34,7 @@ def caller_untouched(contender: Contender, case: Case) -> bool | None:
 
 
 def frozen_stays_frozen(contender: Contender, case: Case) -> bool | None:
-    """Nothing is trainable in the result if nothing was."""
+    """Nothing in the result is trainable if nothing was before."""
     model = case.build().requires_grad_(False)
     result = contender.rewrite(model, case)
     if not isinstance(result, GraphModule) or not rewrote(result, case):
@@ -57,12 +57,12 @@ def undone(contender: Contender, case: Case) -> bool | None:
 
 
 def undone_after_copy(contender: Contender, case: Case) -> bool | None:
-    """So it does on a deep copy."""
+    """Undo does the same on a deep copy."""
     return _undone(contender, case, copy.deepcopy)
 
 
 def undone_after_pickle(contender: Contender, case: Case) -> bool | None:
-    """So it does on what was pickled and read again."""
+    """Undo does the same after pickling and unpickling."""
     return _undone(contender, case, lambda graph_module: pickle.loads(pickle.dumps(graph_module)))
 
 
@@ -99,7 +99,7 @@ def counted(promise: Promise, contender: Contender, cases: Iterable[Case]) -> Ce
 
 
 def kept_in(promise: Promise, contender: Contender, case: Case) -> bool | None:
-    """Whether a promise is kept; None where the contender does not get so far."""
+    """Whether a promise is kept; None where the contender does not get that far."""
     try:
         with redirect_stderr(StringIO()):
             result = contender.rewrite(case.build(), case)
@@ -133,7 +133,7 @@ def same(one: State, other: State) -> bool:
 
 
 def nodes_of(graph_module: GraphModule) -> list[tuple[object, ...]]:
-    """The nodes, such that equal constants are equal: 2 and 2.0 are, and NaN is itself."""
+    """The nodes in a form where equal constants are equal: 2 equals 2.0, and NaN itself."""
     return [
         (node.op, node.name, str(node.target), map_aggregate((node.args, node.kwargs), _plain))
         for node in iter_nodes(graph_module.graph)
@@ -160,7 +160,7 @@ def _undone(contender: Contender, case: Case, travel: Callable[[GraphModule], Gr
 
 
 def _travels(graph_module: GraphModule, travel: Callable[[GraphModule], GraphModule]) -> bool:
-    """Whether torch itself gets an untouched trace there, computing nothing."""
+    """Whether torch itself can do this with an untouched trace."""
     try:
         travel(graph_module)
     except Exception:  # lambdas do not pickle, say
@@ -169,5 +169,5 @@ def _travels(graph_module: GraphModule, travel: Callable[[GraphModule], GraphMod
 
 
 def _is_container(module: nn.Module) -> bool:
-    """Whether a module has children alone: tracing makes new ones, in training mode, which nobody asks."""
+    """Whether a module only has children: tracing makes such modules anew, in training mode, which nothing reads."""
     return type(module) is nn.Module

@@ -31,7 +31,7 @@ MODELS = ("EfficientNet-Lite0", "ResNet-50", "MobileNetV2", "ResNet-18")
 
 
 def tables(settings: Settings) -> Iterator[Table]:
-    """A table for each model, with one thread, and with as many as are set."""
+    """A table for each model, with one thread, and with the number that is set."""
     names = tuple(SMALL) if settings.quick else MODELS
     for threads in sorted({1, settings.threads}):
         given = replace(settings, threads=threads)
@@ -61,7 +61,7 @@ def rows(name: str, settings: Settings) -> Iterator[Row]:
 
 
 def images(count: int, size: tuple[int, ...], seed: int) -> Tensor:
-    """Return drawn images with large and small structures."""
+    """Return generated images with large and small structures."""
     generator = torch.Generator().manual_seed(seed)
     coarse = torch.randn(count, size[1], 9, 9, generator=generator)
     return F.interpolate(coarse, size[2:], mode="bicubic") + torch.randn(count, *size[1:], generator=generator) / 4

@@ -16,11 +16,11 @@ FOLDER = Path(__file__).parent.parent / "docs" / "benchmarks"
 
 @dataclass(frozen=True)
 class Results:
-    """What a topic measured.
+    """The results of a topic.
 
     Attributes:
         topic: its name.
-        tables: what it gave.
+        tables: its tables.
         machine: facts about the machine.
         run: facts about this run: day, rounds, seconds, load before and after, whether it was a quick one.
     """
@@ -49,7 +49,7 @@ def read(path: Path) -> Results:
 
 
 def read_all(topics: Iterable[str], folder: Path = FOLDER) -> list[Results]:
-    """Read what there is, in the order of the topics."""
+    """Read all results that exist, in the order of the topics."""
     paths = [folder / f"{topic}.json" for topic in topics]
     return [read(path) for path in paths if path.exists()]
 

@@ -36,7 +36,7 @@ def by_hand(model: nn.Module, x: Tensor) -> Task:
             place, layer = name, module
         elif isinstance(module, _NORMS) and layer is not None:
             folded.set_submodule(place, _fused(layer, module))
-            # timm joins a norm with its activation, which stays.
+            # timm joins a norm with its activation; the activation stays.
             folded.set_submodule(name, getattr(module, "act", nn.Identity()))
             layer = None
     return lambda: folded(x)
@@ -125,7 +125,7 @@ def openvino_request(
     precision: str = "f32",
     changed: Callable[[Any], Any] = lambda model: model,
 ) -> Any:
-    """An OpenVINO request of a model at the very sizes of these inputs, with torch's number of threads.
+    """An OpenVINO request of a model at exactly the sizes of these inputs, with torch's number of threads.
 
     Args:
         model: the model.
@@ -156,7 +156,7 @@ def exported_onnx(
     kwargs: Mapping[str, Any] | None = None,
     dynamic_shapes: Any = None,
 ) -> Path:
-    """The file of torch's ONNX export, at the very sizes of these inputs but for what may vary."""
+    """The file of torch's ONNX export, at exactly the sizes of these inputs except for those that may vary."""
     program: Any = torch.onnx.export(
         model, args, kwargs=dict(kwargs or {}), dynamo=True, verbose=False, dynamic_shapes=dynamic_shapes
     )
@@ -172,7 +172,7 @@ def onnx_session(
     *,
     changed: Callable[[Path], Path] = lambda path: path,
 ) -> Any:
-    """An onnxruntime session of a model at the very sizes of these inputs, with torch's number of threads.
+    """An onnxruntime session of a model at exactly the sizes of these inputs, with torch's number of threads.
 
     Args:
         model: the model.

@@ -1,8 +1,8 @@
-"""What every topic is written with: settings, tables of cells, and timers that treat all peers alike.
+"""The tools of every topic: settings, tables of cells, and timers that treat all peers alike.
 
 A topic yields tables. A row of a table is a list of cells: text, a whole number, a `Measured` value with its unit and
-spread, or `Absent` with the reason why there is none. What is compared is measured in the same rounds, each with all
-candidates in an order that is drawn anew, so that the machine's other work meets all alike: in one process, or, where
+spread, or `Absent` with the reason why there is none. Candidates are measured in the same rounds, each in a
+new random order, so that the machine's other work affects all alike: in one process, or, where
 engines have pools of threads, each in its own (`benchmarks.apart`).
 """
 
@@ -30,15 +30,15 @@ class Settings:
     """How to measure.
 
     Attributes:
-        quick: small models and few rounds, to see that all runs; the numbers mean nothing.
+        quick: small models and few rounds, to see that everything runs; the numbers mean nothing.
         rounds: how often each candidate is measured.
-        threads: of torch and its peers on the CPU.
+        threads: the threads of torch and its peers on the CPU.
         devices: "cpu", and "cuda" where there is one.
-        seed: of the order within rounds.
-        only: words of which a table's title has one, for topics with many tables; all tables where there are none.
+        seed: the seed of the order within rounds.
+        only: words, one of which a table's title must have, for topics with many tables; none for all tables.
         seconds: how long one pass of a row may take, for topics that choose how much they do.
         known: tables by title that need not be measured again.
-        busy: take processor seconds of one thread where seconds would be those of the machine's other work.
+        busy: measure processor seconds of one thread, because seconds would include the machine's other work.
     """
 
     quick: bool = False
@@ -63,12 +63,12 @@ class Settings:
 
     @property
     def note(self) -> str:
-        """What a table has to say of its seconds."""
+        """A note for tables about how seconds are measured."""
         threads = "1 thread" if self.threads == 1 else f"{self.threads} threads"
         return "CPU time of one thread." if self.busy else f"{threads}."
 
     def fewer_rounds(self, most: int) -> int:
-        """Return the number of rounds for what takes long: at most so many."""
+        """Return the number of rounds for slow tasks: at most `most`."""
         return min(self.rounds, most)
 
 
@@ -90,7 +90,7 @@ class Measured:
 
     @classmethod
     def of(cls, values: Sequence[float], unit: str = "s") -> Measured:
-        """Return that of values; of fewer than three, without quartiles.
+        """Return the median of values, with quartiles from three values on.
 
         >>> Measured.of([1.0, 2.0, 3.0, 4.0, 5.0])
         Measured(median=3.0, unit='s', low=2.0, high=4.0)
@@ -110,7 +110,7 @@ class Measured:
         return 0.0 if self.low is None or self.high is None else (self.high - self.low) / self.median
 
     def steady(self, most: float = 0.15) -> Measured | Absent:
-        """Return the value, or that it spreads too far to be one."""
+        """Return the value, or an `Absent` where it spreads too far."""
         return self if self.spread <= most else Absent(f"spread {self.spread:.0%}")
 
     @classmethod
@@ -125,7 +125,7 @@ class Measured:
 
 @dataclass(frozen=True)
 class Absent:
-    """There is no value.
+    """A missing value.
 
     Attributes:
         reason: why, in a few words: "not installed", "RuntimeError: expects 4-D input".
@@ -135,7 +135,7 @@ class Absent:
 
     @classmethod
     def because(cls, error: BaseException) -> Absent:
-        """Return that of an error: its type and the first line of its message, at most 100 characters."""
+        """Return one for an error: its type and the first line of its message, at most 100 characters."""
         line = next(iter(str(error).strip().splitlines()), "")
         return cls(f"{type(error).__name__}: {line}"[:100].rstrip(": "))
 
@@ -240,7 +240,7 @@ def shuffled_once(
     """Measure tasks that can run only once, such as transforming a graph; return their seconds.
 
     Args:
-        makers: what makes each task anew; only the task that it returns is measured.
+        makers: functions that make each task anew; only the task is measured.
         rounds: how often each is measured.
         warm_up: how many rounds are not counted.
         clock: returns seconds.
@@ -263,7 +263,7 @@ def device_clock() -> float:
 
 
 def tried(make: Callable[[], Task]) -> Task | Absent:
-    """Return the task that is made, called once; or why it cannot be, for a row that says so."""
+    """Return the task, made and called once; or why that fails, for a row that says so."""
     try:
         task = make()
         with torch.no_grad():
@@ -274,7 +274,7 @@ def tried(make: Callable[[], Task]) -> Task | Absent:
 
 
 def set_threads(threads: int) -> None:
-    """Let torch, and what is started from here on, use so many threads."""
+    """Let torch, and programs started from here on, use this many threads."""
     os.environ["OMP_NUM_THREADS"] = str(threads)
     torch.set_num_threads(threads)
 

@@ -1,4 +1,4 @@
-"""What the comparison page and the README say in numbers: taken from the files of results, written between marks."""
+"""The numbers of the comparison page and the README: taken from the files of results, written between marks."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def with_numbers(text: str, results: Iterable[Results]) -> str:
 
 
 def between(text: str, begin: str, end: str, content: str) -> str:
-    """Return a text with something else between two marks."""
+    """Return a text with new content between two marks."""
     before, found, rest = text.partition(begin)
     _, ended, after = rest.partition(end)
     if not found or not ended:

@@ -1,4 +1,4 @@
-"""Models of many kinds, each of some milliseconds: classifiers, decoders, detectors, sound, encoders."""
+"""Models of many kinds, each taking some milliseconds: classifiers, decoders, detectors, sound, encoders."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def block(inputs: int, outputs: int, size: int = 3, stride: int = 1, groups: int
 
 
 class TwoScales(nn.Module):
-    """Down, nearest up, concatenated, convolved: what every U-Net and pyramid does."""
+    """Downsampling, nearest upsampling, concatenation, convolution: as in every U-Net and pyramid."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -127,7 +127,7 @@ class Vocoder(nn.Module):
 
 
 class SpeakerBlock(nn.Module):
-    """Of ECAPA-TDNN: dilated convolutions of one part after the other, squeeze and excitation, a residual sum."""
+    """A block of ECAPA-TDNN: dilated convolutions part after part, squeeze and excitation, a residual sum."""
 
     def __init__(self, width: int, dilation: int, parts: int = 4) -> None:
         super().__init__()
@@ -191,7 +191,7 @@ class Waves(nn.Sequential):
 
 
 def own(cls: Callable[[], nn.Module], *size: int) -> Given:
-    """A model from here with random weights, and a random input."""
+    """A model of this file with random weights, and a random input."""
     torch.manual_seed(0)
     return randomised(cls()), (torch.randn(*size),)
 
@@ -203,12 +203,12 @@ def images(maker: Callable[[], tuple[nn.Module, Tensor] | Absent]) -> Given | Ab
 
 
 def timm(name: str, size: int = 224) -> Maker:
-    """What makes a model of timm."""
+    """A maker of a model of timm."""
     return partial(images, partial(from_timm, name, size))
 
 
 def text(kind: str, tokens: int, **sizes: int) -> Given | Absent:
-    """An encoder of transformers with random weights, given tokens and a mask that leaves none out."""
+    """An encoder of transformers with random weights, given tokens and a mask of ones."""
     transformers = peer("transformers")
     if isinstance(transformers, Absent):
         return transformers
@@ -265,7 +265,7 @@ MORE: Mapping[str, Maker] = {
     "T5Encoder, 2 layers, 64 tokens": partial(text, "T5Encoder", 64, num_layers=2),
     "Llama, 2 layers, 64 tokens": partial(text, "Llama", 64, num_hidden_layers=2, use_cache=False, **_SMALL),
 }  # fmt: skip
-"""What the topic `never-slower` has besides."""
+"""Further models of the topic `never-slower`."""
 QUICK: Mapping[str, Mapping[str, Maker]] = {
     "Small": {
         "three convolutions": partial(images, small_convolutions),

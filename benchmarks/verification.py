@@ -1,4 +1,4 @@
-"""False alarms and misses of `fxopt_tools.verify` on real models: right rewrites that fail, planted errors that pass.
+"""False alarms and misses of `fxopt_tools.verify` on real models: correct rewrites that fail, planted errors that pass.
 
 ``PYTHONPATH=tests python -m benchmarks.verification [SEEDS]`` prints a line for each model, dtype and pipeline, and for
 each error.
@@ -186,7 +186,7 @@ PLANTS: Mapping[str, Plant] = {
 
 
 def planted(model: nn.Module, plant: Plant) -> nn.Module | None:
-    """Return a copy with an error; None if there is nothing of the kind to change."""
+    """Return a copy with an error; None if there is nothing to change."""
     wrong = copy.deepcopy(model)
     with torch.no_grad():
         return wrong if plant(wrong) else None

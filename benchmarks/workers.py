@@ -1,7 +1,7 @@
-"""How throughput and memory grow with workers: `python -m benchmarks.workers FOLDER`, of which docs/clusters.md quotes.
+"""How throughput and memory grow with workers: `python -m benchmarks.workers FOLDER`, as docs/clusters.md quotes.
 
-Three processes hold the folder open: two with a thread, one with two. One, both, and the third encode the same texts in
-turns that are shuffled in each round, so that the machine's other work meets all alike.
+Three processes hold the folder open: two with a thread, one with two. The first, the first two, and the third encode
+the same texts in turns that are shuffled in each round, so that the machine's other work affects all alike.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder")
     parser.add_argument("--texts", type=int, default=256)
-    parser.add_argument("--words", type=int, default=30, help="in the mean")
+    parser.add_argument("--words", type=int, default=30, help="on average")
     parser.add_argument("--rounds", type=int, default=9)
     options = parser.parse_args()
     draw = random.Random(0)

@@ -26,11 +26,11 @@ QUICK = (
     *("heads/LlamaForCausalLM+decode", "heads/T5ForConditionalGeneration", "heads/BertForMaskedLM+bf16"),
     *("heads/ResNetForImageClassification+train", "heads/LlavaForConditionalGeneration+images"),
 )
-"""A sample, with the models that were wrong once."""
+"""A sample, with the models that once gave wrong results."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Try what is asked for; return the number of models that got worse."""
+    """Try the requested models; return the number of models that got worse."""
     options = parse(arguments)
     if options.page:
         PAGE.write_text(page(read(), read_known()), encoding="utf-8")
@@ -92,7 +92,7 @@ def prepare(*, quick: bool = False) -> None:
 
 
 def chosen(options: argparse.Namespace) -> list[str]:
-    """Return the names of what is asked for, in random order."""
+    """Return the names of the requested models, in random order."""
     subjects = importlib.import_module("zoo.subjects")
     listed: Iterable[str] = options.only or (QUICK if options.quick else subjects.names())
     names = sorted(listed)

@@ -64,7 +64,7 @@ def _built(head: Any, config: Any, way: str) -> Built:
 
 
 def without_dropout(config: Any) -> None:
-    """Let a model compute the same in train mode, but for batch norms."""
+    """Let a model compute the same in train mode, except for batch norms."""
     for name, value in list(vars(config).items()):
         if isinstance(value, float) and re.search("drop|_prob$", name):
             setattr(config, name, 0.0)
@@ -85,12 +85,12 @@ def _step(model: nn.Module, recipe: Recipe, length: int) -> Inputs:
     with torch.no_grad():
         output = model(input_ids=ids[:, :-1], use_cache=True)
     mask = {"attention_mask": torch.ones_like(ids)} if "attention_mask" in inputs else {}
-    (name,) = output.keys() & inspect.signature(model.forward).parameters  # the cache, which goes out and in
+    (name,) = output.keys() & inspect.signature(model.forward).parameters  # the cache, which is an output and an input
     return {"input_ids": ids[:, -1:], name: output[name], **mask}
 
 
 def _with_images(model: nn.Module, config: Any) -> Built:
-    """Put as many tokens of images into the text as the model says that an image needs."""
+    """Put as many image tokens into the text as the model says that an image needs."""
     recipe = find_recipe(model, config)
     token = next(vars(config)[name] for name in ("image_token_id", "image_token_index") if name in vars(config))
     types = {"token_type_ids": 0} if "token_type_ids" in inspect.signature(model.forward).parameters else {}

@@ -1,4 +1,4 @@
-"""Find inputs that a model takes, from the names of its arguments, its configuration and what it says is missing."""
+"""Find inputs that a model takes, from the names of its arguments, its configuration and its error messages."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Maker:
         self.generator = torch.Generator().manual_seed(1000 * size.batch + size.length)
 
     def field(self, default: int, *names: str) -> int:
-        """Return the first of these fields that a configuration has, of the parts too."""
+        """Return the first of these fields that a configuration or one of its parts has."""
         for name, config in itertools.product(names, self.configs):
             value = vars(config).get(name)
             if isinstance(value, list | tuple) and value and isinstance(value[0], int):
@@ -78,7 +78,7 @@ class Maker:
         return torch.tensor(numbers).repeat(batch, 1)
 
     def forms(self, name: str) -> list[Callable[[], Any]]:
-        """Return ways to make the argument of this name, the most common first; none for a name that nobody knows."""
+        """Return ways to make the argument of this name, the most common first; none for an unknown name."""
         batch, length = self.size.batch, self.size.length
         image = self.image
         channels = self.field(3, "num_channels", "in_channels", "in_chans")
@@ -215,11 +215,11 @@ class Maker:
 
 @dataclass(frozen=True)
 class Recipe:
-    """The arguments that a model takes, each with the number of the form that it takes it in, or with its shape.
+    """The arguments that a model takes, each with the number of its form, or with its shape.
 
     A shape is that of one sample, or where it begins with 0, that of the 16 rows of one; -1 stands for the length of
     sequences. A method of `Maker` before it makes other than floats. `image` is the size of images where the
-    configuration does not say it.
+    configuration does not give it.
     """
 
     forms: Mapping[str, Form]
@@ -240,10 +240,10 @@ class Recipe:
 
 
 def find_recipe(model: nn.Module, config: Any, own: Mapping[str, Form] | None = None, *, seconds: float = 3) -> Recipe:
-    """Return the first recipe that the model runs with; `own` is the one to begin with.
+    """Return the first recipe with which the model runs, trying `own` first.
 
     Raises:
-        NoInputsError: the model ran with none; the message is that of the first failure of the model.
+        NoInputsError: the model ran with none; the message is that of the model's first failure.
     """
     first: Exception | None = None
     tried: list[Recipe] = []
@@ -276,7 +276,7 @@ def _parameters(model: nn.Module) -> dict[str, inspect.Parameter]:
 
 
 def _needed(model: nn.Module) -> list[str]:
-    """Return the main input, what has no default, and what belongs to these."""
+    """Return the main input, arguments without a default, and arguments that belong to these."""
     parameters, main = _parameters(model), getattr(model, "main_input_name", "input_ids")
     mains = {main} if isinstance(main, str) else set(main)
     maker = Maker(model.config, EXAMPLE)
@@ -294,7 +294,7 @@ def _needed(model: nn.Module) -> list[str]:
 
 
 def _mended(model: nn.Module, config: Any, recipe: Recipe, error: Exception) -> tuple[list[Recipe], list[Recipe]]:
-    """Return recipes to try after a failure: those that the message or the failing line asks for, and others."""
+    """Return recipes to try after a failure: those that the message or the failing line suggests, and others."""
     maker, forms, message = Maker(config, EXAMPLE), dict(recipe.forms), f"{error}"
     absent = [name for name in _parameters(model) if name not in forms and maker.forms(name)]
     modal = [name for name in absent if re.fullmatch(r"pixel_values|decoder_input_ids|bbox|.*grid_thw|input_\w+", name)]

@@ -1,4 +1,4 @@
-"""What some models need of their own: fields of configurations, and forms of inputs, by the names of models.
+"""Special needs of some models: fields of configurations, and forms of inputs, by the names of models.
 
 A form is as in `zoo.inputs.Recipe`: the number of one by the name of the argument, or the shape of a sample.
 """

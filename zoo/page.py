@@ -1,4 +1,4 @@
-"""The page of the zoo, from its file."""
+"""The page of the zoo, made from its file of results."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ def apart(trial: Callable[[Callable[[Row], None]], None], seconds: float) -> Row
 
 
 def ended(row: Row, number: int) -> Row:
-    """Return the last row of a child with how it ended, where it was not done: by a limit, or by another signal."""
+    """Return the last row of a child; if it was not done, with how it ended: by a limit, or by another signal."""
     step = row.pop("running", None)
     if step is None:
         return row

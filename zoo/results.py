@@ -1,4 +1,4 @@
-"""What came of the models: in one file, one line for each, and compared with a former one."""
+"""Results of the models: in one file, one line for each, and compared with a former file."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from zoo.trial import Row
 
 FILE = Path(__file__).parent.parent / "docs" / "benchmarks" / "zoo.json"
 LIMIT = "limit of time or memory"
-"""Why a trial ended without a result, which is no mistake."""
+"""Reasons why a trial ended without a result, which are not mistakes."""
 ORDER = ("captured", "refused", "wrong", "not built")
 """The outcomes."""
 
@@ -51,7 +51,7 @@ def read_known(path: Path = FILE) -> dict[str, int]:
 
 
 def write(rows: Iterable[Row], known: Mapping[str, int], path: Path = FILE) -> None:
-    """Write rows over those of the same names; where an outcome is as before, so is the day since when it is so.
+    """Write rows over those of the same names; where an outcome is as before, the day since which it holds is kept.
 
     `known` is how many models there are of each kind, tried or not.
     """

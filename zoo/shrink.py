@@ -66,7 +66,7 @@ FILLED = {
     "video_token_id": FIRST_SPECIAL + 1,
     "default_language": "en_XX",
 }
-"""Values of fields that some models do not take None for."""
+"""Values of fields for which some models do not take None."""
 
 
 _SUPPLIED = {"rope_theta": 10000.0, "num_hidden_layers": LAYERS, "num_key_value_heads": HEADS}
@@ -80,7 +80,7 @@ def small(
     *,
     seconds: float = 30,
 ) -> Built:
-    """Return what is built of the first small configuration that works, or raise the first error.
+    """Return what is built from the first small configuration that works, or raise the first error.
 
     `fields` are set in each configuration; the names of those of its parts have dots.
     """
@@ -153,7 +153,7 @@ _SMALL: tuple[Callable[[Callable[[], Any]], Any], ...] = (
 
 
 class Chosen(list[int]):
-    """The layers that are kept, of a number."""
+    """The indices of the layers that are kept."""
 
     def __init__(self, kept: Sequence[int], of: int) -> None:
         super().__init__(kept)
@@ -169,9 +169,9 @@ def shrink(config: Any, *, width: bool = True, layers: int = LAYERS) -> Any:
 
 
 def rebuilt(config: Any) -> Any:
-    """Return a configuration that is made of the fields of a small one, so that what follows from them fits.
+    """Return a configuration made from the fields of a small one, so that derived fields fit.
 
-    Numbers without a default are left to the constructor, as is what is no field.
+    Numbers without a default are left to the constructor, as are attributes that are not fields.
     """
     default = type(config)()
     arguments: dict[str, Any] = {}
@@ -351,7 +351,7 @@ def _chosen_layers(fields: dict[str, Any], layers: int) -> Chosen:
              for index in range(count)]  # fmt: skip
     least = min(count, max(layers, len(fields.get("_out_indices") or [])))
     chosen: list[int] = []
-    while len(chosen) < 2 and count:  # those with most that is new
+    while len(chosen) < 2 and count:  # those with the most new kinds
         seen = set().union(*(kinds[index] for index in chosen))
         best = max(range(count), key=lambda index: (len(kinds[index] - seen), -index))
         if chosen and not kinds[best] - seen:

@@ -47,7 +47,7 @@ _LESS: tuple[Mapping[str, Any], ...] = (
     {"layers": (1, 1, 1, 1)},
     {},
 )
-"""What makes models of timm smaller, where they take it."""
+"""Options that make models of timm smaller, where they take them."""
 
 
 def names() -> list[str]:
@@ -83,7 +83,7 @@ def _transformers(name: str) -> Built:
 
 
 def from_config(kind: Callable[[], Any], cls: Any, name: str) -> Built:
-    """Build a model of a class from a small configuration; only as narrow as it can be."""
+    """Build a model of a class from a small configuration, as narrow as it can be."""
 
     def build(config: Any) -> Built:
         model = randomised(cls(config).eval())
@@ -98,7 +98,7 @@ def from_config(kind: Callable[[], Any], cls: Any, name: str) -> Built:
 
 
 def timm() -> Any:
-    """Return timm, which imports torchvision for what no model needs."""
+    """Return timm, which imports torchvision for parts that no model needs."""
     if "timm" not in sys.modules and importlib.util.find_spec("torchvision") is None:
         from stand_ins import stand_in_for
 
@@ -110,7 +110,7 @@ def timm() -> Any:
 
 
 def _let_transformers_use_it() -> None:
-    """Let transformers see that timm is there, which it looks for once, together with torchvision."""
+    """Let transformers find timm, for which it looks once, together with torchvision."""
     utilities: Any = importlib.import_module("transformers.utils.import_utils")
     with patch.object(utilities, "is_torchvision_available", lambda: True):
         utilities.is_timm_available.cache_clear()
@@ -143,14 +143,14 @@ def _timm(module: str) -> Built:
 
 
 def _heaviness(name: str) -> tuple[int, int]:
-    """Return what sorts small models first, by their names."""
+    """Return a key that sorts small models first, by their names."""
     words = re.split(r"[_.]", name)
     ranks = [rank for rank, word in enumerate(_SMALL) if word in words]
     return (min(ranks, default=len(_SMALL)), len(name))
 
 
 def randomised(model: nn.Module) -> nn.Module:
-    """Give batch norms statistics that a fold cannot ignore, and parameters of one value others that show a mistake."""
+    """Give batch norms statistics that a fold cannot ignore, and constant parameters values that show a mistake."""
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for parameter in randomise_statistics(model).parameters():

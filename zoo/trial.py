@@ -35,7 +35,7 @@ from fxopt_tools.verification.isolated_run import run_once
 
 PIPELINES = ("inference", "cpu-inference")
 Row: TypeAlias = dict[str, Any]
-"""What came of one model: see `Trial`."""
+"""The row of one model: see `Trial`."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class Built:
 
 
 class Trial:
-    """Fills the row of one model, and reports it after each step, so that an end by force says where it happened.
+    """Fills the row of one model, and reports it after each step, so that a killed process leaves the last step.
 
     A row has `class`, `parameters`, `seconds` by step, `refused` (the step that ended the trial, with its reason),
     `sizes` (what other sizes gave), `problems` (what is wrong, by step) and `refusals` of passes by reason. A trial
@@ -61,7 +61,7 @@ class Trial:
         self._report = report
 
     def run(self, build: Callable[[], Built]) -> Row:
-        """Try all steps; the row says what came of them."""
+        """Try all steps; the row has their outcomes."""
         with self._step("build"):
             built = build()
             self.row["class"] = type(built.model).__name__
@@ -126,7 +126,7 @@ class Trial:
         return self._timed(step, refuse)
 
     def _problem(self, step: str) -> AbstractContextManager[None]:
-        """A step whose failure is a mistake of ours, but for a file that says what it cannot hold."""
+        """A step whose failure is a mistake of ours, except that a file may say what it cannot hold."""
 
         def note(error: Exception) -> None:
             if step == "save" and isinstance(error, CaptureError):
@@ -138,7 +138,7 @@ class Trial:
 
     @contextmanager
     def _timed(self, step: str, failed: Callable[[Exception], None]) -> Iterator[None]:
-        """Report that a step is running, and then what came of it and after how many seconds."""
+        """Report that a step is running, and then its outcome and its seconds."""
         self._report({**self.row, "running": step})
         start = time.perf_counter()
         try:
@@ -151,19 +151,19 @@ class Trial:
 
 
 def reason_of(error: BaseException) -> str:
-    """Return the first line of an error that says something, without the place where the libraries are installed."""
+    """Return the first meaningful line of an error, without the place where the libraries are installed."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return re.sub(r"\S*/site-packages/", "", lines[0] if lines else type(error).__name__)[:300]
 
 
 def same(model: nn.Module, other: nn.Module, inputs: Mapping[str, Any]) -> None:
-    """Raise what `verify` raises where two models differ on inputs; what the model notes of a call is taken back."""
+    """Raise what `verify` raises where two models differ on inputs; notes of the model about calls are removed."""
     with kept(model):
         verify(model, other, Inputs(**inputs)).raise_if_failed()
 
 
 def at_size(model: nn.Module, captured: GraphModule, inputs: Mapping[str, Any]) -> str:
-    """Say what a graph does at another size: `equal`, `refused`, or `model` where the model takes none such."""
+    """Say what a graph does at another size: `equal`, `refused`, or `model` where the model takes no such size."""
     try:
         run_once(model, Inputs(**inputs))  # on copies of caches and of statistics, to which models add in place
     except Exception:  # whatever the model raises
@@ -187,7 +187,7 @@ def export_alone(built: Built) -> None:
 
 
 def is_undone(optimized: GraphModule, captured: GraphModule) -> bool:
-    """Undo a run and compare code, keys and values, bit for bit; False where a pass of it gives up that it can be."""
+    """Undo a run and compare code, keys and values, bit for bit; False where one of its passes gave up undo."""
     try:
         undone = undo(optimized)
     except NotReversibleError:
@@ -215,7 +215,7 @@ Fingerprint: TypeAlias = dict[str, object]
 
 
 def fingerprint(model: nn.Module) -> Fingerprint:
-    """Return what a model consists of: weights, buffers, modes, hooks, attributes, the configuration with its parts."""
+    """Return the parts of a model: weights, buffers, modes, hooks, attributes, the configuration with its parts."""
     found: Fingerprint = {}
     for name, module in model.named_modules():
         for key, value in vars(module).items():

@@ -60,7 +60,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> object:
-    """Load what is asked for.
+    """Load a name on first use.
 
     Raises:
         AttributeError: There is no such name.
@@ -73,5 +73,5 @@ def __getattr__(name: str) -> object:
 
 
 def __dir__() -> list[str]:
-    """List what there is, loaded or not."""
+    """List all names, loaded or not."""
     return sorted({*globals(), *__all__})

@@ -1,7 +1,7 @@
 """Assertions for the tests of one pass: code before and after (`code_of`), exact counts, near misses, and the way back.
 
-All of them take a model, a graph module or a `ModelCase`, and what the model is called with, and never change the
-model. A failure is an AssertionError that shows graphs and refusals.
+All of them take a model, a graph module or a `ModelCase`, and the model's inputs, and never change the model. A failure
+is an AssertionError that shows graphs and refusals.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def normal_lines(text: str) -> list[str]:
     """Return code as `code_of` writes it; a body without its ``def`` is indented as one.
 
     Raises:
-        PreconditionError: It is no Python.
+        PreconditionError: The code is not Python.
     """
     text = textwrap.dedent(text).strip()
     if "def " not in text:
@@ -133,7 +133,7 @@ def assert_rewrites(
     exact: bool = False,
     again: bool = True,
 ) -> GraphModule:
-    """Assert that a pass rewrites a model as expected, and all that every rewrite has to keep.
+    """Assert that a pass rewrites a model as expected, and keeps what every rewrite has to keep.
 
     The caller's model stays as it was, bit for bit. If the pass claims ``preserves_computation``, results, effects on
     inputs and gradients stay, and a second run changes nothing. If it can be reversed, that restores everything
@@ -142,8 +142,8 @@ def assert_rewrites(
     Args:
         transformation: the pass.
         model: a model, a graph module, or a case.
-        *inputs: what it is called with; `fxopt_tools.Inputs` for keyword arguments.
-        count: how many sites are rewritten; if None, at least one, or some change by a pass that marks nothing.
+        *inputs: the inputs of the call; `fxopt_tools.Inputs` for keyword arguments.
+        count: how many sites are rewritten; if None, at least one, or any change if the pass marks nothing.
         before: the code of the graph before the pass, as `code_of` writes it, or its body.
         after: the code of the graph after it.
         refused: the reason codes of the sites that are left alone, each as often as it occurs; if None, any.
@@ -230,7 +230,7 @@ def assert_left_alone(
     Args:
         transformation: the pass.
         model: a model, a graph module, or a case.
-        *inputs: what it is called with.
+        *inputs: the inputs of the call.
         reason: the reason code of at least one of the refusals; if None, any.
         form: the form of graph.
 
@@ -271,7 +271,7 @@ def _graph_module_of(model: object, inputs: Inputs, form: Form) -> GraphModule:
 
 
 def _inputs_of(model: nn.Module | ModelCase, inputs: tuple[object, ...]) -> Inputs:
-    """Return what a model is called with: `Inputs` as they are, other values as positional arguments."""
+    """Return the inputs of a call: `Inputs` as they are, other values as positional arguments."""
     if isinstance(model, ModelCase):
         return model.example()
     if len(inputs) == 1 and isinstance(inputs[0], Inputs):

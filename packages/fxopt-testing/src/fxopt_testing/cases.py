@@ -1,4 +1,4 @@
-"""`ModelCase`: a model, what it is called with, and the form of graph in which a pass gets it."""
+"""`ModelCase`: a model, its inputs, and the form of graph in which a pass gets it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Captured:
 
 
 class _Known:
-    """A model and what was made from it, both used again as long as nobody writes into the model."""
+    """A model and its graph module, both used again as long as nobody writes into the model."""
 
     def __init__(self, model: nn.Module, made: ExportedProgram | Graph) -> None:
         self.model = model
@@ -50,10 +50,10 @@ class _Known:
 
 @dataclass(frozen=True, eq=False)
 class ModelCase:
-    """One model for passes to be tried on.
+    """One model to try passes on.
 
     Attributes:
-        name: what it is called in reports.
+        name: its name in reports.
         make: makes the model: a class, or a function without arguments. It is called with a fixed seed, so that it
             makes an equal model each time.
         inputs: what the model is called with: a tensor, a tuple of positional arguments, a dictionary of keyword

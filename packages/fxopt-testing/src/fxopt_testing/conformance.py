@@ -1,4 +1,4 @@
-"""`check_transformation`: everything that every pass has to keep, on every model of the zoo."""
+"""`check_transformation`: the properties that every pass must have, on every model of the zoo."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ def check_transformation(
         transformation: the pass, made with the options to be checked.
         models: the models to try it on; the zoo if not given. To add some: ``models=[my_case, *zoo()]``.
         site_model: a model that the pass rewrites. It is tried beside the others, also in other forms of graph, in
-            bfloat16 and in the other mode, as far as these can be had. If neither it nor ``models`` is given, and the
+            bfloat16 and in the other mode, as far as these exist. If neither it nor ``models`` is given, and the
             zoo has no site for the pass, the graph of the example in its docstring is tried.
-        properties: names of the properties to check; all of `PROPERTIES` if not given. That no model has a site is
-            a finding, whichever of those that look at changes are checked.
-        expected_failures: names of properties that are known not to hold, each with the reason; they are reported and
-            make nothing fail. One that holds after all is a finding.
+        properties: names of the properties to check; all of `PROPERTIES` if not given. If no model has a site, that
+            is a finding, whichever of the properties that look at changes are checked.
+        expected_failures: names of properties that are known not to hold, each with the reason; they are reported but
+            fail nothing. One that holds after all is a finding.
         thorough: whether to take minutes: more models, real ones where they are installed, more faults.
         raises: whether findings are raised. Otherwise they are only in the report, which is then false.
 
@@ -75,7 +75,7 @@ def check_pass(given: object) -> None:
     """Check that something is a pass, not a class or a name.
 
     Raises:
-        PreconditionError: It is no pass.
+        PreconditionError: It is not a pass.
     """
     if not isinstance(given, Transformation):
         made = f"the class {given.__name__}; write {given.__name__}()" if isinstance(given, type) else repr(given)

@@ -15,6 +15,6 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 def test_conformance(check: Check) -> None:
-    """The property holds of the pass on all models."""
+    """The property holds for the pass on all models."""
     __tracebackhide__ = True
     run_check(*check)

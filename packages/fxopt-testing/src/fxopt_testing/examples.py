@@ -1,4 +1,4 @@
-"""The model of a pass's own example: what the pass was given while the example of its docstring ran."""
+"""The model of a pass's own example: the graph that the pass gets when the example in its docstring runs."""
 
 from __future__ import annotations
 
@@ -41,16 +41,16 @@ class _Given(Instrument):
     def before_pass(self, run: PassRun, graph_module: GraphModule) -> None:
         if type(run.transformation) is self._cls and not run.reverse:
             given = faithful_copy(graph_module)
-            set_ledger(given, Ledger())  # what earlier passes did to it is not to be undone
+            set_ledger(given, Ledger())  # keeps undo from going back to earlier passes
             forget_ids(iter_nodes(given.graph))
             self.graph_modules.append(given)
 
 
 def example_case(cls: type[Transformation]) -> ModelCase | None:
-    """Return the first graph that the docstring of a pass gives to it, with inputs that it takes.
+    """Return the first graph that the pass gets in its docstring, with inputs for the graph.
 
-    The inputs are those that its nodes note, or else guessed: floating-point tensors with as many features as a layer
-    takes, or indices.
+    The inputs are those that its nodes describe, or else guesses: floating-point tensors with as many features as a
+    layer takes, or indices.
 
     Returns:
         None where there is no example, it fails, or no guess fits.
@@ -86,7 +86,7 @@ def _guesses(graph_module: GraphModule) -> Iterator[tuple[Tensor, ...]]:
 
 
 def _noted(node: Node) -> Tensor | None:
-    """Return a tensor as the node notes it; None where it notes none of known sizes."""
+    """Return a tensor as the node describes it; None where it describes none of known sizes."""
     value: Any = node.meta.get("val", node.meta.get("tensor_meta"))
     try:
         sizes, dtype = [int(size) for size in value.shape], value.dtype

@@ -1,4 +1,4 @@
-"""`Property`, what holds for every pass, and what checking it gives: `Finding` and `ConformanceReport`."""
+"""`Property`, which every pass must have, and the results of checking: `Finding` and `ConformanceReport`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Severity: TypeAlias = Literal["error", "advice"]
 
 @dataclass(frozen=True)
 class Flaw:
-    """What the check of a property yields where the property does not hold.
+    """A flaw: the check of a property yields one where the property does not hold.
 
     Attributes:
         found: what was found.
@@ -41,15 +41,15 @@ Applies: TypeAlias = Callable[[Subject, "Trial | None"], "str | None"]
 
 @dataclass(frozen=True)
 class Property:
-    """Something that holds for every pass.
+    """A property that every pass must have.
 
     Attributes:
-        name: what findings call it.
-        statement: what holds, in a sentence.
+        name: its name in findings.
+        statement: the property, in a sentence.
         advice: what to do where it does not.
-        on_model: checks it on one model, or None; of what it yields, the first is reported.
+        on_model: checks it on one model, or None; only the first flaw that it yields is reported.
         on_pass: checks it on the pass as a whole, or None.
-        applies: says why it does not apply, to the pass at all (without a trial) or to one model; or None.
+        applies: returns why it does not apply, to the pass (without a trial) or to one model; or None.
         if_changed: whether it holds by itself where the pass changed nothing.
     """
 
@@ -181,7 +181,7 @@ class ConformanceReport:
 
     @property
     def primary(self) -> Finding | None:
-        """The finding to begin with: others may follow from it."""
+        """The finding to start with: others may follow from it."""
         return next(iter(self.errors), None)
 
     @property

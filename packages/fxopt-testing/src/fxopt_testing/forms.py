@@ -1,4 +1,4 @@
-"""The forms of graph in which a model can come to a pass."""
+"""The forms of graph in which a pass may get a model."""
 
 from __future__ import annotations
 
@@ -35,21 +35,21 @@ class ModuleTracer(torch.fx.Tracer):
     record_stack_traces = True
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-        """Leave subclasses of layers whole, too, as other tracers do: passes have to see that they are none."""
+        """Leave subclasses of layers whole too, as other tracers do: passes have to tell them from layers."""
         classes = (cls for cls in type(m).__mro__ if cls is not nn.Module)
         is_layer = any(cls.__module__.startswith("torch.nn.modules") for cls in classes)
         return is_layer and not isinstance(m, (nn.Sequential, nn.ModuleList, nn.ModuleDict))
 
 
 class FunctionTracer(ModuleTracer):
-    """Traces into torch's own modules, so that functions and ``get_attr`` nodes stand in the graph."""
+    """Traces into torch's own modules, so that the graph has functions and ``get_attr`` nodes."""
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         """Go into every module."""
         return False
 
     def to_bool(self, obj: object) -> bool:
-        """Take no branch that only exists to complain: batch norm asks whether the rank of its input is wrong."""
+        """Skip branches that only raise errors: batch norm checks the rank of its input."""
         return False
 
 
@@ -75,13 +75,13 @@ def traced(model: nn.Module, form: Form, inputs: Inputs) -> GraphModule:
 
 
 def sizes_from_values(graph_module: GraphModule, where: Callable[[int], bool] = lambda dim: dim == 0) -> GraphModule:
-    """Let the graph note sizes that come from values of tensors, as those of a vision model do, and return it.
+    """Mark sizes in a graph as coming from values of tensors, as in a vision model, and return the graph.
 
     Torch raises where such sizes are compared by ``==``. Equal sizes become equal ones; what the graph computes stays.
 
     Args:
         graph_module: a graph with shapes known.
-        where: says of a dimension whether its size comes from a value; symbolic sizes all do.
+        where: tells of a dimension whether its size comes from a value; all symbolic sizes do.
 
     >>> graph_module = sizes_from_values(graph_of(nn.Linear(4, 2), "modules", Inputs(torch.ones(3, 4))))
     >>> next(iter_nodes(graph_module.graph)).meta["val"].shape
@@ -111,7 +111,7 @@ def sizes_from_values(graph_module: GraphModule, where: Callable[[int], bool] = 
 
 
 def traced_by(tracer: torch.fx.Tracer, model: nn.Module) -> GraphModule:
-    """Return what a tracer makes of a model."""
+    """Return the graph module that a tracer makes of a model."""
     graph_module = GraphModule(model, tracer.trace(model))
     graph_module.training = model.training
     for node in iter_nodes(graph_module.graph):

@@ -1,4 +1,4 @@
-"""`Behaviour`: everything that calling a module does, and how two behaviours differ by the criterion of `verify`."""
+"""`Behaviour`: everything that a call of a module does; differences by the criterion of `verify`."""
 
 from __future__ import annotations
 
@@ -60,8 +60,8 @@ class Difference:
 
     Attributes:
         what: "outputs", "effects" or "gradients".
-        text: what the second one has, and what was expected.
-        is_rounding: whether it is one of numbers alone, so that a closer look may excuse it.
+        text: the second behaviour, and what was expected.
+        is_rounding: whether only numbers differ, so that a closer look may excuse it.
     """
 
     what: str
@@ -81,7 +81,7 @@ def differences(expected: Behaviour, found: Behaviour) -> Iterator[Difference]:
         if was != now:
             yield Difference("effects", f"`{path}` shares memory with {now}, expected {was} as in the original")
     if expected.refused is not None:
-        return  # torch refuses some in-place operations, and what it refuses may exist afterwards
+        return  # torch refuses gradients of some in-place operations; a rewrite may make them possible
     if found.refused is not None:
         yield Difference("gradients", f"torch refuses to compute gradients, as it did not before: {found.refused}")
     for report in judge.gradients(expected.gradients, found.gradients, {}):
@@ -92,7 +92,7 @@ def differences(expected: Behaviour, found: Behaviour) -> Iterator[Difference]:
 def unlike(
     source: GraphModule, result: GraphModule, inputs: Inputs, expected: Behaviour, found: Behaviour
 ) -> list[Difference]:
-    """Return how a result differs from its source; those of numbers only if float64 does not excuse them."""
+    """Return how a result differs from its source; numbers only where float64 does not excuse them."""
     all_found = list(differences(expected, found))
     if not all_found or not all(each.is_rounding for each in all_found):
         return all_found

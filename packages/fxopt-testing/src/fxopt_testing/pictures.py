@@ -1,4 +1,4 @@
-"""`picture`: structure and contents of a graph module as rows that compare, one for each thing that has a name."""
+"""`picture`: structure and contents of a graph module as comparable rows, one for each name."""
 
 from __future__ import annotations
 
@@ -60,12 +60,12 @@ def _text(value: Any) -> str:
 
 def _module(module: nn.Module, *, is_root: bool) -> object:
     hooks = tuple((key, len(value)) for key, value in sorted(vars(module).items()) if _is_hooks(key) and value)
-    # The class of a graph module is its own, and its extra text gives the sizes of the others.
+    # Each graph module has a class of its own; the extra text of other modules gives their sizes.
     return ("the root" if is_root else f"{type(module).__name__}({module.extra_repr()})", module.training, hooks)
 
 
 def _is_hooks(key: str) -> bool:
-    """Whether an attribute holds hooks; those of copying are fxopt's own, on all that it has touched."""
+    """Whether an attribute holds hooks, except those for copying, which fxopt adds to all that it touches."""
     return key.endswith("_hooks") and key != "_deepcopy_hooks"
 
 
@@ -97,7 +97,7 @@ def bits_of(outputs: object) -> list[object]:
 
 
 def state_of(*roots: nn.Module) -> Picture:
-    """Return all of modules that nobody else may touch: values, memory, versions, flags, keys, hooks, attributes."""
+    """Return all of modules that a pass must not touch: values, memory, versions, flags, keys, hooks, attributes."""
     rows: Picture = {}
     for number, root in enumerate(roots):
         found = dict(tensors_of(root)) | {"keys of the state_dict": tuple(root.state_dict())}
@@ -116,7 +116,7 @@ def state_of(*roots: nn.Module) -> Picture:
 
 
 def modes_of_process() -> Picture:
-    """Return what belongs to the process: modes, random numbers, context variables."""
+    """Return the state of the process: modes, random numbers, context variables."""
     return {
         "grad mode": torch.is_grad_enabled(),
         "inference mode": torch.is_inference_mode_enabled(),
@@ -133,7 +133,7 @@ def modes_of_process() -> Picture:
 def changes(
     before: Mapping[str, object], after: Mapping[str, object], *, limit: int | None = 3
 ) -> list[tuple[str, str, str]]:
-    """Return what differs: its name, what it is now, and what it was."""
+    """Return the differences: name, new value and old value."""
     found = []
     for name in dict.fromkeys([*before, *after]):
         old, new = before.get(name, "absent"), after.get(name, "absent")
@@ -143,7 +143,7 @@ def changes(
 
 
 def short(value: object, other: object = None) -> str:
-    """Return a value in a few words, in view of the one that it differs from."""
+    """Return a value in a few words that show how it differs from another."""
     if isinstance(value, bytes):
         return f"{len(value)} bytes" if not isinstance(other, bytes) or len(other) != len(value) else "other values"
     if isinstance(value, tuple) and isinstance(other, tuple) and len(value) == len(other):

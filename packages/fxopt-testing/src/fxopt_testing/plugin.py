@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 Check: TypeAlias = "tuple[Subject, Property, str | None]"
-"""A pass with its trials, a property of it, and why that is expected to fail, if it is."""
+"""A pass with its trials, a property, and why that is expected to fail, if it is."""
 
 
 def conformance_tests(
@@ -34,13 +34,13 @@ def conformance_tests(
 ) -> Callable[[Check], None]:
     """Return a test function for pytest, parametrised by passes and properties.
 
-    Write ``test_conformance = conformance_tests(MyPass(), "my-distribution")`` into a file of tests. What a property
-    says nothing about, such as undoing a pass that is not reversible, is no test.
+    Write ``test_conformance = conformance_tests(MyPass(), "my-distribution")`` into a file of tests. Properties
+    that do not apply, such as undoing a pass that is not reversible, become no test.
 
     Args:
-        *passes: passes, or names of installed distributions, of which all passes are taken.
+        *passes: passes, or names of installed distributions, whose passes are all taken.
         models: the models to try them on; the zoo if not given.
-        site_model: a model that each of them rewrites, to be tried, too; see `check_transformation`.
+        site_model: a model that each of them rewrites, tried as well; see `check_transformation`.
         properties: names of the properties; all if not given.
         expected_failures: names of properties that are known not to hold, each with the reason: those tests xfail.
         thorough: whether to take minutes: more models, real ones where they are installed, more faults.
@@ -68,7 +68,7 @@ def conformance_tests(
 
     @pytest.mark.parametrize("check", checks)
     def test_conformance(check: Check) -> None:
-        """The property holds of the pass on all models."""
+        """The property holds for the pass on all models."""
         run_check(*check)
 
     return test_conformance
@@ -115,7 +115,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Where the option is given, collect the checks of `distributions`, and no tests of the current directory."""
+    """With the option, collect the checks of `distributions`, and no tests of the current directory."""
     if config.getoption("--fxopt-distribution"):
         if config.args_source is pytest.Config.ArgsSource.INVOCATION_DIR:
             config.args[:] = []

@@ -1,4 +1,4 @@
-"""What tests of passes look at beside `assert_rewrites`: graphs in a form, refusals, and states that compare."""
+"""Helpers for tests of passes beside `assert_rewrites`: graphs in a form, refusals, and comparable states."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def refused(graph_module: GraphModule) -> list[tuple[str, str]]:
 
 
 def setitem(x: Any, index: Any, value: Any) -> None:
-    """Do ``x[index] = value``, in a model that is traced, too."""
+    """Do ``x[index] = value``, also in a traced model."""
     if isinstance(x, Proxy):
         x.tracer.create_proxy("call_function", operator.setitem, (x, index, value), {})
     else:

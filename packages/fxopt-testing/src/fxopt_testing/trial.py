@@ -38,11 +38,11 @@ class Trial:
         transformation: the pass.
         case: the model.
         source: the graph module as it was before the run, a copy.
-        result: the graph module after it; None where the pass raised.
+        result: the graph module after the run; None where the pass raised.
         error: what the pass raised, or None.
         touched: how the caller's model changed, a line each.
         process: how the state of the process changed, a line each.
-        hooks: what has hooks in the graph module before the run; see `hooks_of`.
+        hooks: the hooks in the graph module before the run; see `hooks_of`.
     """
 
     def __init__(self, transformation: Transformation, case: ModelCase) -> None:
@@ -78,7 +78,7 @@ class Trial:
 
     @property
     def done(self) -> GraphModule:
-        """The result, of a run that raised nothing."""
+        """The result of a run that raised nothing."""
         assert self.result is not None
         return self.result
 
@@ -89,11 +89,11 @@ class Trial:
         return [refusal for record in records for refusal in record.refusals]
 
     def fresh(self) -> GraphModule:
-        """Return the graph module as it was, a copy to do anything with."""
+        """Return a copy of the graph module before the run, free to be changed."""
         return faithful_copy(self.source)
 
     def transformed(self) -> GraphModule:
-        """Return the result, a copy to do anything with."""
+        """Return a copy of the result, free to be changed."""
         return faithful_copy(self.done)
 
     @cached_property
@@ -112,7 +112,7 @@ class Trial:
         return behaviour_of(self.done, self.case.example())
 
     def other_inputs(self) -> Iterator[tuple[str, Inputs, Behaviour]]:
-        """Yield further inputs that the model accepted, with what it did."""
+        """Yield further inputs that the model accepted, with its behaviour."""
         for name, inputs in self.case.all_inputs():
             try:
                 yield name, inputs, behaviour_of(self.source, inputs, gradients=False)
@@ -128,7 +128,7 @@ def hooks_of(graph_module: GraphModule) -> dict[str, int]:
         found[f"module `{name}`"] = sum(len(value) for value in hooks if hasattr(value, "__len__"))
     for name, tensor in graph_module.named_parameters(remove_duplicate=False):
         found[f"parameter `{name}`"] = len(tensor._backward_hooks or ())
-    found.pop("module ``")  # its own are those of copying, too
+    found.pop("module ``")  # those of fxopt for copying are among its own
     return {name: count for name, count in found.items() if count}
 
 
@@ -159,7 +159,7 @@ class Subject:
 
     @cached_property
     def trials(self) -> tuple[Trial, ...]:
-        """One run on each model; where none has a site, on that of the pass's example, too."""
+        """One run on each model; where none has a site, also on that of the pass's example."""
         started = time.perf_counter()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -181,7 +181,7 @@ class Subject:
 
     @cached_property
     def most_changed(self) -> list[Trial]:
-        """The same trials, those in which the pass changed the most first."""
+        """The same trials, those with the most changes first."""
         return sorted(self.changed, key=lambda trial: -len(changes(trial.before, trial.after, limit=None)))
 
     @property
@@ -212,7 +212,7 @@ class Subject:
 
 
 def _of_site_model(transformation: Transformation, case: ModelCase) -> Iterator[Trial]:
-    """Yield runs on a model, and on it in other forms, in bfloat16 and in the other mode, as far as they can be had."""
+    """Yield runs on a model, and on it in other forms, in bfloat16 and in the other mode, as far as they exist."""
     yield Trial(transformation, case)
     forms: tuple[Form, ...] = () if case.form == "graph" else ("modules", "functions", "export")
     variants = [case.variant(form=form) for form in forms if form != case.form]
@@ -232,7 +232,7 @@ def members_of(transformation: Transformation) -> list[Transformation]:
 
 @contextmanager
 def process_kept() -> Iterator[None]:
-    """Bring grad mode, default dtype and random state back at the end, so that one check disturbs no other."""
+    """Bring grad mode, default dtype and random state back at the end, so that no check disturbs another."""
     was = torch.is_grad_enabled(), torch.get_default_dtype(), torch.get_rng_state()
     try:
         yield

@@ -1,4 +1,4 @@
-"""The zoo: models on which every pass has to hold what it promises."""
+"""The zoo: models on which every pass must keep its promises."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ALL: tuple[Form, ...] = (*TRACED, "export", "export-dynamic")
 
 
 def zoo(*, thorough: bool = False) -> tuple[ModelCase, ...]:
-    """Return the models that every pass is tried on.
+    """Return the models to try every pass on.
 
     Args:
         thorough: with more generated models, more forms and dtypes of each, and real models where they are installed.
@@ -183,7 +183,7 @@ def _plain() -> Iterator[Row]:
     yield _row("passed through", plain.Passed, x)
     yield _row("multi-head attention", plain.Opaque, _input(2, 3, 4))
     yield _row("products", plain.Products, x)
-    yield _row("many products", partial(plain.Products, 8), x)  # enough for an order to differ elsewhere, if it can
+    yield _row("many products", partial(plain.Products, 8), x)  # enough for orders to differ between processes
 
 
 def _real() -> Iterator[ModelCase]:

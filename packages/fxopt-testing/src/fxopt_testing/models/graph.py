@@ -27,10 +27,10 @@ class WithTable(Pair):
 
 
 def with_spare_parts() -> GraphModule:
-    """Return a graph module with a layer, a parameter and a buffer of no use, and a buffer that is not saved."""
+    """Return a graph module with a layer, a parameter and a buffer without use, and a buffer that is not saved."""
     model = WithTable().eval()
     graph_module = traced_by(ModuleTracer(), model)
-    del graph_module.table  # torch has made it one that is saved
+    del graph_module.table  # torch made it persistent
     graph_module.register_buffer("table", model.table, persistent=False)
     graph_module.add_submodule("spare", nn.Linear(2, 2).eval())
     graph_module.register_parameter("unused", nn.Parameter(torch.randn(3)))

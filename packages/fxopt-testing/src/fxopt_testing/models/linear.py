@@ -1,4 +1,4 @@
-"""Small models of linear layers: sites for passes on them, and all that makes a site illegal."""
+"""Small models of linear layers: sites for passes on them, and everything that makes a site illegal."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Pair(nn.Module):
 
 
 def mixed_bias() -> nn.Module:
-    """Return a pair of which one layer has a bias, and the other has none."""
+    """Return a pair in which only one layer has a bias."""
     pair = Pair()
     pair.k = nn.Linear(4, 2, bias=False)
     return pair
@@ -54,7 +54,7 @@ class Keywords(Pair):
 
 
 class CalledTwice(Pair):
-    """One layer is called on another value, too."""
+    """One layer is also called on another value."""
 
     def forward(self, x: Tensor) -> Any:
         return self.q(x), self.k(x), self.k(x + 1.0)
@@ -96,7 +96,7 @@ class WritesBetween(Pair):
 
 
 class WritesThroughView(Pair):
-    """What one layer returns is written through a view of it, after it has been read."""
+    """The result of one layer is written through a view, after it has been read."""
 
     def forward(self, x: Tensor) -> Any:
         y = self.q(x)
@@ -129,14 +129,14 @@ def frozen() -> nn.Module:
 
 
 def half_frozen() -> nn.Module:
-    """Return a pair of which one weight does not train."""
+    """Return a pair in which one weight does not train."""
     pair = Pair()
     pair.q.weight.requires_grad_(False)
     return pair
 
 
 def subclassed() -> nn.Module:
-    """Return a pair of which one layer is of a subclass with a forward of its own."""
+    """Return a pair in which one layer is of a subclass with its own forward."""
     pair = Pair()
     pair.k = Doubling(4, 2)
     return pair
@@ -150,7 +150,7 @@ class Doubling(nn.Linear):
 
 
 def parametrized() -> nn.Module:
-    """Return a pair of which one weight is computed by a parametrization."""
+    """Return a pair in which a parametrization computes one weight."""
     pair = Pair()
     parametrize.register_parametrization(pair.k, "weight", Scaled())
     return pair
@@ -194,7 +194,7 @@ class Hub(nn.Module):
 
 
 class Sizes(nn.Module):
-    """Sizes are computed with, and shapes are made of them."""
+    """Arithmetic on sizes, and shapes made of the results."""
 
     def __init__(self) -> None:
         super().__init__()

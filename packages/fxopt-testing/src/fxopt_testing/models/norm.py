@@ -1,4 +1,4 @@
-"""Small models with batch norm, whose random statistics make every wrong fold show."""
+"""Small models with batch norm, with random statistics that reveal every wrong fold."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Convolution(nn.Module):
 
 
 class ReadsBetween(Convolution):
-    """The result of the convolution is returned, too."""
+    """The result of the convolution is returned as well."""
 
     def forward(self, x: Tensor) -> Any:
         y = self.conv(x)
@@ -84,7 +84,7 @@ class FrozenNorm(Convolution):
 
 
 class OnRows(nn.Module):
-    """Batch norm after a linear layer, on an input of three dimensions: it normalises the second one."""
+    """Batch norm after a linear layer on three-dimensional input: it normalises the second dimension."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Small models of functions and methods: arithmetic, in-place operations, views, control by shapes."""
+"""Small models of functions and methods: arithmetic, in-place operations, views, control flow by shapes."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class RoundedQuotients(nn.Module):
 
 
 class InPlace(nn.Module):
-    """In-place operations on what was computed and read before."""
+    """In-place operations on values that were computed and read before."""
 
     def __init__(self) -> None:
         super().__init__()

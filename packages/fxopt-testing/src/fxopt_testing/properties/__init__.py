@@ -1,4 +1,4 @@
-"""The properties, in the order in which findings are reported: what others follow from comes first."""
+"""The properties, in the order in which findings are reported: causes before their consequences."""
 
 from __future__ import annotations
 

@@ -11,13 +11,13 @@ from fxopt_tools import Inputs
 
 
 def _told(trial: Trial, expected: Behaviour, found: Behaviour, inputs: Inputs, *kinds: str) -> Iterator[Difference]:
-    """Yield the differences of some kinds; those of numbers only if a comparison with float64 does not excuse them."""
+    """Yield the differences of some kinds; numbers only where a comparison with float64 does not excuse them."""
     all_found = unlike(trial.source, trial.done, inputs, expected, found)
     yield from (each for each in all_found if each.what in kinds)
 
 
 def _same(*kinds: str) -> OnModel:
-    """Return a check that what the model does stays, of these kinds: "outputs", "effects", "gradients"."""
+    """Return a check that the model still does the same, for these kinds: "outputs", "effects", "gradients"."""
 
     def check(subject: Subject, trial: Trial) -> Iterator[Flaw]:
         try:

@@ -142,13 +142,13 @@ _KEPT = ("stack_trace", "nn_module_stack", "source_fn_stack", "val", "tensor_met
 
 
 def _lost(was: Node, node: Node) -> list[str]:
-    """Return what a node knew of itself and does not know any more; nothing if it is another node of that name."""
+    """Return which notes a node has lost; none if it is another node of that name."""
     if was.op != node.op:
         return []
     lost = [key for key in _KEPT if key in was.meta.keys() - node.meta.keys()]
     if str(was.args) != str(node.args) or was.target != node.target:
-        return [key for key in lost if key not in ("val", "tensor_meta")]  # what it gives may be something else now
-    if node.meta.get("val") is not was.meta.get("val"):  # it was described anew, as its strides are others
+        return [key for key in lost if key not in ("val", "tensor_meta")]  # its value may have changed
+    if node.meta.get("val") is not was.meta.get("val"):  # it was described anew, because its strides changed
         return [key for key in lost if key != "tensor_meta"]
     return lost
 
@@ -169,7 +169,7 @@ def _traces(subject: Subject, trial: Trial) -> Iterator[Flaw]:
 
 
 def _shapes(trial: Trial) -> Iterator[Flaw]:
-    """Compare what new nodes note with what their inputs give, where the graph noted shapes before."""
+    """Compare the notes of new nodes with what their inputs give, where the graph noted shapes before."""
     old = {node.name: node for node in iter_nodes(trial.source.graph)}
     if not all("val" in node.meta for node in old.values() if node.op.startswith("call_")):
         return
@@ -238,7 +238,7 @@ FLAGS = Property(
 
 
 def _if_exact(subject: Subject, trial: Trial | None) -> str | None:
-    """Apply to passes that do not say by how much they approximate: dtypes are what those approximate by."""
+    """Apply to passes that promise no signal-to-noise ratio: the others may approximate by other dtypes."""
     approximates = getattr(subject.transformation, "promised_sqnr", None) is not None
     return "the pass declares an accuracy (promised_sqnr)" if approximates else None
 

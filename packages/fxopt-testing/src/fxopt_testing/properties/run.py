@@ -18,7 +18,7 @@ from fxopt_testing.trial import Subject, Trial
 
 
 def _returned(trial: Trial) -> object:
-    """Return what `transform` returns by itself, without what core checks."""
+    """Return the result of `transform` alone, without the checks of core."""
     return trial.transformation.transform(trial.fresh())
 
 
@@ -128,7 +128,7 @@ _EVERY_FORM: dict[Form, str] = {
     "export": "aten operators, as torch.export leaves them",
 }
 _TRIED = 3
-"""How many models are tried in a form in which no model was changed."""
+"""How many models are tried in a form in which the pass changed none."""
 
 
 def _finds_in_every_form(subject: Subject) -> Iterator[Flaw]:
@@ -160,7 +160,7 @@ def _finds_in_every_form(subject: Subject) -> Iterator[Flaw]:
 
 
 def _trial_in(subject: Subject, case: ModelCase, form: Form) -> Trial | None:
-    """Return a run on a model in another form; None where it cannot be had."""
+    """Return a run on a model in another form; None where that form cannot be made."""
     try:
         trial = Trial(subject.transformation, case.variant(form=form))
     except Exception:  # not every model can be traced or exported

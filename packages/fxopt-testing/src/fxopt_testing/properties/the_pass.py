@@ -122,7 +122,7 @@ def _options(subject: Subject) -> Iterator[Flaw]:
     transformation = subject.transformation
     passes = _registry_of(type(transformation))
     if passes.failed:
-        return  # `named` tells
+        return  # the property `named` reports it
     for name, made in [("", transformation), *_variants(transformation)]:
         value = f"`{name}={made.options.get(name)!r}`"
         if name and made.signature == transformation.signature:
@@ -132,7 +132,7 @@ def _options(subject: Subject) -> Iterator[Flaw]:
         try:
             text = passes.pipeline_text(made)
         except FxoptError:
-            continue  # what text cannot express
+            continue  # a value that text cannot express
         read = passes.pipeline(text)
         (again,) = getattr(read, "transformations", None) or (read,)
         if again.signature != made.signature:
@@ -165,7 +165,7 @@ _OF_CORE = {"_bound"}
 
 
 def _is_read(subject: Subject, name: str) -> bool:
-    """Whether code beside the pass reads an attribute that another value of an option changes."""
+    """Whether code other than the pass's reads an attribute that another value of an option changes."""
     mine = vars(subject.equal_pass())
     for option, made in _variants(subject.transformation):
         theirs = vars(made)
@@ -176,7 +176,7 @@ def _is_read(subject: Subject, name: str) -> bool:
 
 
 def _attributes_read(cls: type[Transformation]) -> set[str]:
-    """Return the names that methods of a class and functions beside it read, those of core left out."""
+    """Return the names that methods of a class and functions beside it read, without those of core."""
     beside = [vars(sys.modules[each.__module__]) for each in cls.__mro__ if each.__module__ in sys.modules]
     found = [inspect.getattr_static(cls, name) for name in dir(cls) if not name.startswith("__")]
     found += [value for names in beside for value in names.values()]

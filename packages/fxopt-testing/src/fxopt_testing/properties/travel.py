@@ -107,7 +107,7 @@ def _deepcopy(subject: Subject, trial: Trial) -> Iterator[Flaw]:
 def _pickle(subject: Subject, trial: Trial) -> Iterator[Flaw]:
     try:
         pickle.dumps(trial.source)
-    except Exception:  # what cannot be pickled before need not be afterwards
+    except Exception:  # a graph that cannot be pickled before need not be picklable afterwards
         return
     yield from _survives(subject, trial, "pickle")
     if subject.thorough:

@@ -1,4 +1,4 @@
-"""The property of passes that weights come back: the original model computes with them what the result does."""
+"""The property that weights come back: with them, the original model computes what the result does."""
 
 from __future__ import annotations
 
