@@ -158,7 +158,7 @@ class TestInductorPass:
     @pytest.mark.parametrize("copies", [DeepCopy(), compose(Swap(), inplace=False)])
     def test_another_graph_module_is_an_error(self, copies: Transformation) -> None:
         graph_module, code = traced(), traced().code
-        with pytest.raises(PostconditionError, match="leave away what copies"):
+        with pytest.raises(PostconditionError, match="omit what copies"):
             as_inductor_pass(compose(Swap(), copies))(graph_module.graph)
         graph_module.recompile()
         assert graph_module.code == code

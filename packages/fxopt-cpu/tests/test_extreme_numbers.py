@@ -82,4 +82,4 @@ def test_the_record_says_what_hides_nan() -> None:
     assert net(x).isnan().any()
     assert not graph_module(x).isnan().any()
     notes = [rewrite.note for rewrite in history(graph_module)[0].rewrites]
-    assert notes == ["oneDNN's relu makes a number of NaN"] * 2
+    assert notes == ["oneDNN's relu turns NaN into a number"] * 2

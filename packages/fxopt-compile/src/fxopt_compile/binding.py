@@ -46,7 +46,7 @@ class Binding:
         call: the rewritten graph.
         takes: the indices of the inputs that it takes, in order.
         tensors: the values of the weights that anything is made of. They are kept alive until `is_left` says that
-            nobody else does: a weak reference would tell at once, but ``torch.utils.swap_tensors`` fails with one.
+            nothing else does: a weak reference would tell at once, but ``torch.utils.swap_tensors`` fails with one.
     """
 
     def __init__(

@@ -129,8 +129,8 @@ class InductorPass:
     def _check(self, result: GraphModule, owner: GraphModule, called_modules: bool) -> None:
         if result is not owner:
             raise PostconditionError(
-                f"pass `{self.transformation.name}` returned another graph module, and {_IN_PLACE}: leave away what "
-                "copies (deep-copy, inplace=False)"
+                f"pass `{self.transformation.name}` returned another graph module, and {_IN_PLACE}: omit what copies "
+                "(deep-copy, inplace=False)"
             )
         module = None if called_modules else next(iter(owner.graph.find_nodes(op="call_module")), None)
         if module is not None:

@@ -73,7 +73,7 @@ def _check_head(path: str, name: str, model_type: str, auto_class: Any) -> None:
     """Refuse to return a model with another head than the class has."""
     if not _fits(name, model_type, auto_class):
         raise ValueError(
-            f"{path} holds a {name}, which is none of {auto_class.__name__}: optimize the model that is needed"
+            f"{path} holds a {name}, which {auto_class.__name__} does not open: optimize the model that is needed"
         )
 
 

@@ -258,7 +258,7 @@ class FuseConvolutions(low_precision.Options, ReversibleSitePass[ConvolutionSite
     def rewrite(self, site: ConvolutionSite, edit: Editor) -> None:
         """Insert one module with the same parameters, and drop what it replaces."""
         if site.activation.name in HIDE_NAN and self.weights != "int8":
-            edit.note(f"oneDNN's {site.activation.name} makes a number of NaN")
+            edit.note(f"oneDNN's {site.activation.name} turns NaN into a number")
         call, nodes, is_int8 = site.call, site.nodes, self.weights == "int8"
         module = _packed(site, is_int8)
         refs = {key: ref for key, ref in (("weight", call.weight), ("bias", call.bias)) if ref is not None}
