@@ -45,7 +45,7 @@ def test_a_history_without_graphs_says_why() -> None:
         Wrapper(model)(torch.ones(2, 4))
         assert not fxopt_compile.history(model)
         text = str(fxopt_compile.history(model))
-        assert "no call of the model has come by torch.compile" in text and "compile what is called" in text
+        assert "no call of the model went through torch.compile" in text and "compile in place what is called" in text
         outer = Wrapper(model)
         outer.compile(backend="fxopt")
         outer(torch.ones(2, 4))

@@ -183,7 +183,7 @@ def test_outputs_of_each_way_keep_their_dtypes(dtype: torch.dtype) -> None:
 
 def test_what_has_one_way_takes_no_further_examples(model: Branching) -> None:
     graph_module: Any = fxopt.capture(model, SHORT)
-    with pytest.raises(PreconditionError, match="holds one way"):
+    with pytest.raises(PreconditionError, match="holds one path"):
         optimize(graph_module, (SHORT,), also=[(LONG,)])
     with pytest.raises(PreconditionError, match="given nothing"):
         GuardedGraphs([])

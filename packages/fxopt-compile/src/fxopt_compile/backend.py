@@ -82,7 +82,7 @@ def _warn_of_limit(name: str) -> None:
     if found is not None and int(found[1]) + 1 == limit:
         _LOGGER.warning(
             "graph %s is the last one that dynamo makes of its function (torch._dynamo.config.recompile_limit is %d): "
-            "calls that none of them fits run as without fxopt. Let sizes vary (torch.compile(..., dynamic=True), "
+            "calls that fit none of them run as without fxopt. Let sizes vary (torch.compile(..., dynamic=True), "
             "torch._dynamo.mark_dynamic), or raise the limit",
             name,
             limit,

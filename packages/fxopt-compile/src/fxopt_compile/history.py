@@ -56,9 +56,9 @@ class GraphHistory:
 
 
 _NO_GRAPHS = (
-    "dynamo has made no graphs with backend fxopt in this process: no call of the model has come by torch.compile. "
-    "Calls of model.forward() go past model.compile(), and generate() past what torch.compile returns: compile what is "
-    "called, in place. A process that was spawned compiles the model itself"
+    "dynamo has made no graphs with backend fxopt in this process: no call of the model went through torch.compile. "
+    "model.forward() bypasses model.compile(), and generate() bypasses what torch.compile returns: compile in place what "
+    "is called. A spawned process has to compile the model itself"
 )
 
 

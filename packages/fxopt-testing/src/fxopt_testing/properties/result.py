@@ -272,7 +272,7 @@ LEFTOVERS = Property(
 HOOKS = Property(
     "hooks-kept",
     "modules and parameters with hooks stay, and go on being called",
-    "Refuse modules with hooks: the views of fxopt_core do so by themselves (reason `hooks`).",
+    "Refuse modules with hooks: the views of fxopt_rewrite do so by themselves (reason `hooks`).",
     on_model=_hooks,
 )
 INTERFACE = Property(
