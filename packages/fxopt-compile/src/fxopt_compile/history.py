@@ -57,8 +57,8 @@ class GraphHistory:
 
 _NO_GRAPHS = (
     "dynamo has made no graphs with backend fxopt in this process: no call of the model went through torch.compile. "
-    "model.forward() bypasses model.compile(), and generate() bypasses what torch.compile returns: compile in place what "
-    "is called. A spawned process has to compile the model itself"
+    "model.forward() bypasses model.compile(), and generate() bypasses what torch.compile returns: compile in place "
+    "what is called. A spawned process has to compile the model itself"
 )
 
 

@@ -133,8 +133,8 @@ def optimize(
         )
     if also is not None and (isinstance(model, GraphModule) or is_client(model)):
         raise PreconditionError(
-            f"also is given with {type_text(model)}, expected a model that capture takes: a graph module holds one path "
-            "through its model; for a drop-in, optimize the model in it, fxopt.optimize(model, kwargs=one, "
+            f"also is given with {type_text(model)}, expected a model that capture takes: a graph module holds one "
+            "path through its model; for a drop-in, optimize the model in it, fxopt.optimize(model, kwargs=one, "
             "also=[other])"
         )
     transformation = None if pipeline is None else _transformation(pipeline)

@@ -195,8 +195,8 @@ RETURNS = Property(
 RUNS = Property(
     "runs",
     "the pass raises nothing on any model that is valid",
-    "Read calls through the views of fxopt_rewrite (`read_linear`, ...), which know keyword arguments and every form of "
-    "graph; leave alone, with a reason, what you do not handle.",
+    "Read calls through the views of fxopt_rewrite (`read_linear`, ...), which know keyword arguments and every form "
+    "of graph; leave alone, with a reason, what you do not handle.",
     on_model=_runs,
     if_changed=False,
 )
