@@ -205,6 +205,7 @@ class PackedConv2d(PackedLayer):
             return self.activation(result + other)
         after = "relu" if name == "relu" else None
         operands = (packed, bias, plan.padding, *self._operands, "add", None, after, (), None)
+        # The operator that makes a new sum takes up to 1.7 times as long.
         if self.overwrites and not torch.is_grad_enabled() and other.is_contiguous(memory_format=torch.channels_last):
             return self._in_format(onednn.SUM_INTO(other, input, *operands), input)
         return self._in_format(onednn.SUM(input, other, *operands), input)

@@ -135,7 +135,7 @@ def _draw(leaf: object, node: Node | None, module: nn.Module, generator: torch.G
         dtype = leaf.dtype if leaf.is_complex() else torch.float32
         values = torch.randn(leaf.shape, generator=generator, dtype=dtype)
     elif leaf.dtype is torch.bool:
-        values = torch.ones(leaf.shape)
+        values = torch.ones(leaf.shape)  # a random mask may mask everything
     elif leaf.dtype is torch.uint8:
         values = torch.randint(256, leaf.shape, generator=generator)
     else:
