@@ -61,7 +61,7 @@ def name_of(value: Any) -> str | None:
 
 
 def describe(value: object) -> str:
-    """Name a value in a message, without printing what may be long.
+    """Describe a value for a message, without printing contents that may be long.
 
     >>> describe(describe), describe(3)
     ('function fxopt_core.names.describe', 'a value of type int')
@@ -83,7 +83,7 @@ def source_of(value: Any) -> str:
 
 
 def import_class(name: str) -> Any:
-    """Return the class, function or operator with this name, importing its module; errors are those of importing.
+    """Import the class, function or operator with this name; import errors are passed on.
 
     >>> import_class("math:sqrt")(4.0)
     2.0
@@ -102,7 +102,7 @@ _KNOWN: WeakValueDictionary[str, type] = WeakValueDictionary()
 
 
 def note_class(cls: type) -> None:
-    """Remember a class as long as it lives: one that is defined inside a function cannot be imported."""
+    """Remember a class while it lives, since a class defined inside a function cannot be imported."""
     _KNOWN[class_path(cls)] = cls
 
 
@@ -121,7 +121,7 @@ def operator_path(value: object) -> list[str]:
 
 
 providers: list[Callable[[], object]] = []
-"""What to call for an operator that is not there yet: the registry, which imports the plugins."""
+"""Called when an operator is missing; the registry adds a function that imports the plugins."""
 
 
 def load_operator(*path: str) -> object:

@@ -1,4 +1,4 @@
-"""Which distribution of fxopt has which pass or named pipeline, for the error about one that is not installed."""
+"""The distribution that each of fxopt's passes and pipelines is in, for the error about one that is not installed."""
 
 _BY_DISTRIBUTION = {
     "fxopt": "inference",
