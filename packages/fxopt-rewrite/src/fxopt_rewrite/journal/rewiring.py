@@ -1,4 +1,4 @@
-"""Give users of a node another one to read, in linear time even for users that read thousands of nodes."""
+"""Redirect users from one node to another, in linear time even for users that read thousands of nodes."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Rewiring:
             self._waiting.setdefault(user, {})[node] = replacement
 
     def current(self, user: Node, value: Node) -> Node:
-        """Return what a user really reads where its arguments name a node."""
+        """Return the node that a user really reads where its arguments name a node."""
         followed = self._waiting.get(user, {})
         while value in followed:
             value = followed[value]

@@ -56,8 +56,8 @@ def aten_name(target: OpOverload | OpOverloadPacket) -> str | None:
 def source_of(target: object) -> tuple[str, str]:
     """Return where a function comes from, and its name there; two empty texts for one that is not torch's or Python's.
 
-    That is ``operator``, ``math``, ``builtins``, ``functional`` (written in Python there), ``method`` (of ``Tensor``,
-    called as a function), ``aten`` (torch's function for that operator) or ``torch`` (any other of its functions).
+    The source is ``operator``, ``math``, ``builtins``, ``functional`` (written in Python), ``method`` (of ``Tensor``,
+    called as a function), ``aten`` (torch's function for an operator) or ``torch`` (any other function of torch).
 
     >>> [source_of(each) for each in (F.softmax, torch.softmax, torch.Tensor.add, abs)]
     [('functional', 'softmax'), ('aten', 'softmax'), ('method', 'add'), ('builtins', 'abs')]
@@ -101,7 +101,7 @@ def argument(node: Node, position: int | None, name: str) -> object:
 
 
 NUMPY = {"axis": "dim", "keepdims": "keepdim", "a": "input", "x": "input", "x1": "input", "x2": "other"}
-"""Names of NumPy that torch's functions and methods take besides their own: ``torch.cat(tensors, axis=1)``."""
+"""NumPy's names of arguments, which torch's functions and methods also take: ``torch.cat(tensors, axis=1)``."""
 
 MISSING = object()
 """Stands for an argument that a call does not give."""
