@@ -257,7 +257,7 @@ def set_name(node: Node, name: str) -> None:
 
 
 def pytree_info(graph: Graph) -> PyTreeInfo | None:
-    """Return how a graph flattens its inputs and builds its output; None where it takes and returns plain values."""
+    """Return how a graph flattens its inputs and builds its output; None if it takes and returns plain values."""
     codegen = graph._codegen
     return codegen.pytree_info if isinstance(codegen, PyTreeCodeGen) else None
 

@@ -95,7 +95,7 @@ def _without_memory(tensor: Tensor, device: torch.device) -> Tensor:
         try:
             made = torch.empty_strided(tuple(tensor.shape), tensor.stride(), dtype=tensor.dtype, device=device)
             made.untyped_storage().resize_(0)
-        except RuntimeError:  # not even the address space is there; the strides matter less
+        except RuntimeError:  # the address space does not suffice; the strides matter less
             made = torch.empty((), dtype=tensor.dtype, device=device).expand(tensor.shape)
         if isinstance(tensor, nn.Parameter):
             return nn.Parameter(made, requires_grad=tensor.requires_grad)

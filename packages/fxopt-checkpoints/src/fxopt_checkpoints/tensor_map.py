@@ -129,7 +129,7 @@ class Destination:
 
     Attributes:
         key: full name of the tensor that it is written into; if ``derived``, the label of an input of a function.
-        pieces: the region, the outermost first; empty where it fills all of it.
+        pieces: the region, the outermost first; empty if it fills all of the tensor.
         derived: whether a function computes the new tensors from it, so that it cannot be written there directly.
     """
 

@@ -31,7 +31,7 @@ class PassError(FxoptError):
     """A pass failed; the graph module is as it was before the run.
 
     Attributes:
-        pass_name: kebab-case name of the pass, or None where no pass is involved.
+        pass_name: kebab-case name of the pass, or None if no pass is involved.
         index: position of the pass in its composition, counted from 0, or None outside one.
     """
 
@@ -42,7 +42,7 @@ class PassError(FxoptError):
 
 
 class PreconditionError(PassError):
-    """The input of a run, or what is demanded of it, is not valid."""
+    """The input of a run, or a demand on the run, is not valid."""
 
 
 class PostconditionError(PassError):

@@ -72,7 +72,7 @@ def describe(value: object) -> str:
 
 
 def source_of(value: Any) -> str:
-    """Return the source code of a function or class, or an empty text where it cannot be read."""
+    """Return the source code of a function or class, or an empty text if it cannot be read."""
     try:
         return inspect.getsource(value)
     except (OSError, TypeError):  # built in, or typed in
@@ -107,7 +107,7 @@ def note_class(cls: type) -> None:
 
 
 def known_class(path: str) -> type | None:
-    """Return the class that was noted last under this path; None where there is none."""
+    """Return the class that was noted last under this path, or None."""
     return _KNOWN.get(path)
 
 

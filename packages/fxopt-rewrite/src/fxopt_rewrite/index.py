@@ -53,7 +53,7 @@ class GraphIndex:
         return getattr(self.modules.get(owner), name, None)
 
     def forget(self, name: str) -> None:
-        """Drop a module that was taken out of the graph module, so that its memory can be freed."""
+        """Drop a module that was removed from the graph module, so that its memory can be freed."""
         self.modules.pop(name, None)
 
     def tensor_of(self, node: Node) -> Tensor | None:

@@ -84,7 +84,7 @@ class PatternPass(ReversibleSitePass[Match]):
             return index.refuse(site.label, reason, message, *site.nodes)
         if not index.effects.aliases(site.root):
             return None
-        return replacement_refusal(site.label, site.root, index, *site.inputs)  # by a tensor of its own
+        return replacement_refusal(site.label, site.root, index, *site.inputs)  # the replacement is a new tensor
 
     def _obstacles(self, site: Match, index: GraphIndex) -> Iterator[tuple[str, str]]:
         if (other := site.other_reader()) is not None:

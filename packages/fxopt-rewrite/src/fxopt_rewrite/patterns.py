@@ -156,7 +156,7 @@ class Pattern:
         if len(unknown) + bool(numbers) > 1 and unknown:
             raise ValueError(f"`{unknown[0][0]}` stands for all numbers of a sum or product, and there is another one")
         terms = [part for part in parts if not _is_number(part[0]) and part not in unknown]
-        terms.sort(key=lambda part: part[0] not in self._calls)  # what tells most comes first
+        terms.sort(key=lambda part: part[0] not in self._calls)  # the most selective terms first
         return _Chain(kind, tuple(parts), _joined(kind, numbers), next(iter(unknown), None), tuple(terms))
 
 

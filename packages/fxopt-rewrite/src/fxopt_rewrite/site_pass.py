@@ -111,7 +111,7 @@ class SitePass(Transformation, Generic[SiteT]):
                 legal.append(site)
         rewritten = 0
         while legal:
-            site = legal.popleft()  # dropped, as it may hold the tensors that its rewrite takes out
+            site = legal.popleft()  # not kept, as it may hold the tensors that its rewrite removes
             if edit.is_stale(site.nodes):
                 gone = next(node.name for node in site.nodes if edit.is_stale([node]))
                 message = f"`{site.label}` overlaps another site of the same pass at node `{gone}`, which it took out"

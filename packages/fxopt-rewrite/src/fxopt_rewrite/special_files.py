@@ -1,4 +1,4 @@
-"""Paths that are no regular files: reading a FIFO waits for a writer, and `/dev/zero` has no end."""
+"""Paths that are not regular files: reading a FIFO waits for a writer, and `/dev/zero` has no end."""
 
 from __future__ import annotations
 

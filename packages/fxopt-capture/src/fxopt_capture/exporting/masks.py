@@ -25,7 +25,7 @@ def compare_masks(model: nn.Module, form: CallForm, captured: GraphModule, input
 
     The inputs with "mask" in their names are tried one after the other. In its own dtype, a mask with the other form of
     values is refused from then on if the graph differs. In each other kind of dtype, a mask with a zero in each row is
-    accepted from then on if the graph does not differ. If the model refuses the former, nothing changes.
+    accepted from then on if the graph does not differ. A mask that the model refuses changes nothing.
     """
     for index, spec in enumerate(_guards(captured).specs):
         value = inputs.get(spec.name)

@@ -44,7 +44,7 @@ _EMPTY = NodeTag()
 
 
 def tag_of(node: Node) -> NodeTag:
-    """Return the tag of a node; an empty one where it has none."""
+    """Return the tag of a node; an empty one if it has none."""
     tag = node.meta.get(META_KEY)
     return tag if isinstance(tag, NodeTag) else _EMPTY
 

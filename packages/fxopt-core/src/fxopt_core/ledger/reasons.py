@@ -15,7 +15,7 @@ _SHOWN = 20
 
 
 def meaning(reason: str, record: Record) -> str:
-    """Return what a reason code in a record means and what to do; "" where neither the pass nor `GENERAL` has it.
+    """Return what a reason code in a record means and what to do; "" if neither the pass nor `GENERAL` has it.
 
     The class of the pass is not imported: a record may come from a file.
     """

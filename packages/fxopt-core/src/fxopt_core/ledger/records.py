@@ -205,7 +205,7 @@ class Ledger:
 
 
 def find_ledger(graph_module: GraphModule) -> Ledger | None:
-    """Return the ledger of a graph module; None where nothing was applied.
+    """Return the ledger of a graph module; None if nothing was applied.
 
     torch drops ``meta`` when it makes a graph module from another one's graph, or from copies of its nodes. Then the
     first node has the ledger.
@@ -217,7 +217,7 @@ def find_ledger(graph_module: GraphModule) -> Ledger | None:
 
 
 def ledger_of(graph_module: GraphModule) -> Ledger:
-    """Return the ledger of a graph module; an empty one where nothing was applied."""
+    """Return the ledger of a graph module; an empty one if nothing was applied."""
     return find_ledger(graph_module) or Ledger()
 
 

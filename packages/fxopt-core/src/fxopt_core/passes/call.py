@@ -130,7 +130,7 @@ def perform(run: PassRun, root: PassRun) -> GraphModule:
         if member.members is None:
             step.index = len(passes) - 1 - root.started if run.reverse else root.started
             root.started += 1
-            # Equal passes have one signature. Each is to undo what it did itself: others may stand between them.
+            # Equal passes have one signature, but each undoes only its own edits: other passes may lie between them.
             if run.reverse and member.undone_by_journal and member in passes[: step.index]:
                 step.undoes_from = step.index
         graph_module = perform(step, root)
@@ -161,7 +161,7 @@ def observed(
             raise VetoError(f"{what} declined by {type(against[0]).__name__} (should_run){_AS_A_WHOLE}")
         if against:
             return seen, None
-        with transaction(run) if may_veto else inside(run):  # a vetoed pass is rolled back alone
+        with transaction(run) if may_veto else inside(run):  # only the vetoed pass is rolled back
             for instrument in instruments:
                 instrument.before_pass(run, seen)
                 entered.append(instrument)
@@ -212,8 +212,8 @@ def apply_pass(run: PassRun) -> tuple[GraphModule, Record]:
     known, signature = len(ledger_of(graph_module).records), signature_or_empty(transformation)
     marked = {node.name for node in _marked(graph_module, signature)}
     taken_back = _to_take_back(run, graph_module, marked) if run.reverse else []
-    # A user's `reverse` may not check whether there is anything to undo. Records and marks tell, unless the pass has no
-    # signature to find them by.
+    # A user's `reverse` may not check whether there is anything to undo. Records and marks show it, unless the pass has
+    # no signature to find them by.
     is_idle = run.reverse and transformation._edits and bool(signature) and not taken_back and not marked
     method: Any = transformation
     method = method.reverse if run.reverse else method.transform

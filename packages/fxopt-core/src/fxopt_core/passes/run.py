@@ -54,7 +54,7 @@ class PassRun:
     is_editing: bool = False  # whether it is inside of its `transform` or `reverse`
     rewrites: list[Rewrite] = field(default_factory=list)
     refusals: list[Refusal] = field(default_factory=list)
-    edits: list[Any] | None = None  # through an `Editor`; None where it made none
+    edits: list[Any] | None = None  # through an `Editor`; None if it made none
     journal: Journal | None = None  # the same as its record keeps it, after `flush`
     derived: list[Derived] = field(default_factory=list)
     marked: dict[Node, None] = field(default_factory=dict)
@@ -143,7 +143,7 @@ def editing(run: PassRun) -> Iterator[None]:
             run.flush()
     finally:
         run.is_editing = False
-        run.closing.clear()  # instruments may keep the run, and not what its editors hold
+        run.closing.clear()  # instruments may keep the run, which must not keep its editors alive
 
 
 def open_snapshots(graph_module: GraphModule) -> list[Snapshot]:

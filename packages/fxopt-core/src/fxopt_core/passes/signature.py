@@ -140,7 +140,7 @@ def _tensor_form(value: Tensor) -> Any:
 
 
 def _version_of(cls: type) -> str:
-    """Return the version of the distribution that a class comes from, or an empty text where it has none."""
+    """Return the version of the distribution that a class comes from, or an empty text if it has none."""
     package = cls.__module__.partition(".")[0]
     version = getattr(sys.modules.get(package), "__version__", None)
     if isinstance(version, str):

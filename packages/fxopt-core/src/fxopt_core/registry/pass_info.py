@@ -1,4 +1,4 @@
-"""`PassInfo`: what the registry knows of a pass."""
+"""`PassInfo`: the registry's description of a pass."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fxopt_core.passes.transformation import Transformation
 
 @dataclass(frozen=True)
 class PassInfo:
-    """What is known of a pass that a plugin offers.
+    """The description of a pass that a plugin offers.
 
     Attributes:
         name: its name in kebab-case.

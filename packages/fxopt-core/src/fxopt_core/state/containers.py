@@ -87,7 +87,7 @@ class Containers:
         return tensors
 
     def restore(self) -> None:
-        """Put the contents of all containers back."""
+        """Restore the contents of all containers."""
         for container, contents in self._held.values():
             if not isinstance(container, tuple):
                 put_back(container, contents)

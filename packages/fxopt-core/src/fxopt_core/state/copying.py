@@ -70,7 +70,7 @@ class _Copier:
         self._memo.update((id(hook), hook) for each in modules for hook in _hooks(each) if not self._is_bound(hook))
         ordinary = [module for module in modules if _is_ordinary(module)]
         self._memo.update((id(module), type(module).__new__(type(module))) for module in ordinary)
-        for tensor in (*root.parameters(), *root.buffers()):  # before what refers to them by means of its own
+        for tensor in (*root.parameters(), *root.buffers()):  # before objects that deepcopy references to them
             self._value(tensor)
         for module in ordinary:
             self._fill(module, self._memo[id(module)])
@@ -196,7 +196,7 @@ def _is_ordinary(module: nn.Module) -> bool:
 
 
 def _copy_class(module: GraphModule, twin: GraphModule) -> None:
-    """Give the copy's own class what the original's has: name, compiled `forward`, how it pickles."""
+    """Give the copy's own class the name, compiled `forward` and pickling of the original's."""
     cls = type(twin)
     cls.__name__ = type(module).__name__
     for own in reversed(own_classes(module)):

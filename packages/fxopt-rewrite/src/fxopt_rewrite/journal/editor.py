@@ -1,6 +1,6 @@
 """`Editor`: the operations by which a pass edits a graph module.
 
-Each is recorded, so that it can be undone from the ledger alone, in another process too.
+Each is recorded, so that it can be undone from the ledger, even in another process.
 """
 
 from __future__ import annotations
@@ -342,7 +342,7 @@ class Editor:
         Args:
             name: its full name.
             pieces: for each of its tensors by local name, where its values are now; absent or None if they are gone.
-            twin: full name of the module that replaces it; undo gives the module the training flag of this one.
+            twin: full name of the module that replaces it, from which undo takes the training flag.
 
         Raises:
             ValueError: A node still calls it.

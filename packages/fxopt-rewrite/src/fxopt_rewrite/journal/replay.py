@@ -359,7 +359,7 @@ class Live(edits.EditVisitor):
                 self._rebuild_module(row)
 
     def tensor_removed(self, edit: edits.TensorRemoved) -> None:
-        """Put the tensor back."""
+        """Restore the tensor."""
         row = edit.row
         owner_name, _, key = row.name.rpartition(".")
         owner = self._module(owner_name)
@@ -411,7 +411,7 @@ class Live(edits.EditVisitor):
 
 
 def _missing(module: nn.Module) -> str | None:
-    """Return what a layer of torch lacks; None where nothing is missing."""
+    """Return what a layer of torch lacks; None if nothing is missing."""
     declared = [item for cls in type(module).__mro__ for item in vars(cls).get("__annotations__", {}).items()]
     for name, kind in declared:
         if kind in (Tensor, "Tensor") and not hasattr(module, name):

@@ -53,7 +53,7 @@ class Rewiring:
             args: Any = map_arg(each.args, read)
             kwargs: Any = map_arg(each.kwargs, read)
             for value in inputs_of(each):
-                value.users[each] = None  # where torch expects it, to take it out
+                value.users[each] = None  # where torch expects it, to remove it
             each.args, each.kwargs = (), {}
             each.args, each.kwargs = args, kwargs
             del self._waiting[each]

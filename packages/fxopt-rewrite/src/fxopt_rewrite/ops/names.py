@@ -24,7 +24,7 @@ from fxopt_rewrite.ops.tables import PYTHON_METHODS_OF_THEIR_OWN, PYTHON_OPERATO
 
 @cache
 def aten_overloads(name: str) -> tuple[OpOverload, ...]:
-    """Return the overloads of an aten operator that work on tensors; none where there is no such operator.
+    """Return the overloads of an aten operator that work on tensors; none if there is no such operator.
 
     >>> [overload._overloadname for overload in aten_overloads("relu")]
     ['default', 'out']
@@ -84,7 +84,7 @@ def source_of(target: object) -> tuple[str, str]:
 
 @cache
 def method_overloads(name: str) -> tuple[OpOverload, ...]:
-    """Return the operators that a method of Tensor reaches; none where it has no operator of its own name."""
+    """Return the operators that a method of Tensor reaches; none if no operator has its name."""
     if not hasattr(torch.Tensor, name) or name in PYTHON_METHODS_OF_THEIR_OWN:
         return ()
     return aten_overloads(name)

@@ -154,7 +154,7 @@ def called_function(target: Any) -> Called | None:
 
 @cache
 def called_method(name: str) -> Called | None:
-    """Return what a method of ``Tensor`` is; None where it has no such method."""
+    """Return what a method of ``Tensor`` is; None if there is no such method."""
     if name.startswith("__") and name.endswith("__"):
         return _read_operator(name.strip("_"))
     method = getattr(torch.Tensor, name, None)
