@@ -320,7 +320,7 @@ def test_what_needs_a_graph_names_the_one_within(tmp_path: Path) -> None:
     optimize: Any = fxopt.optimize
     functions: list[Any] = [fxopt.history, fxopt.undo, lambda each: fxopt.save(each, "x.fxopt")]
     for found, said in (
-        (fast, "give that in it, its `transformers_model`"),
+        (fast, "give the one in it, its `transformers_model`"),
         (client, r"fast = fxopt.optimize\(model\), and give fast.transformers_model"),
         (texts, r"fast = fxopt.optimize\(model\), and give fast.model"),
         (torch.nn.Sequential(fast.transformers_model), r"its get_submodule\('0'\)"),

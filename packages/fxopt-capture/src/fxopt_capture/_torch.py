@@ -1,6 +1,6 @@
 """The seam to torch: the one file of fxopt-capture that names private parts of torch.export and of graphs.
 
-When torch moves these, this file changes. It says at import what is missing, so that no model is blamed for it.
+When torch moves these, this file changes. It reports missing parts at import, so that no model is blamed for them.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _RECURRENT: list[Any] = [
 ]
 _DECOMPOSED = (torch._C.DispatchKey.CompositeImplicitAutograd, torch._C.DispatchKey.Autograd)
 simplification: Any = importlib.import_module("sympy.simplify.simplify")
-# Those of the class: an instance, whose attributes are read too, loads NumPy.
+# Attributes of the class, not of an instance, since making one loads NumPy.
 _OF_ENVIRONMENTS = (
     *("_suppress_guards_tls", "create_unbacked_symint", "create_symbol", "create_symintnode"),
     *("constrain_symbol_range", "_maybe_evaluate_static"),
@@ -67,23 +67,23 @@ is_traced: Callable[[], bool] = _symbolic_trace.is_fx_symbolic_tracing
 BatchNorm, DropoutNd = batchnorm._BatchNorm, dropout._DropoutNd
 no_dispatch: Callable[[], Any] = _mode_utils.no_dispatch
 
-# Without these, of which nothing reads the result, calls of ``torch.vmap`` in a graph crash: no dead code.
+# Nothing reads the results of these calls, but they are not dead code: without them, ``torch.vmap`` in a graph crashes.
 for _step in (predispatch._vmap_increment_nesting, predispatch._vmap_decrement_nesting):
     has_side_effect(_step)
 has_side_effect(predispatch.lazy_load_decompositions)
 
 
 def assumptions(program: ExportedProgram) -> list[str]:
-    """Return the conditions that tracing a model has met, as Python code; changes to the list change the program.
+    """Return the guards of a program as Python code; changes to the list change the program.
 
-    torch checks them in a function that does not pickle.
+    torch checks them in a function that cannot be pickled.
     """
     guards: list[str] = program._guards_code
     return guards
 
 
 def graph_module_of(program: ExportedProgram) -> GraphModule:
-    """Return a program as a graph module with its tensors as attributes, which checks nothing."""
+    """Return a program as a graph module that has its tensors as attributes and checks no inputs."""
     module = program.module(check_guards=False)
     if not isinstance(module, GraphModule):
         raise TypeError(f"torch.export made {type_text(module)} of the program, not a GraphModule")
@@ -92,11 +92,11 @@ def graph_module_of(program: ExportedProgram) -> GraphModule:
 
 @contextmanager
 def guarding(*, small_sizes: bool) -> Iterator[None]:
-    """Let torch note what it assumes of sizes, also in a thread where that is suppressed.
+    """Let torch record guards on sizes, even in a thread where they are suppressed.
 
-    It is so for callers inside of ``ShapeEnv.suppress_guards()``, and stays so where what ends that was interrupted.
-    Without guards, a graph would answer for sizes for which the model takes another branch. With `small_sizes`, dynamic
-    sizes may be 0 or 1.
+    They are suppressed inside ``ShapeEnv.suppress_guards()``, and remain so if its end was interrupted. Without guards,
+    a graph would accept sizes for which the model takes another branch. With `small_sizes`, dynamic sizes may be 0 or
+    1.
     """
     former = symbolic_shapes.ShapeEnv._suppress_guards_tls()
     symbolic_shapes.TLS.suppress_guards = False
@@ -109,10 +109,10 @@ def guarding(*, small_sizes: bool) -> Iterator[None]:
 
 @contextmanager
 def counting(counted: Callable[[Callable[..., Any]], Callable[..., Any]]) -> Iterator[None]:
-    """Have all work on expressions of sizes done by functions of one's own, in any thread.
+    """Wrap all work on expressions of sizes with ``counted``, in any thread.
 
-    That is what torch asks its environment of sizes, and what sympy simplifies, with each part of an expression: where
-    quotients and remainders are within each other, that has no end.
+    This work is what torch asks its shape environment, and what sympy simplifies, part by part: with nested quotients
+    and remainders, it may never end.
     """
     names = [(symbolic_shapes.ShapeEnv, "_maybe_evaluate_static"), (simplification, "simplify")]
     names += [(kind, "eval") for kind in (sympy_functions.FloorDiv, sympy_functions.Mod)]
@@ -130,10 +130,10 @@ def counting(counted: Callable[[Callable[..., Any]], Callable[..., Any]]) -> Ite
 
 @contextmanager
 def any_number_of_steps() -> Iterator[None]:
-    """Let recurrent layers say the shapes of their results to whoever traces them in this thread.
+    """Let recurrent layers compute only the shapes of their results while they are traced in this thread.
 
-    torch goes through the steps of the example one by one to find these, and so takes their number to be fixed, though
-    the call in the graph takes any.
+    torch would run the steps of the example one by one to find the shapes, and so fix the number of steps, though the
+    call in the graph takes any number.
     """
     thread = threading.get_ident()
 
@@ -167,7 +167,7 @@ def any_number_of_steps() -> Iterator[None]:
 
 @contextmanager
 def leaving_modules() -> Iterator[None]:
-    """Let the tracer leave a module that raises, so that a model may catch what it raises and go on."""
+    """Let the tracer leave a module that raises, so that a model may catch the exception and go on."""
     original = Tracer.call_module
 
     def call_module(self: Tracer, m: Any, forward: Any, args: Any, kwargs: Any) -> Any:
@@ -187,9 +187,9 @@ def leaving_modules() -> Iterator[None]:
 
 
 def unmark(value: object) -> None:
-    """Take the marks of sizes that vary off the tensors in a value, where an export that failed has left them.
+    """Remove the marks of dynamic sizes that a failed export has left on the tensors in a value.
 
-    They would make sizes vary in the next export, which is to fix them.
+    They would make sizes dynamic in the next export, which is to fix them.
     """
     for tensor in pytree.tree_leaves(value):
         if isinstance(tensor, torch.Tensor):
@@ -198,9 +198,9 @@ def unmark(value: object) -> None:
 
 
 def release_real_tensors(graph: Graph) -> None:
-    """Let the values that nodes note forget of which tensors they were made, which they refer to weakly.
+    """Drop the weak references from ``meta["val"]`` of nodes to the tensors that the fake values were made from.
 
-    ``torch.utils.swap_tensors`` refuses a parameter that is referred to so.
+    ``torch.utils.swap_tensors`` refuses a parameter with weak references to it.
     """
     values = (node.meta.get("val") for node in graph.nodes)
     for mode in {value.fake_mode for value in values if isinstance(value, FakeTensor)}:
@@ -213,7 +213,7 @@ def is_hook_of_export(hook: object) -> bool:
 
 
 def size_range(env: symbolic_shapes.ShapeEnv, symbol: Any) -> list[int | None]:
-    """Return the size that a symbol stood for at a capture, and its least and largest one; None where there is none."""
+    """Return the size of a symbol in the example, and its least and largest size; None for each that is unknown."""
     bounds: Any = env.var_to_range.get(symbol)
     found: list[Any] = [
         env.backed_var_to_val.get(symbol),
@@ -224,19 +224,19 @@ def size_range(env: symbolic_shapes.ShapeEnv, symbol: Any) -> list[int | None]:
 
 
 class _Unnamed(Source):
-    """Where a size comes from that no call has given."""
+    """The source of a size that no call has given."""
 
     name = "size"
 
 
 class FreeSizes:
-    """Makes sizes that vary."""
+    """Makes symbolic sizes."""
 
     def __init__(self) -> None:
         self.env = symbolic_shapes.ShapeEnv()
 
     def new(self, hint: int | None, least: int | None, largest: int | None) -> int | torch.SymInt:
-        """Return a new size, by what `size_range` says of it."""
+        """Return a new size, with the hint and the bounds that `size_range` returns."""
         size: int | torch.SymInt
         if hint is None:
             size = self.env.create_unbacked_symint()
@@ -257,7 +257,7 @@ def set_name(node: Node, name: str) -> None:
 
 
 def pytree_info(graph: Graph) -> PyTreeInfo | None:
-    """Return how a graph flattens its inputs and builds its output; None where it takes and returns plain values."""
+    """Return how a graph flattens its inputs and builds its output; None if it takes and returns plain values."""
     codegen = graph._codegen
     return codegen.pytree_info if isinstance(codegen, PyTreeCodeGen) else None
 
@@ -265,17 +265,17 @@ def pytree_info(graph: Graph) -> PyTreeInfo | None:
 def set_pytree_info(
     graph: Graph, names: Sequence[str], inputs: pytree.TreeSpec, outputs: pytree.TreeSpec | None
 ) -> None:
-    """Let a graph take arguments of these names, which nest as ``inputs``, and return what nests as ``outputs``."""
+    """Let a graph take arguments of these names, nested as in ``inputs``, and nest its outputs as in ``outputs``."""
     graph.set_codegen(PyTreeCodeGen(PyTreeInfo(list(names), inputs, outputs)))
 
 
 def drop_pytree_info(graph: Graph) -> None:
-    """Let a graph take and return plain values, as its placeholders and its output say."""
+    """Let a graph take and return flat values, as its placeholders and its output have them."""
     graph.set_codegen(CodeGen())
 
 
 def set_output_spec(graph: Graph, outputs: pytree.TreeSpec) -> None:
-    """Let the outputs of a graph nest in another way."""
+    """Change the structure of a graph's outputs."""
     codegen = graph._codegen
     assert isinstance(codegen, PyTreeCodeGen)
     codegen.pytree_info = codegen.pytree_info._replace(out_spec=outputs)

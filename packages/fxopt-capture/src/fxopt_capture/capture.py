@@ -77,49 +77,50 @@ def capture(
     """Capture a model as a graph module whose layers, names and ``state_dict`` keys are the model's.
 
     The graph comes from ``torch.export``, which runs the model on tensors without values. Calls of linear, convolution,
-    normalization and embedding layers are calls of modules in it, which share parameters and buffers with the model and
-    nothing else; the model is not changed. The result takes its arguments and returns its outputs as the model does.
+    normalization and embedding layers become calls of modules, which share parameters and buffers with the model and
+    nothing else; the model is not changed. The result takes the arguments and returns the outputs of the model.
     Inputs for which the graph is not valid are refused with a `CaptureError`: other sizes in static dimensions, sizes
     on which the model branches, arguments that were not given here, lists of another length and dictionaries with other
-    keys. A batch of one as example does for other batches too; where the model distinguishes sizes of 0 or 1, model and
-    graph are compared on slices of the example, and a size at which they differ is refused.
+    keys. An example with a batch of one works for other batches too; if the model distinguishes sizes of 0 or 1, model
+    and graph are compared on slices of the example, and a size at which they differ is refused.
 
-    A model on the meta device is captured for the device of its inputs, or for the CPU where these are on meta too. It
-    takes no memory for weights; `load_checkpoint` reads them. Buffers that are not saved are computed for Hugging Face
-    models, as ``from_pretrained`` does it.
+    A model on the meta device is captured for the device of its inputs, or for the CPU if these are on meta too. It
+    takes no memory for weights; `load_checkpoint` reads them. For Hugging Face models, buffers that are not saved are
+    computed as by ``from_pretrained``.
 
     At the end, model and graph are called with the example, and have to agree: in values, within the tolerances of
-    `fxopt_rewrite.tolerances`, in the structure of the outputs, and in what they write to inputs and buffers. That
-    takes the time of two calls and the memory of one. The model is called as it was given, and is left as it was, its
-    configuration included. A model on the meta device has nothing to compare. Integer and boolean masks of zeros and
-    ones, known by "mask" in their names, are compared once more as ones (or with a zero, if they were ones): where the
-    graph differs, it refuses such masks. Of a Hugging Face model, two more calls show whether the attention mask and
-    the token types may be left out: the graph then takes what the model takes.
+    `fxopt_rewrite.tolerances`, in the structure of the outputs, and in what they write to inputs and buffers. This
+    takes the time of two calls and the memory of one. The call leaves the model as it was, including its configuration.
+    A model on the meta device is not compared. Integer and boolean masks of zeros and ones, recognised by "mask" in
+    their names, are compared once more as ones (or with a zero, if they were ones): if the graph differs, it refuses
+    such masks. For a Hugging Face model, two more calls show whether the attention mask and the token types may be left
+    out, and the graph then accepts the same calls.
 
     One thread captures at a time, and others wait.
 
-    Hugging Face decoders return a cache of keys and values where the model does: unless ``use_cache=False`` is in
-    `kwargs` or in its configuration. A cache that is given (``past_key_values``; ``cache`` from transformers 5.24
-    on) is an input, to which the graph module adds as the model does. (`symbolic_trace` makes no cache.)
+    Graphs of Hugging Face decoders return a cache of keys and values if the model does, that is, unless
+    ``use_cache=False`` is in `kwargs` or in its configuration. A cache that is given (``past_key_values``; ``cache``
+    from transformers 5.24 on) is an input, which the graph module extends as the model does. (`symbolic_trace` makes no
+    cache.)
 
     Args:
         model: the model, in the mode (``train``, ``eval``) that the graph is to have.
         args: positional example arguments of its ``forward``, or one tensor.
-        kwargs: keyword example arguments. Tensors, and containers with tensors, become inputs of the graph; all else is
-            baked in.
-        dynamic_shapes: which sizes may vary, as in ``torch.export.export``, by argument name. None: the first dimension
-            of every tensor, the length of texts for Hugging Face models, also inside of others, the number of steps of
-            recurrent layers, and height and width of images that convolutions read, where the model allows it.
-        compare: whether to compare model and graph on the example. Without it, a graph that computes something else is
-            not noticed; for models so large that a call of them takes too long.
+        kwargs: keyword example arguments. Tensors, and containers with tensors, become inputs of the graph; everything
+            else is baked in.
+        dynamic_shapes: which sizes may vary, as in ``torch.export.export``, by argument name. None: as far as the model
+            allows, the first dimension of every tensor, the length of texts for Hugging Face models, nested ones too,
+            the number of steps of recurrent layers, and height and width of images that convolutions read.
+        compare: whether to compare model and graph on the example. Without it, a wrong graph goes unnoticed; False is
+            for models so large that a call takes too long.
 
     Returns:
         The graph module, in the model's mode.
 
     Raises:
-        CaptureError: `model` is no module that can be captured, does not take these arguments, or does something that
-            one graph cannot say, and the message has the place in the model's source; or the graph does not compute
-            what the model does on the example, and the message has the output that differs.
+        CaptureError: `model` is not a module that can be captured, does not take these arguments, or does something
+            that one graph cannot express, and the message has the place in the model's source; or the graph does not
+            compute what the model does on the example, and the message has the output that differs.
 
     >>> model = nn.Sequential(nn.Linear(4, 3), nn.ReLU()).eval()
     >>> graph_module = capture(model, torch.randn(2, 4))
@@ -151,7 +152,7 @@ def read_call(
     With `without_cache`, a Hugging Face model makes no cache of keys and values unless the arguments say so.
 
     Raises:
-        CaptureError: `model` is no module that can be captured, or does not take these arguments.
+        CaptureError: `model` is not a module that can be captured, or does not take these arguments.
     """
     check_model(model)
     _check_tensors(model)
@@ -166,12 +167,12 @@ def read_call(
 
 
 def capture_call(model: nn.Module, call: Call, dynamic_shapes: Any, *, compare: bool) -> CapturedModule:
-    """Capture a model by one call of it; see `capture`."""
+    """Capture a model by one of its calls; see `capture`."""
     if (note := training_note(model)) is not None:
         _LOGGER.warning("%s", note)
     with (
         off_meta(),
-        outside_inference_mode(),  # examples of other sizes, too, are to be tensors that ``torch.export`` takes
+        outside_inference_mode(),  # new examples of other sizes must be tensors that ``torch.export`` takes, too
         configurations_kept(model, call.form.fixed.values()),
         random_state_kept(model, call.inputs),
     ):
@@ -179,7 +180,7 @@ def capture_call(model: nn.Module, call: Call, dynamic_shapes: Any, *, compare: 
 
 
 def _captured(request: Request, *, compare: bool) -> CapturedModule:
-    """Capture with a cache where the model makes one, and that can be captured."""
+    """Capture with a cache if the model makes one that can be captured."""
     model, form = request.model, request.form
     if not pretrained_models(model):
         if any(isinstance(module, nn.RNNBase) for module in model.modules()):
@@ -216,7 +217,7 @@ def _capture_request(request: Request, *, compare: bool) -> CapturedModule:
     _check_steps(request, exported)
     if ignored := ignored_names(model, form, _unused(exported)):
         return _capture_without(request, exported, ignored, compare=compare)
-    # Only now: a model's own containers may be known to torch's pytrees only since the export.
+    # Only now: a model's own containers may have been registered with torch's pytrees during the export.
     nestings = {name: nesting_of(value) for name, value in inputs.items()}
     binding = InputBinding(form, type(model).__name__, structures_of(exported.module.graph), nestings)
     captured = build_captured(model, exported, binding, request.observer.dtype_reads)
@@ -253,14 +254,14 @@ def _capture_without(request: Request, exported: Export, ignored: Sequence[str],
 
 
 def _chooses_cache(form: CallForm) -> bool:
-    """Whether a model is called with a cache that the caller has not asked for."""
+    """Return whether a model is called with a cache that the caller has not asked for."""
     return "use_cache" in form.implied and bool(form.fixed["use_cache"])
 
 
 def _check_example(request: Request, exported: Export, captured: CapturedModule) -> None:
-    """Refuse a graph that does not do on the example what the model does, called as the caller has called it.
+    """Refuse a graph that does not do the same on the example as the model, called as the caller has called it.
 
-    A graph that was made from an example of one, and is not valid for one, is compared on two of it.
+    A graph that was made from a batch of one, and is not valid for it, is compared on the doubled batch.
     """
     model, form, inputs = request.model, request.form, request.inputs
     leaves = (*model.parameters(), *model.buffers(), *pytree.tree_leaves(dict(inputs)))
@@ -275,7 +276,7 @@ def _check_example(request: Request, exported: Export, captured: CapturedModule)
     try:
         with redirect_stderr(io.StringIO()):  # where graph modules print the line at which they fail
             found = difference(model, form, captured, inputs, form.fixed, effects=True)
-            if found is not None and torch.is_grad_enabled():  # torch has layers that compute otherwise without
+            if found is not None and torch.is_grad_enabled():  # some layers compute differently without gradients
                 found = difference(model, form, captured, inputs, form.fixed, effects=True, gradients=True) and found
     except GraphError as error:
         cause = error.__cause__ or error
@@ -306,7 +307,7 @@ def _unused(exported: Export) -> list[str]:
 
 
 def _check_steps(request: Request, exported: Export) -> None:
-    """Refuse a model whose outputs follow an attribute that calls change: for the graph it is a constant."""
+    """Refuse a model whose outputs depend on an attribute that calls change: in the graph it is a constant."""
     model, steps = request.model, request.observer.stepped
     if not steps or any(tensor.is_meta for tensor in (*model.parameters(), *model.buffers())):
         return
@@ -336,7 +337,7 @@ def _check_tensors(model: nn.Module) -> None:
 
 
 def check_model(model: object) -> None:
-    """Refuse what is no module that can be captured, with a `CaptureError` that says what to give instead."""
+    """Raise a `CaptureError` that says what to give instead, unless this is a module that can be captured."""
     if not isinstance(model, nn.Module):
         raise CaptureError(f"{type_text(model)} cannot be captured; give a torch.nn.Module")
     if isinstance(model, torch.jit.ScriptModule):
@@ -362,7 +363,7 @@ def check_model(model: object) -> None:
 def build_captured(
     model: nn.Module, exported: Export, binding: InputBinding, dtype_reads: Mapping[str, str]
 ) -> CapturedModule:
-    """Make the captured module of an export, given where the model reads which kinds of dtype."""
+    """Make the captured module of an export; ``dtype_reads`` says where the model reads which kinds of dtype."""
     graph, source = exported.module.graph, exported.module
     return_sizes(graph)
     tidy(graph, source)
@@ -384,7 +385,7 @@ def build_captured(
 
 
 def _place_guards(graph: Graph) -> None:
-    """Put the placeholders first, and the call of the guards behind them."""
+    """Put the placeholders first, followed by the call of the guards."""
     placeholders = [node for node in iter_nodes(graph) if node.op == "placeholder"]
     first = next(node for node in iter_nodes(graph) if node.op != "placeholder")
     for node in placeholders:
@@ -398,7 +399,7 @@ def _place_guards(graph: Graph) -> None:
 
 
 def _name_constants(graph: Graph, source: nn.Module, model: nn.Module) -> dict[str, object]:
-    """Return what the graph reads that is no parameter, buffer or module of the model, under names free in it."""
+    """Return the values that the graph reads and the model has not registered, under names free in the model."""
     taken = {*model._modules, *model._parameters, *model._buffers}
     names: dict[str, str] = {}
     constants: dict[str, object] = {}

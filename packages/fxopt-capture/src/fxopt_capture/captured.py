@@ -30,9 +30,9 @@ aten = torch.ops.aten
 class CapturedModule(GraphModule):
     """A captured model: a ``torch.fx.GraphModule`` that is called as the model is, in the mode of the capture.
 
-    ``train()`` and ``eval()`` to the mode that it was captured in work as usual; to the other mode they raise a
-    `CaptureError`, where the mode changes what the model computes. Copies, and what ``pickle`` and ``torch.save``
-    write, keep the graph with all names, non-persistent buffers, ties, the order of keys, and the checks of calls.
+    ``train()`` and ``eval()`` work as usual for the mode of the capture; for the other mode they raise a
+    `CaptureError` if the mode changes what the model computes. Copies and pickles, ``torch.save`` included, keep the
+    graph with all names, non-persistent buffers, ties, the order of keys, and the checks of calls.
     """
 
     _input_binding: InputBinding
@@ -66,7 +66,7 @@ class CapturedModule(GraphModule):
         """Convert or move as modules do.
 
         Raises:
-            CaptureError: There is no such device here, or the graph does not follow to the dtype.
+            CaptureError: There is no such device here, or the graph is not valid in the dtype.
         """
         try:
             return super().to(*args, **kwargs)
@@ -101,10 +101,10 @@ class CapturedModule(GraphModule):
 
 
 def _bound(compute: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the generated ``forward`` with the arguments of a call sorted to the inputs of the graph.
+    """Return the generated ``forward`` with the arguments of a call bound to the inputs of the graph.
 
-    A forward pre-hook could do that too, but torch then takes a path through ``nn.Module.__call__`` that costs several
-    microseconds, and calls of ``forward`` itself would go unchecked.
+    A forward pre-hook could bind them too, but torch then takes a path through ``nn.Module.__call__`` that costs
+    several microseconds, and calls of ``forward`` itself would go unchecked.
     """
 
     @functools.wraps(compute)
@@ -128,7 +128,7 @@ def _chooses_format(graph: Graph) -> bool:
 
 
 class _AnyFormat(Interpreter):
-    """Runs a graph node by node, and leaves out to what memory format it converts."""
+    """Runs a graph node by node, without its conversions to other memory formats."""
 
     def call_function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Return the result of a function."""
@@ -136,7 +136,7 @@ class _AnyFormat(Interpreter):
 
 
 def _in_any_format(compute: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a ``forward`` that ``torch.vmap`` runs too, which has no memory formats but the contiguous one."""
+    """Return a ``forward`` that also runs under ``torch.vmap``, which has only the contiguous memory format."""
 
     @functools.wraps(compute)
     def forward(self: CapturedModule, *args: Any, **kwargs: Any) -> Any:
@@ -150,14 +150,14 @@ def _in_any_format(compute: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _facts(graph: Graph) -> tuple[str, ...]:
-    """Return what a graph says when it finds that a value is not as it was while the model was traced."""
+    """Return the messages of a graph's assertions that values are as they were during the capture."""
     asserts = (aten._assert_scalar.default, aten._assert_async.msg)
     nodes = [node for target in asserts for node in graph.find_nodes(op="call_function", target=target)]
     return tuple(str(message) for node in nodes for message in node.args[1:])
 
 
 def _refusing(forward: Callable[..., Any], facts: tuple[str, ...]) -> Callable[..., Any]:
-    """Return a ``forward`` that raises a `CaptureError` where the graph finds other values than it is valid for."""
+    """Return a ``forward`` that raises a `CaptureError` if the graph finds values for which it is not valid."""
 
     @functools.wraps(forward)
     def refusing(self: CapturedModule, *args: Any, **kwargs: Any) -> Any:

@@ -1,7 +1,7 @@
 """One capture at a time, and interrupts that stay interrupts.
 
-While ``torch.export`` traces a model, it has functions of torch replaced for the whole process, and the model has
-another ``forward``. Two threads at once would meet each other's.
+While ``torch.export`` traces a model, functions of torch are replaced for the whole process, and the model has another
+``forward``. Two threads at once would meet each other's replacements.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ _lock = threading.RLock()
 def one_at_a_time() -> Iterator[None]:
     """Keep other threads out of blocks like this one; they wait, and a wait can be interrupted.
 
-    An interrupt that torch has put into an error of its own is raised as the interrupt that it was. The process's
-    handlers of signals are its own: nothing here replaces them.
+    An interrupt that torch has wrapped in an error of its own is raised as an interrupt. Signal handlers of the process
+    are not replaced.
     """
     handled = sys.exc_info()[1]
     with _lock:
@@ -34,7 +34,7 @@ def one_at_a_time() -> Iterator[None]:
 
 
 def raise_interrupt(error: BaseException, handled: BaseException | None = None) -> None:
-    """Raise the interrupt that led to an error, if one did, and not what the caller was handling before, `handled`."""
+    """Raise the interrupt that led to an error, if one did; `handled` is what the caller was handling before."""
     interrupt = halted_by(error, handled)
     if interrupt is not None:
         raise interrupt from None

@@ -30,12 +30,12 @@ def symbolic_trace(
     disable_check: bool = False,
     example_inputs: Examples | None = None,
 ) -> GraphModule:
-    """Capture a model, with example inputs that are made from its configuration where it is a Hugging Face model.
+    """Capture a model; for a Hugging Face model, example inputs are made from its configuration if none are given.
 
     Args:
         model: the model. A plain module without example inputs is traced by ``torch.fx.symbolic_trace``, whose graph
-            has the model's own leaf modules, and which does not follow branches; its keys are those of the model, what
-            the graph does not read included.
+            calls the model's own leaf modules, and which does not follow branches; the graph module has all keys of the
+            model, even those that the graph does not read.
         input_names: the inputs of the graph, by the names that ``forward`` takes. None: for Hugging Face models the
             main input, with the attention mask for text; for others all of `example_inputs`.
         disable_check: leave out the comparison of model and graph on the example inputs.

@@ -1,9 +1,9 @@
-"""Models on the meta device, whose tensors hold nothing: what stands in for these while they are captured.
+"""Stand-ins for the tensors of models on the meta device, while the models are captured.
 
-A graph has devices in it: that of the positions it counts, of the masks it makes. So such a model is exported as if its
-tensors were where its inputs are, and on the CPU where these are on the meta device too. While `torch.export` looks at
-them, they are tensors of the right shape and strides on that device, without memory behind them. Where model and graph
-are run and compared, they are random numbers whose rows overlap in memory; a kernel may copy the one that it reads.
+A graph contains devices, for example of the positions and masks that it makes. So such a model is exported as if its
+tensors were on the device of its inputs, or on the CPU if these are on the meta device too. For `torch.export`, the
+stand-ins have the right shape and strides on that device, but no memory. When model and graph are run and compared,
+the stand-ins are random numbers whose rows overlap in memory; a kernel may copy the one that it reads.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ def is_weightless(model: nn.Module) -> bool:
 
 
 def device_for(model: nn.Module, inputs: Mapping[str, object]) -> torch.device:
-    """Return the device that a model without weights is captured for: that of its inputs, or of what is not on meta."""
+    """Return the device to capture a model without weights for: the first of inputs and tensors not on meta, or CPU."""
     tensors = [leaf for leaf in pytree.tree_leaves(dict(inputs)) if isinstance(leaf, Tensor)]
     tensors += [*model.parameters(), *model.buffers()]
     return next((tensor.device for tensor in tensors if not tensor.is_meta), torch.device("cpu"))
 
 
 def with_values(inputs: Mapping[str, object], device: torch.device) -> dict[str, object]:
-    """Return inputs with values in place of those on the meta device: random numbers, or ones for other than floats."""
+    """Return inputs with values for those on the meta device: random numbers, or ones for dtypes other than floats."""
     generator = torch.Generator().manual_seed(0)
 
     def valued(tensor: Tensor) -> Tensor:
@@ -58,7 +58,7 @@ def with_values(inputs: Mapping[str, object], device: torch.device) -> dict[str,
 
 @contextmanager
 def off_meta() -> Iterator[None]:
-    """Let the code of a model make tensors with values, where the caller has made meta the default device."""
+    """Let the code of a model make tensors with values, even if the caller has made meta the default device."""
     if torch.get_default_device().type == "meta":
         with torch.device("cpu"):
             yield
@@ -68,9 +68,9 @@ def off_meta() -> Iterator[None]:
 
 @contextmanager
 def hollow(model: nn.Module, device: torch.device) -> Iterator[None]:
-    """Let the tensors of a model that are on the meta device be on another one for a while, without memory there.
+    """Replace the meta tensors of a model, in the ``with`` block, by tensors without memory on another device.
 
-    So it is with buffers that were made in inference mode, which ``torch.export`` does not take.
+    Buffers made in inference mode, which ``torch.export`` does not take, are replaced as well.
     """
     stand_ins: dict[int, Tensor] = {}
     places: list[tuple[dict[str, Any], str, Tensor]] = []
@@ -90,12 +90,12 @@ def hollow(model: nn.Module, device: torch.device) -> Iterator[None]:
 
 
 def _without_memory(tensor: Tensor, device: torch.device) -> Tensor:
-    """Return a tensor of the same kind that must not be read; its memory is given back before it is touched."""
+    """Return a tensor of the same kind that must not be read; its memory is freed before it is touched."""
     with torch.inference_mode(False):
         try:
             made = torch.empty_strided(tuple(tensor.shape), tensor.stride(), dtype=tensor.dtype, device=device)
             made.untyped_storage().resize_(0)
-        except RuntimeError:  # not even the addresses are free; strides are less than that
+        except RuntimeError:  # the address space does not suffice; the strides matter less
             made = torch.empty((), dtype=tensor.dtype, device=device).expand(tensor.shape)
         if isinstance(tensor, nn.Parameter):
             return nn.Parameter(made, requires_grad=tensor.requires_grad)
@@ -103,7 +103,7 @@ def _without_memory(tensor: Tensor, device: torch.device) -> Tensor:
 
 
 def put_back(exported: nn.Module, model: nn.Module) -> None:
-    """Give an exported module the model's own tensors in place of those that stood in for them."""
+    """Give an exported module the model's own tensors in place of their stand-ins."""
     for owner_name, owner in exported.named_modules(remove_duplicate=False):
         for kind in _KINDS:
             mapping: dict[str, Any] = vars(owner)[kind]
@@ -114,13 +114,13 @@ def put_back(exported: nn.Module, model: nn.Module) -> None:
 
 
 def is_too_large(model: nn.Module) -> bool:
-    """Return whether a tensor on the meta device is too large to have one like it for `random_weights`."""
+    """Return whether a tensor on the meta device is too large for `random_weights`."""
     tensors = (*model.parameters(), *model.buffers())
     return any(tensor.numel() > _LARGEST for tensor in tensors if _is_hollow(tensor))
 
 
 def random_weights(model: nn.Module, device: torch.device) -> dict[str, Tensor]:
-    """Return values for all tensors of a model that are on the meta device, by name, in next to no memory."""
+    """Return random values for all meta tensors of a model, by name, in very little memory."""
     generator = torch.Generator().manual_seed(0)
     made: dict[int, Tensor] = {}
     found = {}
@@ -136,7 +136,7 @@ def random_weights(model: nn.Module, device: torch.device) -> dict[str, Tensor]:
 
 
 def _random(tensor: Tensor, generator: torch.Generator, device: torch.device, *, positive: bool) -> Tensor:
-    """Return values of the shape of a tensor, such that products with them are about as large as before."""
+    """Return random values in the shape of a tensor, scaled so that products keep about their magnitude."""
     shape, dtype = tuple(tensor.shape), tensor.dtype
     if not dtype.is_floating_point:
         return torch.zeros((), dtype=dtype, device=device).expand(shape)

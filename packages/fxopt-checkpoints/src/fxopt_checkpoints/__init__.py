@@ -1,4 +1,4 @@
-"""Checkpoints of the original model, in and out of models that fxopt rewrote."""
+"""Loading and saving checkpoints of the original model with models that fxopt has rewritten."""
 
 from fxopt_checkpoints.distributed import distributed_state_dict
 from fxopt_checkpoints.key_map import KeyMap

@@ -1,9 +1,9 @@
-"""Whether tensors that were computed once more are those that a module has, but for rounding.
+"""Whether recomputed tensors agree with those of a module up to rounding.
 
-They agree where ``|found - expected| <= 2 eps |expected| + 2 noise``. The first part is for rounding what they are
-computed from, and the result. It is too small where a result is a difference of large numbers, such as the bias that a
-matrix product makes of a shift. So ``noise`` is how far the result moves when each input moves by one unit in the last
-place, the largest of 16 draws. Each element counts by itself: one wrong channel is found among thousands.
+They agree where ``|found - expected| <= 2 eps |expected| + 2 noise``. The first part covers rounding of the inputs and
+of the result. It is too small if a result is a difference of large numbers, such as the bias that a matrix product
+makes of a shift. So ``noise`` is how far the result moves when each input moves by one unit in the last place, the
+largest of 16 draws. Each element is judged by itself: one wrong channel is found among thousands.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ _DRAWS = 16
 
 
 def disagreement(found: Tensor, expected: Tensor, moved: Callable[[], Iterator[Tensor]]) -> str | None:
-    """Say how tensors of one shape differ beyond rounding; None where they do not.
+    """Describe how tensors of one shape differ beyond rounding; return None if they do not.
 
     Args:
-        found: what was computed.
-        expected: what it should be.
-        moved: yields what is computed from inputs that moved by a rounding; called only where that decides.
+        found: the recomputed tensor.
+        expected: the tensor of the module.
+        moved: yields results for inputs that are moved by a rounding; called only if they decide.
 
     >>> disagreement(torch.tensor([1.0, 2.0]), torch.tensor([1.0, 2.5]), lambda: iter(()))
     '1 of 2 elements differs, by up to 0.5 where rounding explains 6e-07: 2 instead of 2.5'
@@ -63,7 +63,7 @@ def _wide(tensor: Tensor) -> Tensor:
 
 
 def _noise(result: Tensor, moved: Iterator[Tensor]) -> Tensor:
-    """Return how far a result moves at most; nothing where it leaves the finite numbers."""
+    """Return how far a result moves at most; zero where it is no longer finite."""
     noise = torch.zeros_like(result.abs())
     for each in moved:
         noise = torch.maximum(noise, (_wide(each.to(result.device)) - result).abs().nan_to_num(posinf=0.0))
@@ -71,7 +71,7 @@ def _noise(result: Tensor, moved: Iterator[Tensor]) -> Tensor:
 
 
 def nudged(inputs: Mapping[str, Tensor | None]) -> Iterator[dict[str, Tensor | None]]:
-    """Yield inputs of which each element moved by one unit in its last place, up or down, some draws of them.
+    """Yield draws of the inputs in which each element is moved up or down by one unit in the last place.
 
     >>> (draw, *_) = nudged({"x": torch.ones(1), "absent": None})
     >>> abs(draw["x"].item() - 1.0) == torch.finfo(torch.float32).eps, draw["absent"]

@@ -1,4 +1,4 @@
-"""The steps of a key map with tensors: new tensors from original ones, and original ones from new ones."""
+"""Running the steps of a key map: new tensors from original ones, and original ones from new ones."""
 
 from __future__ import annotations
 
@@ -32,21 +32,21 @@ from fxopt_rewrite import (
 )
 
 Inputs = Mapping[str, Tensor | None]
-"""What a function is given, by the names of its parameters."""
+"""The arguments of a function, by the names of its parameters."""
 
 
 class WrongWayBackError(NotReversibleError, CheckpointError):
-    """The function of a pass that goes back gives what the original model does not compute the same with."""
+    """The inverse function of a pass returns values with which the original model does not compute the same."""
 
 
 @dataclass(frozen=True)
 class Computed:
-    """A new tensor, as regions that are to be written one by one."""
+    """A new tensor, as regions to be written one by one."""
 
     target: NewTensor
     parts: tuple[tuple[Pieces, Tensor], ...]  # regions, the outermost piece first, and their values
     fills: tuple[tuple[Pieces, float], ...] = ()  # regions and the constants that stand in there
-    complete: bool = True  # whether all original tensors that go into it were given
+    complete: bool = True  # whether all original tensors that it is made from were given
 
     def write(self, tensor: Tensor) -> Tensor:
         """Write the regions into a tensor, which casts them to its dtype; return it."""
@@ -56,7 +56,7 @@ class Computed:
         return tensor
 
     def build(self) -> Tensor:
-        """Return a new tensor with the dtype and on the device of what goes into it."""
+        """Return a new tensor with the dtype and on the device of its parts."""
         if len(self.parts) == 1 and not self.parts[0][0]:
             return self.parts[0][1].detach()
         return self.write(self.parts[0][1].new_empty(self.target.shape))
@@ -66,10 +66,10 @@ class NewTensors:
     """Computes new tensors from original ones, one after the other.
 
     Args:
-        tensor_map: how.
-        original: returns the values of an original tensor by its key; None where it is not given.
-        prepare: returns values as a function is to get them, by key or label: cast, and on the right device.
-        inspect: is shown what each function is given and computes.
+        tensor_map: the steps to run.
+        original: returns the values of an original tensor by its key; None if it is not given.
+        prepare: casts an argument of a function, by its key or label, and moves it to the right device.
+        inspect: called with the arguments and results of each function.
     """
 
     def __init__(
@@ -84,7 +84,7 @@ class NewTensors:
         self._uses = Counter(source for step in tensor_map.steps for source in step.sources)
 
     def __iter__(self) -> Iterator[Computed]:
-        """Yield the tensors of the module as it is now that a pass made and for which something is given."""
+        """Yield those tensors of the present module that a pass made, and for which any values are given."""
         for step in self._map.steps:
             if isinstance(step, Derivation):
                 yield from self._derive(step)
@@ -110,7 +110,7 @@ class NewTensors:
                 yield Computed(target, (((), values),))
 
     def _input(self, label: str) -> Tensor | None:
-        """Return what a function reads; None where something that goes into it is not given."""
+        """Return an argument of a function; None if any tensor that it is made from is not given."""
         if label in self._map.assemblies:
             computed = self._assemble(self._map.assemblies[label], prepared=True)
             return computed.build() if computed.complete and computed.parts else None
@@ -142,7 +142,7 @@ class NewTensors:
 
 
 def _call(step: Derivation, inputs: Inputs) -> tuple[Tensor | None, ...]:
-    """Return what the function of a step computes; check that shapes are as recorded, and that it writes nothing."""
+    """Return the results of a step's function; check that shapes are as recorded, and that it writes nothing."""
     function, before = _function(step.function, step), _versions(inputs)
     try:
         with torch.no_grad():
@@ -164,7 +164,7 @@ def _call(step: Derivation, inputs: Inputs) -> tuple[Tensor | None, ...]:
 
 
 def _versions(inputs: Inputs) -> list[int | None]:
-    """Return how often tensors were written."""
+    """Return the version counters of tensors."""
     return [None if each is None or each.is_inference() else each._version for each in inputs.values()]
 
 
@@ -183,7 +183,7 @@ _REMEDY = (
 
 
 def trained_stand_in(step: Assembly, fill: Neutral) -> str:
-    """Say that a region without an original does not hold its constant any more."""
+    """Return the message that a region without an original no longer holds its constant."""
     return (
         f"`{step.target.name}` (pass `{step.pass_name}`) holds stand-in values, for which the original model has no "
         f"parameter, and they are no longer {fill.value:g}: they were trained or loaded. Set them to {fill.value:g}, "
@@ -192,9 +192,9 @@ def trained_stand_in(step: Assembly, fill: Neutral) -> str:
 
 
 class OriginalTensors:
-    """Takes original tensors out of new ones, ``current`` by full name; ``dtypes`` are those of what functions read.
+    """Restores original tensors from new ones, ``current`` by full name; ``dtypes`` are those of functions' arguments.
 
-    What functions restored is used as loading it would: where the new tensors do not come out again, that is a problem.
+    Restored tensors are checked: if the functions do not compute the new tensors from them again, it is a problem.
     """
 
     def __init__(
@@ -216,7 +216,7 @@ class OriginalTensors:
             self._check()
 
     def error(self, problems: Iterable[str] = ()) -> NotReversibleError | None:
-        """Return the error that names all problems, these included; None where there are none."""
+        """Return the error that names all problems, including these, or None if there are none."""
         found = [*self.problems, *problems]
         if not found:
             return None
@@ -231,7 +231,7 @@ class OriginalTensors:
         return self._map.source_of(row.key) in self._values
 
     def copy_of(self, row: OriginalTensor) -> Tensor:
-        """Return the values of an original tensor in memory of their own; zeros where nothing holds them."""
+        """Return a copy of the values of an original tensor; zeros if nothing holds them."""
         if self.has(row):
             values = self._values[self._map.source_of(row.key)]
             if is_sharded(values):
@@ -320,7 +320,7 @@ class OriginalTensors:
                 self._put(label, values[name].detach().to(device, self._dtypes.get(label) or values[name].dtype))
 
     def _check(self) -> None:
-        """Note where the functions do not give the present values, of what is about to be saved; group by group."""
+        """Note where the functions do not compute the present values from the tensors to be saved."""
         new = NewTensors(self._map, self._saved, inspect=self._compare)
         try:
             for _ in new:
@@ -336,7 +336,7 @@ class OriginalTensors:
 
     def _compare(self, step: Derivation, inputs: Inputs, found: list[Tensor]) -> None:
         if all(self._has_copy(source) for source in step.sources):
-            return  # the pass keeps the originals, which are given out as they are
+            return  # the pass keeps the originals, which are saved as they are
         for place, (target, values) in enumerate(zip(step.targets, found, strict=True)):
 
             def moved(place: int = place) -> Iterator[Tensor]:
@@ -353,7 +353,7 @@ class OriginalTensors:
                 )
 
     def _has_copy(self, source: str) -> bool:
-        """Return whether values that a function read are in a new tensor besides, as a pass keeps them for that."""
+        """Return whether a pass also keeps values that a function read in a new tensor, to restore them from."""
         return any(isinstance(step, Assembly) for step in self._map.consumers.get(source, ()))
 
     def _shape(self, label: str | None) -> tuple[int, ...] | None:
@@ -368,7 +368,7 @@ def _misfits(
     shapes: Mapping[str, tuple[int, ...] | None],
     dtypes: Mapping[str, torch.dtype | None],
 ) -> list[str]:
-    """Say what a function that goes back gives otherwise than it has to, before values are looked at."""
+    """Describe the faults in the results of an inverse function, except in their values."""
     if not isinstance(found, Mapping):
         return [f"{type_text(found)}, expected a mapping of names to tensors"]
     labels, names = dict(step.inputs), listed(target.name for target in step.targets)
@@ -392,10 +392,10 @@ def _misfits(
 
 
 def present_dtypes(tensor_map: TensorMap, current: Mapping[str, Tensor]) -> dict[str, torch.dtype | None]:
-    """Return the dtypes that what steps read would have in the original model, were it as the module is now.
+    """Return the dtypes that the inputs of steps would have in the original model if it were converted like the module.
 
-    They are those at the time of the pass. Where a new tensor has another dtype now, after ``half()`` say, all
-    floating-point tensors that it comes from have that one.
+    They are those at the time of the pass. If a new tensor has another dtype now, for example after ``half()``, all
+    floating-point tensors that it is made from get this dtype.
     """
     dtypes: dict[str, torch.dtype | None] = {row.key: row.dtype for row in tensor_map.originals}
     dtypes |= {target.label: target.dtype for target in tensor_map.made.values()}
@@ -414,7 +414,7 @@ def present_dtypes(tensor_map: TensorMap, current: Mapping[str, Tensor]) -> dict
 
 
 def present_devices(tensor_map: TensorMap, current: Mapping[str, Tensor]) -> dict[str, torch.device | None]:
-    """Return the devices of what steps read, by key or label: those of what comes of it."""
+    """Return the devices of the inputs of steps, by key or label: those of the tensors made from them."""
     devices: dict[str, torch.device | None] = {}
     for step in reversed(tensor_map.steps):
         found = [devices.get(t.label) if t.key is None else current[t.key].device for t in step.targets]

@@ -1,4 +1,4 @@
-"""Modules that load their part of a checkpoint themselves: by hooks, own methods, extra state, or odd tensors."""
+"""Modules that load their part of a checkpoint themselves: by hooks, own methods, extra state, or unusual tensors."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from fxopt_core import Snapshot
 
 
 def has_custom_loading(module: nn.Module) -> bool:
-    """Return whether loading a module is more than copying its tensors one by one, by this process."""
+    """Return whether loading a module is more than copying its tensors one by one in this process."""
     hooked = bool(module._load_state_dict_pre_hooks)
     return hooked or _loads_itself(module) or any(map(is_sharded, _own_tensors(module)))
 
 
 def _loads_itself(module: nn.Module) -> bool:
-    """Return whether a module has code of its own that copies, or tensors that are copied by other rules."""
+    """Return whether a module has its own code for copying, or tensors that are copied by other rules."""
     cls = type(module)
     custom = "_load_from_state_dict" in vars(module) or cls._load_from_state_dict not in plain_loaders
     custom = custom or cls.get_extra_state is not nn.Module.get_extra_state
@@ -46,7 +46,7 @@ def _own_tensors(module: nn.Module) -> list[Tensor]:
 
 
 class CustomLoading:
-    """Lets such modules load, runs the hooks of others, notes what they complain of, and can roll that back."""
+    """Lets such modules load, runs the hooks of others, collects their complaints, and can roll everything back."""
 
     def __init__(self, graph_module: GraphModule) -> None:
         self._graph_module = graph_module
@@ -74,7 +74,7 @@ class CustomLoading:
         modules = self._modules.values()
         if self._taking_part:
             own = (tensor for module in self._taking_part.values() for tensor in _own_tensors(module))
-            tensors = [tensor for tensor in own if not is_sharded(tensor)]  # of which no hook writes the values
+            tensors = [tensor for tensor in own if not is_sharded(tensor)]  # no hook writes values of sharded ones
             self._before = Snapshot(self._graph_module, protect_values=tensors)
         self._extra = [(each, copy.deepcopy(each.get_extra_state())) for each in modules if _has_extra_state(each)]
         for name, module in self._taking_part.items():
@@ -84,7 +84,7 @@ class CustomLoading:
             prefix = f"{name}." if name else ""
             given = state_dict, prefix, local, True, self.missing, self.unexpected, self.problems
             try:
-                if name in self._modules:  # which runs its hooks
+                if name in self._modules:  # the call runs its hooks, too
                     module._load_from_state_dict(*given)
                     continue
                 for hook in module._load_state_dict_pre_hooks.values():
@@ -93,7 +93,7 @@ class CustomLoading:
                 self.problems.append(f"module `{name}` cannot load its part ({type(error).__name__}: {error})")
 
     def roll_back(self) -> None:
-        """Restore what they held before."""
+        """Restore the former values and states."""
         if self._before is not None:
             self._before.restore()
         for module, state in self._extra:

@@ -1,4 +1,4 @@
-"""What ``torch.distributed.checkpoint`` saves and loads, under the original keys, without gathering a tensor."""
+"""State dicts for ``torch.distributed.checkpoint`` under the original keys, without gathering a tensor."""
 
 from __future__ import annotations
 
@@ -22,22 +22,22 @@ from fxopt_core.errors import CheckpointError
 
 
 def distributed_state_dict(graph_module: GraphModule) -> dict[str, Any]:
-    """Return what ``torch.distributed.checkpoint`` saves and loads, under the keys of the original model.
+    """Return a state dict for ``torch.distributed.checkpoint``, under the keys of the original model.
 
-    ``dcp.save(state, checkpoint_id=path)`` writes what `original_state_dict` has, and ``dcp.load(state,
+    ``dcp.save(state, checkpoint_id=path)`` writes the contents of `original_state_dict`, and ``dcp.load(state,
     checkpoint_id=path)`` reads a checkpoint of the original model into the module; both take ``{"model": state}`` too.
-    Each process writes and reads what it holds of a merged tensor. No tensor is gathered, and only what a fold was
-    computed from is copied. The numbers of processes may differ, and so may the model: plain, rewritten, sharded.
+    Each process writes and reads its part of a merged tensor. No tensor is gathered, and only the inputs of folds are
+    copied. Saving and loading may use different numbers of processes and forms of the model: plain, rewritten, sharded.
 
     Args:
-        graph_module: the rewritten module: whole, sharded by FSDP2, or parallel over tensors.
+        graph_module: the rewritten module: whole, sharded by FSDP2, or under tensor parallelism.
 
     Returns:
-        The module's own tensors, parts of them, and tensors that are used when they were loaded. Make it anew for each
-        save or load: an optimizer step may put other tensors into the module.
+        The module's own tensors, parts of them, and tensors from which others are computed after loading. Make it anew
+        for each save or load: an optimizer step may put other tensors into the module.
 
     Raises:
-        CheckpointError: Tensors are on the meta device, or sharded in a way that does not go back to the original keys.
+        CheckpointError: Tensors are on the meta device, or sharded in a way that cannot be mapped to the original keys.
         NotReversibleError: As in `original_state_dict`.
         FxoptError: See `key_map`.
 
@@ -64,7 +64,7 @@ class _Originals(dict[str, Any]):
     ) -> None:
         super().__init__()
         self._names, self._current = names, current
-        self._groups = dict[str, _Group]()  # by the label of what goes into a function, or into several tensors
+        self._groups = dict[str, _Group]()  # by the label of an input of a function, or of several tensors
         computed = _computed_steps(names)
         self._refuse_sharded_chains(computed)
         for group in _connected(computed):
@@ -86,11 +86,11 @@ class _Originals(dict[str, Any]):
                 self[row.key] = self._value(graph_module, row, self[row.key], taken)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what torch is to save, or to load into."""
+        """Return the values that torch saves, or loads into."""
         return {key: value.state_dict() if isinstance(value, _Entry) else value for key, value in self.items()}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Use what torch has loaded."""
+        """Use the values that torch has loaded."""
         for key, value in self.items():
             if isinstance(value, _Entry):
                 value.load_state_dict(state_dict[key])
@@ -139,7 +139,7 @@ class _Originals(dict[str, Any]):
                     )
 
     def _stand_ins(self) -> Iterator[str]:
-        """Say which regions without an original do not hold their constants any more."""
+        """Yield messages about regions without an original that no longer hold their constants."""
         for step in self._names.assemblies.values():
             for fill in step.fills:
                 for place in self._names.places_of(step.target):
@@ -149,7 +149,7 @@ class _Originals(dict[str, Any]):
 
 
 class _Entry:
-    """A value of which torch is to say when it was loaded."""
+    """A value for which torch reports that it was loaded."""
 
     def __init__(self, value: Any, loaded: Callable[[Any], None]) -> None:
         self._value, self._loaded = value, loaded
@@ -159,7 +159,7 @@ class _Entry:
         return self._value
 
     def load_state_dict(self, value: Any) -> None:
-        """Use what was loaded."""
+        """Use the loaded value."""
         self._loaded(value)
 
     def __reduce_ex__(self, protocol: object) -> Any:
@@ -170,7 +170,7 @@ class _Entry:
 
 
 class _Group:
-    """Functions that hang together, and the values of what goes into them."""
+    """Connected functions, and the values of their inputs."""
 
     def __init__(self, steps: TensorMap, current: Mapping[str, Tensor]) -> None:
         self.steps, self.current = steps, current
@@ -178,7 +178,7 @@ class _Group:
         self._loaded: set[str] = set()
 
     def loaded(self, label: str) -> None:
-        """Compute the new tensors again, and where all is loaded, check that they are finite."""
+        """Compute the new tensors again; once all inputs are loaded, check that they are finite."""
         self._loaded.add(label)
         problems: list[str | None] = []
 
@@ -200,7 +200,7 @@ class _Group:
 
 
 def _computed_steps(names: TensorMap) -> list[Step]:
-    """Return the functions, and what puts tensors together that they read or make."""
+    """Return the derivations, and the assemblies that are connected with them."""
     wanted: dict[int, Step] = {id(step): step for step in names.steps if isinstance(step, Derivation)}
     labels = {target.label for step in wanted.values() for target in step.targets}
     labels |= {source for step in wanted.values() for source in step.sources}
@@ -232,7 +232,7 @@ def _connected(steps: list[Step]) -> Iterator[tuple[Step, ...]]:
 
 
 def _like_outputs(values: Tensor, group: _Group) -> Tensor:
-    """Return values as a group of sharded tensors takes them: sharded as one of the same shape, or replicated."""
+    """Return values as a group of sharded tensors needs them: sharded already, or replicated."""
     outputs = [group.current[target.name] for step in group.steps.steps for target in step.targets if target.key]
     sharded = [each for each in outputs if is_sharded(each)]
     if not sharded or is_sharded(values):
@@ -244,7 +244,7 @@ def _like_outputs(values: Tensor, group: _Group) -> Tensor:
 
 
 class _Part(Tensor):
-    """An original tensor of which this process holds some rows, inside of a sharded merged one."""
+    """An original tensor of which this process holds some rows, inside a sharded merged tensor."""
 
     _here: LocalRegion
     _key: str
@@ -284,7 +284,7 @@ class _Part(Tensor):
         cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         aten = torch.ops.aten
-        if func not in (aten.detach.default, aten.new_empty.default):  # a save that goes on later fills the latter
+        if func not in (aten.detach.default, aten.new_empty.default):  # an asynchronous save fills the latter
             raise NotImplementedError(
                 f"{func} on `{args[0]!r}`, which distributed_state_dict made for torch.distributed.checkpoint alone"
             )

@@ -9,8 +9,8 @@ from fxopt_core.errors import FxoptError
 def packed_modules_mapping(tensor_map: TensorMap) -> dict[str, list[str]]:
     """Return for each merged layer the layers whose rows it holds, in order, all by full name.
 
-    From it vLLM knows which layers share a quantized weight or an adapter. Layers that came about in other ways, such
-    as folded ones, are left out.
+    It tells vLLM which layers share a quantized weight or an adapter. Layers made in other ways, such as folded ones,
+    are left out.
     """
     found = {}
     for target, rows in _stacked(tensor_map).items():
@@ -21,14 +21,14 @@ def packed_modules_mapping(tensor_map: TensorMap) -> dict[str, list[str]]:
 
 
 def orig_to_new_stacked(tensor_map: TensorMap) -> dict[str, tuple[str, int]]:
-    """Return for each original parameter the merged one, and its place there, both by full name.
+    """Return for each original parameter, by full name, the merged one and the original's position in it.
 
-    vLLM's ``WeightsMapper`` replaces the first text in a key by the second, for every entry in turn, and hands the
+    vLLM's ``WeightsMapper`` replaces the first text in a key by the second, for every entry in turn, and passes the
     number to the ``weight_loader`` of the merged parameter.
 
     Raises:
-        FxoptError: An original tensor went elsewhere than into rows of a merged one, a merged one has rows that no
-            checkpoint fills, or an entry would change other keys, since vLLM looks for it anywhere in them.
+        FxoptError: An original tensor did not become rows of a merged one, a merged one has rows that no checkpoint
+            fills, or an entry would change other keys, since vLLM looks for it anywhere in them.
     """
     stacked = _stacked(tensor_map)
     places = {key: (target, number) for target, rows in stacked.items() for number, key in enumerate(rows)}
@@ -44,7 +44,7 @@ def _moved(tensor_map: TensorMap) -> list[OriginalTensor]:
 
 
 def _stacked(tensor_map: TensorMap) -> dict[str, list[str]]:
-    """Return for each new tensor that is rows of original ones, one below the other, the original keys in order."""
+    """Return the original keys, in order, for each new tensor that stacks rows of original ones."""
     rows: dict[str, list[tuple[int, int, str]]] = {}
     other: set[str] = set()
     for row in _moved(tensor_map):
@@ -63,7 +63,7 @@ def _stacked(tensor_map: TensorMap) -> dict[str, list[str]]:
 
 
 def _first_row(place: Destination) -> int | None:
-    """Return the row at which an original tensor begins; None where it is no rows."""
+    """Return the row at which an original tensor begins; None if it does not consist of rows."""
     start = 0
     for piece in place.pieces:
         if piece.squeeze is not None or piece.transposed or [dim for dim, _, _ in piece.slices] != [0]:
@@ -73,7 +73,7 @@ def _first_row(place: Destination) -> int | None:
 
 
 def _inexpressible(tensor_map: TensorMap, stacked: set[str], places: dict[str, tuple[str, int]]) -> list[str]:
-    """Say what does not go into rows of merged tensors, or does not fill them."""
+    """Describe original tensors that do not become rows of merged ones, and rows that they do not fill."""
     problems = []
     for row in _moved(tensor_map):
         if row.key not in places:
@@ -92,7 +92,7 @@ def _inexpressible(tensor_map: TensorMap, stacked: set[str], places: dict[str, t
 
 
 def _mistaken(tensor_map: TensorMap, places: dict[str, tuple[str, int]]) -> list[str]:
-    """Say which keys vLLM would map wrongly, since it looks for entries anywhere in a key, one after the other."""
+    """Describe keys that vLLM would map wrongly, since it looks for entries anywhere in a key, one after the other."""
     lengths = sorted({len(key) for key in places})
     order = {key: number for number, key in enumerate(places)}
     problems = []

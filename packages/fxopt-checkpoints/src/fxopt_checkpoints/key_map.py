@@ -1,4 +1,4 @@
-"""`KeyMap`: which tensors of the original model became which of the rewritten one; as JSON, as a table, for vLLM."""
+"""`KeyMap`: which original tensors became which of the rewritten model; as JSON, as a table, for vLLM."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ KEY_MAP_VERSION = 2
 
 @dataclass(frozen=True)
 class KeyMap(TensorMap):
-    """Which tensors of the original model became which of the rewritten one, over all passes that are applied.
+    """Which original tensors became which of the rewritten model, over all passes that are applied.
 
-    It holds no tensors, and pickles. `fxopt_checkpoints.key_map` makes it.
+    It holds no tensors, and can be pickled. `fxopt_checkpoints.key_map` makes it.
 
     Attributes:
-        originals: all entries of the original model in the order of its ``state_dict``, among them absent tensors and
+        originals: all entries of the original model in the order of its ``state_dict``, including absent tensors and
             buffers that are not in it.
-        steps: what makes the new tensors, each after those that it reads from.
+        steps: the steps that make the new tensors, each after those that it reads from.
         ties: groups of original keys that are one tensor.
     """
 
@@ -31,7 +31,7 @@ class KeyMap(TensorMap):
         """Write the map as JSON text for scripts; docs/checkpoints.md describes the format.
 
         Raises:
-            FxoptError: A setting of a function has no form in JSON.
+            FxoptError: JSON cannot express a setting of a function.
 
         >>> KeyMap(()).to_json()
         '{"fxopt_key_map": 2, "originals": []}'
@@ -43,15 +43,15 @@ class KeyMap(TensorMap):
         return packed_modules_mapping(self)
 
     def vllm_orig_to_new_stacked(self) -> dict[str, tuple[str, int]]:
-        """Return vLLM's ``orig_to_new_stacked``: each original parameter, the merged one, and its place in that.
+        """Return vLLM's ``orig_to_new_stacked``: each original parameter, the merged one, and its position there.
 
         Raises:
-            FxoptError: Some original tensor went elsewhere than into rows of a merged one, which vLLM cannot express.
+            FxoptError: An original tensor did not become rows of a merged one, which vLLM cannot express.
         """
         return orig_to_new_stacked(self)
 
     def __str__(self) -> str:
-        """Return a table: each original tensor that a pass took out, and what became of it."""
+        """Return a table of the original tensors that passes removed, and what became of them."""
         others = sum(row.in_state_dict and row.kept for row in self.originals)
         moved = [row for row in self.originals if row.shape is not None and not row.kept]
         lines = [("original", "shape", "now")] + [(row.key, str(row.shape), self._fate(row)) for row in moved]

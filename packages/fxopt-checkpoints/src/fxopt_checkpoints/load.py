@@ -1,4 +1,4 @@
-"""Checkpoints of the original model, in a rewritten one: load them, and save under the original keys."""
+"""Loading checkpoints of the original model into a rewritten one, and saving under the original keys."""
 
 from __future__ import annotations
 
@@ -34,27 +34,26 @@ def load_original_state_dict(
 ) -> IncompatibleKeys:
     """Load a checkpoint of the original model into a rewritten one.
 
-    The result is that of loading it into the original model as it would be now (same dtype, same device) and applying
-    the passes then, bit for bit. Values are written in place, one tensor after the other; folded weights are computed.
+    The result is the same, bit for bit, as loading it into the original model (in the present dtype, on the present
+    device) and then applying the passes. Values are written in place, tensor by tensor; folded weights are computed.
 
     Args:
         graph_module: the rewritten module.
-        state_dict: the checkpoint, under the keys of the original model. Of tied keys, one is enough.
-        strict: whether the keys have to be those of the original model exactly. Otherwise what is there is loaded: of a
-            merged tensor, the slices that are given; a fold only where all that goes into it is given, since what the
-            original model would go on using for the rest is not known any more.
-        assign: as in torch, whether the tensors of the checkpoint take the place of those of the module, with their own
-            dtype and device, instead of being copied into them. Needed where the module is on the meta device.
-        protect_values: whether the former values of what is overwritten are kept in CPU memory until all is written, so
-            that an interrupt, or an error of a hook, leaves nothing loaded either. With ``assign``, nothing has to be
-            copied for that.
+        state_dict: the checkpoint, under the keys of the original model. One of several tied keys is enough.
+        strict: whether the keys have to be exactly those of the original model. Otherwise whatever is given is loaded:
+            single slices of merged tensors, but folds only if all of their inputs are given, since the former values of
+            the others are no longer known.
+        assign: as in torch, whether the tensors of the checkpoint replace those of the module, with their own dtype and
+            device, instead of being copied into them. Needed if the module is on the meta device.
+        protect_values: whether overwritten values are kept in CPU memory until everything is written, so that nothing
+            is loaded after an interrupt or an error of a hook either. With ``assign``, this needs no copies.
 
     Returns:
-        The original keys that are missing, and those that are not of the original model, as in torch.
+        The missing and the unexpected keys of the original model, as in torch.
 
     Raises:
         CheckpointError: Keys are missing or unexpected, values are not tensors or have wrong shapes, tied keys differ,
-            or folded weights would not be finite. All is named at once, and nothing is loaded.
+            or folded weights would not be finite. The message names all problems, and nothing is loaded.
         FxoptError: See `key_map`.
 
     >>> graph_module = torch.fx.symbolic_trace(nn.Sequential(nn.Linear(2, 3)))
@@ -91,14 +90,14 @@ def load_original_state_dict(
 
 
 def run_post_hooks(graph_module: GraphModule, result: IncompatibleKeys) -> None:
-    """Run the hooks that torch runs when a state_dict has been loaded."""
+    """Run the hooks that torch runs after loading a state_dict."""
     for module in graph_module.modules():
         for hook in module._load_state_dict_post_hooks.values():
             hook(module, result)
 
 
 class _Loading:
-    """Puts the tensors of a checkpoint where they belong."""
+    """Puts the tensors of a checkpoint into their places."""
 
     def __init__(
         self, graph_module: GraphModule, names: KeyMap, validation: Validation, assign: bool, rollback: Rollback
@@ -110,14 +109,14 @@ class _Loading:
         self.devices = present_devices(names, self.current)
 
     def _prepare(self, label: str, values: Tensor) -> Tensor:
-        """Cast what a function reads as loading it into the original model would."""
+        """Cast an argument of a function as loading it into the original model would."""
         if self.assign:
             return values
         # Sums of a matrix product may depend on strides.
         return values.to(self.devices[label], self.dtypes[label]).contiguous()
 
     def rehearse(self, strict: bool) -> None:
-        """Find what would go wrong, and change nothing."""
+        """Find everything that would go wrong, without changing anything."""
         for key, values in self.validation.given.items():
             if self.names.by_key[key].kept:
                 problem = copying_problem(values, self.current[key], self.assign)
@@ -135,7 +134,7 @@ class _Loading:
         return next(filter(None, (copying_problem(values, place, self.assign) for values, place in parts)), None)
 
     def load(self, custom: CustomLoading) -> None:
-        """Write everything; what modules load themselves is loaded already."""
+        """Write everything except what modules have loaded themselves."""
         assigned: dict[str, Tensor] = {}
         for key, values in self.validation.given.items():
             source = self.names.source_of(key)
@@ -180,21 +179,21 @@ def current_tensors(graph_module: GraphModule) -> dict[str, Tensor]:
 def original_state_dict(graph_module: GraphModule) -> dict[str, Any]:
     """Return the ``state_dict`` that the original model would have: its keys in its order.
 
-    What reversible passes merged is cut out again, bit for bit. Of folds, the values are such that the original model
-    computes the same: batch norm is the identity, and the layer has the folded weights.
+    Merged tensors are cut apart again, bit for bit. Folded tensors get values with which the original model computes
+    the same: batch norm is the identity, and the layer has the folded weights.
 
     Args:
         graph_module: the rewritten module.
 
     Returns:
-        Detached tensors. What no pass has touched shares memory with the module, as in ``graph_module.state_dict()``;
-        the others are copies, contiguous and each with its own memory, so that safetensors takes them. Tied keys give
-        one tensor; counters of batches that a fold dropped are zero.
+        Detached tensors. Those that no pass has touched share memory with the module, as in
+        ``graph_module.state_dict()``; the others are contiguous copies, each with its own memory, so that safetensors
+        accepts them. Tied keys give one tensor; batch counters that a fold dropped are zero.
 
     Raises:
-        NotReversibleError: Some original values cannot be restored: each site is named. It is a CheckpointError, too,
-            where a function that a pass names for the way back is wrong: it leaves a tensor out, or the arithmetic of
-            the pass does not give the present values again, beyond rounding. That is computed for each group.
+        NotReversibleError: Some original values cannot be restored; the message names each site. It is also a
+            CheckpointError if the inverse function of a pass is wrong: it omits a tensor, or the present values cannot
+            be computed from its results, up to rounding.
         FxoptError: See `key_map`.
 
     >>> list(original_state_dict(torch.fx.symbolic_trace(nn.Sequential(nn.Linear(2, 3)))))
@@ -228,7 +227,7 @@ def original_state_dict(graph_module: GraphModule) -> dict[str, Any]:
 def unsaved(
     names: KeyMap, saved: Mapping[str, Any], current: Mapping[str, Tensor], has: Callable[[OriginalTensor], bool]
 ) -> list[str]:
-    """Say which original values nothing holds, by ``has``, and which tensors in ``saved`` are of unknown origin."""
+    """Describe original values that nothing holds, by ``has``, and tensors in ``saved`` of unknown origin."""
     lost = [
         f"`{row.key}` was taken out, and nothing holds its values; keep the original checkpoint"
         for row in names.originals
@@ -249,7 +248,7 @@ def is_counter(row: OriginalTensor) -> bool:
 
 
 def in_order(rows: list[OriginalTensor], saved: Mapping[str, Any], made: set[str]) -> OrderedDict[str, Any]:
-    """Return what is saved now with places for the originals; keys that hooks add stay after those before them."""
+    """Return the present entries with places for the originals; keys that hooks add keep their predecessors."""
     originals = {row.key for row in rows}
     others: dict[str, list[str]] = {}  # by the original key before them
     previous = ""

@@ -1,4 +1,4 @@
-"""Tensors are overwritten or replaced, and all of it can be rolled back."""
+"""Rolling back tensors that were overwritten or replaced."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from fxopt_checkpoints.sharding import is_sharded
 
 
 class Rollback:
-    """What tensors and modules held before each write.
+    """The contents of tensors and modules before each write.
 
     Args:
-        keeps_values: whether former values are copied, into CPU memory, before they are overwritten. Replaced tensors
-            are put back in any case: they need no copy.
+        keeps_values: whether values are copied into CPU memory before they are overwritten. Replaced tensors are
+            restored in any case, and need no copy.
 
     >>> tensor = torch.zeros(2)
     >>> rollback = Rollback()
@@ -32,19 +32,19 @@ class Rollback:
         self._places: list[tuple[dict[str, Any], str, Any]] = []
 
     def keep(self, tensor: Tensor) -> None:
-        """Keep the values of a tensor that is about to be overwritten, the first time: those of this process."""
+        """Keep the values, in this process, of a tensor that is about to be overwritten for the first time."""
         tensor = tensor.to_local() if is_sharded(tensor) else tensor
         if self._keeps_values and id(tensor) not in self._values and not tensor.is_meta:
             self._values[id(tensor)] = tensor, tensor.detach().to("cpu", copy=True)
 
     def replace(self, owner: nn.Module, name: str, tensor: Tensor) -> None:
-        """Put another tensor in the place of a parameter or buffer."""
+        """Replace a parameter or buffer by another tensor."""
         mapping: dict[str, Any] = owner._parameters if name in owner._parameters else owner._buffers
         self._places.append((mapping, name, mapping.get(name)))
         setattr(owner, name, tensor)
 
     def run(self) -> None:
-        """Bring former tensors and values back."""
+        """Restore former tensors and values."""
         for mapping, name, former in reversed(self._places):
             mapping[name] = former
         with torch.no_grad():

@@ -1,4 +1,4 @@
-"""Tensors that lie on several processes (DTensor): which part of a region is here, and how a region is written."""
+"""Tensors sharded over several processes (DTensor): the local part of a region, and writing a region."""
 
 from __future__ import annotations
 
@@ -34,22 +34,22 @@ class LocalRegion:
     offsets: tuple[int, ...]  # where it begins in the region
 
     def of(self, values: Tensor) -> Tensor:
-        """Return the same part of a tensor that has the whole region."""
+        """Return the same part of a tensor that covers the whole region."""
         for dim, (offset, size) in enumerate(zip(self.offsets, self.values.shape, strict=True)):
             values = values.narrow(dim, offset, size)
         return values
 
 
 def local_region(name: str, whole: DTensor, pieces: Pieces = ()) -> LocalRegion:
-    """Return the part of a region that this process holds; it has no elements where that is none.
+    """Return the part of a region that this process holds; it may be empty.
 
     Args:
-        name: what the error calls the tensor.
+        name: the tensor's name in the error.
         whole: the sharded tensor.
         pieces: the region, the outermost piece first.
 
     Raises:
-        CheckpointError: The tensor is sharded in another way than by ``Shard`` and ``Replicate``.
+        CheckpointError: The tensor is not sharded by ``Shard`` and ``Replicate``.
     """
     from torch.distributed.tensor import Replicate, Shard
     from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
@@ -76,7 +76,7 @@ def local_region(name: str, whole: DTensor, pieces: Pieces = ()) -> LocalRegion:
 
 
 def _box(shape: tuple[int, ...], pieces: Pieces) -> tuple[list[int], list[int], list[int]]:
-    """Return a region as a box of the whole tensor: its dimensions in order, and start and size in all of the whole's.
+    """Return a region as a box of the whole tensor: its dimensions, and start and size in each of the whole's.
 
     >>> from fxopt_rewrite.journal.edits import Piece
     >>> _box((8, 4), (Piece("a", ((0, 2, 4),)), Piece("b", ((0, 1, 2),), transposed=True)))
@@ -95,14 +95,14 @@ def _box(shape: tuple[int, ...], pieces: Pieces) -> tuple[list[int], list[int], 
 
 
 def write(name: str, target: Tensor, pieces: Pieces, values: Tensor | float) -> None:
-    """Write values into a region of a tensor: of a sharded one, into what this process holds of it.
+    """Write values into a region of a tensor; in a sharded one, into the local part of the region.
 
     Args:
-        name: what errors call ``target``.
+        name: the name of ``target`` in errors.
         target: the tensor.
         pieces: the region, the outermost piece first.
-        values: as large as the region; a number fills it. Where they are sharded and the region is a part, they are
-            gathered.
+        values: as large as the region, or a number that fills it. Sharded values are gathered unless the target is
+            sharded and the region is all of it.
     """
     with torch.no_grad():
         if is_sharded(target):
@@ -121,12 +121,12 @@ def _whole(values: Tensor) -> Tensor:
 
 
 def holds(condition: Tensor) -> bool:
-    """Return whether a condition of one element is true, on all processes the same."""
+    """Return whether a condition of one element is true; all processes get the same answer."""
     return bool(_whole(condition))
 
 
 def holds_constant(name: str, whole: Tensor, pieces: Pieces, value: float) -> bool:
-    """Return whether a region has one value everywhere, on all processes the same; no tensor is gathered for that."""
+    """Return whether a region has one value everywhere, with the same answer on all processes and without gathering."""
     if not is_sharded(whole):
         return bool((region(whole, pieces) == value).all())
     from torch.distributed import ReduceOp, all_reduce

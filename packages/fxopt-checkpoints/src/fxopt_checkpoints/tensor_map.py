@@ -1,4 +1,4 @@
-"""Which tensors of the original model became which of the rewritten one, and how: data, without tensors."""
+"""Data on which tensors of the original model became which of the rewritten one, and how."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ class OriginalTensor:
 
     Attributes:
         key: its full name.
-        shape: its shape; None where the layer has no such tensor, or where it is not a tensor.
-        dtype: its dtype when a pass took it out, or now; None where it has no shape.
-        kind: "parameter", "buffer", or "extra-state" for what a module saves besides tensors.
+        shape: its shape; None if the layer has no such tensor, or if it is not a tensor.
+        dtype: its dtype when a pass removed it, or now; None if it has no shape.
+        kind: "parameter", "buffer", or "extra-state" for anything else that a module saves.
         persistent: whether it is in the ``state_dict``; buffers need not be.
         kept: whether the rewritten module still has it, under the same key.
-        beside: for a tensor that was taken out and whose values nothing holds, a new tensor made in its place.
+        beside: for a removed tensor whose values nothing holds, a new tensor made in its place.
     """
 
     key: str
@@ -51,14 +51,14 @@ class OriginalTensor:
 class NewTensor:
     """A tensor that a pass made."""
 
-    label: str  # what the steps call it: its full name, with a number added where several tensors had that name
-    key: str | None  # its full name in the module as it is now; None where a later pass took it out again
+    label: str  # its name in the steps: its full name, with a number added if several tensors had this name
+    key: str | None  # its full name in the present module; None if a later pass removed it again
     shape: tuple[int, ...]
     dtype: torch.dtype | None = None  # when it was made
 
     @property
     def name(self) -> str:
-        """What messages call it."""
+        """Its name for messages."""
         return self.key or self.label
 
 
@@ -92,7 +92,7 @@ class Assembly:
 
 @dataclass(frozen=True)
 class Derivation:
-    """New tensors that a function computes from earlier ones: a `fxopt_core.Derived` with keys and labels for names."""
+    """New tensors that a function computes from earlier ones: a `fxopt_core.Derived` with keys and labels as names."""
 
     function: str
     inputs: tuple[tuple[str, str | None], ...]
@@ -128,8 +128,8 @@ class Destination:
     """Where an original tensor goes.
 
     Attributes:
-        key: full name of the tensor that it is written into; where ``derived``, the label of an input of a function.
-        pieces: the region, the outermost first; empty where it fills all of it.
+        key: full name of the tensor that it is written into; if ``derived``, the label of an input of a function.
+        pieces: the region, the outermost first; empty if it fills all of the tensor.
         derived: whether a function computes the new tensors from it, so that it cannot be written there directly.
     """
 
@@ -150,7 +150,7 @@ class Destination:
 
 @dataclass(frozen=True)
 class TensorMap:
-    """The data of a `KeyMap`, which says what its fields are, and what loading, saving and exporting ask of it."""
+    """The data of a `KeyMap`, which documents the fields, with the queries of loading, saving and exporting."""
 
     originals: tuple[OriginalTensor, ...]
     steps: tuple[Step, ...] = ()
@@ -173,7 +173,7 @@ class TensorMap:
 
     @cached_property
     def consumers(self) -> dict[str, tuple[Step, ...]]:
-        """For each key or label that a step reads, the steps that do."""
+        """The steps that read a key or label, for each that is read."""
         found: dict[str, list[Step]] = {}
         for step in self.steps:
             for source in dict.fromkeys(step.sources):
@@ -182,7 +182,7 @@ class TensorMap:
 
     @cached_property
     def made(self) -> dict[str, NewTensor]:
-        """All tensors that passes made, by label: also those that later passes took out again."""
+        """All tensors that passes made, by label, including those that later passes removed."""
         return {target.label: target for step in self.steps for target in step.targets}
 
     @property
@@ -192,18 +192,18 @@ class TensorMap:
 
     @cached_property
     def assemblies(self) -> dict[str, Assembly]:
-        """The steps that put tensors together, by the label of what they make."""
+        """The assemblies, by the label of the tensor that they make."""
         return {step.target.label: step for step in self.steps if isinstance(step, Assembly)}
 
     def source_of(self, key: str) -> str:
-        """Return what the steps call an original tensor: of tied ones, the first key."""
+        """Return the name of an original tensor in the steps: the first of tied keys."""
         return self.aliases.get(key, (key,))[0]
 
     def destinations(self, key: str) -> tuple[Destination, ...]:
-        """Return where an original tensor goes; nowhere where its values are dropped.
+        """Return where an original tensor goes; empty if its values are dropped.
 
-        A loader that reads a checkpoint tensor by tensor can write each one there right away, but for inputs of
-        functions: these have to wait for each other.
+        A loader that reads a checkpoint tensor by tensor can write each one there right away, except inputs of
+        functions, which have to wait for each other.
 
         Raises:
             FxoptError: The original model has no such key.
@@ -218,7 +218,7 @@ class TensorMap:
         return tuple(self._reached(target.label)) if target.key is None else (Destination(target.key),)
 
     def _reached(self, source: str) -> Iterator[Destination]:
-        """Yield where a tensor ends up that steps read."""
+        """Yield the places where a tensor that steps read ends up."""
         waiting: list[tuple[str, Pieces]] = [(source, ())]
         while waiting:
             label, inside = waiting.pop()
@@ -235,5 +235,5 @@ class TensorMap:
 
 
 def listed(keys: Iterable[str]) -> str:
-    """Return names as messages have them."""
+    """Return names for a message."""
     return ", ".join(f"`{key}`" for key in keys)

@@ -1,4 +1,4 @@
-"""`key_map`: the journals of the passes that rewrote a graph module, read back to the keys of the original model."""
+"""`key_map`: from the journals of the passes that rewrote a graph module back to the keys of the original model."""
 
 from __future__ import annotations
 
@@ -43,18 +43,18 @@ from fxopt_rewrite import (
 def key_map(graph_module: GraphModule) -> KeyMap:
     """Return which tensors of the original model became which of a rewritten one.
 
-    All passes count that are applied and not undone, in order.
+    It covers all passes that are applied and not undone, in order.
 
     Args:
         graph_module: the rewritten module.
 
     Returns:
-        The map. It says nothing of values, and is the same before and after training.
+        The map. It does not depend on values, and is the same before and after training.
 
     Raises:
-        PreconditionError: It is not a graph module.
-        CheckpointError: A pass changed keys without recording how, the module was edited by other means since, or its
-            ledger was lost.
+        PreconditionError: The argument is not a graph module.
+        CheckpointError: A pass changed keys without recording how, the module has since been edited by other means, or
+            its ledger was lost.
         FxoptError: A newer version of fxopt wrote the ledger.
 
     >>> print(key_map(torch.fx.symbolic_trace(nn.Sequential(nn.Linear(2, 3)))))
@@ -66,8 +66,8 @@ def key_map(graph_module: GraphModule) -> KeyMap:
     if rewritten is not None:
         raise CheckpointError(
             f"node `{rewritten.name}` was rewritten, and this graph module has no ledger that says how, so that the "
-            "original keys are not known. A graph module that is made from another one's graph starts without; take "
-            "it along by `new.meta.update(old.meta)`"
+            "original keys are not known. A graph module that is made from another one's graph starts without a "
+            "ledger; copy it with `new.meta.update(old.meta)`"
         )
     records = [record for record in ledger_of(graph_module).records if record.state == "applied" and record.changed]
     for record in records:
@@ -91,7 +91,7 @@ def key_map(graph_module: GraphModule) -> KeyMap:
 
 
 def is_baked(key: str) -> bool:
-    """Return whether a name is that of a constant which torch.fx found while tracing: no model has it."""
+    """Return whether a name is that of a constant from torch.fx tracing, which no model has."""
     return re.fullmatch(r"_tensor_constant\d+", key) is not None
 
 
@@ -100,16 +100,16 @@ class _Tensor:
     """A tensor at some time: original, or made by a pass."""
 
     shape: tuple[int, ...] | None
-    dtype: torch.dtype | None  # when it was taken out or made, or now
-    live: Tensor | None = None  # itself, where the module still has it
+    dtype: torch.dtype | None  # when it was removed or made, or now
+    live: Tensor | None = None  # the tensor itself, if the module still has it
     persistent: bool = True
     name: str = ""  # its full name when a pass made it
-    label: str = ""  # what the steps call it
+    label: str = ""  # its name in the steps
     made_by: str | None = None  # a pass; None for an original one
-    parts: list[tuple[_Tensor, Piece]] = field(default_factory=list)  # what fills its regions
-    fills: list[Neutral] = field(default_factory=list)  # the constants that stand in elsewhere
-    derivation: _Derivation | None = None  # what computes it
-    beside: _Tensor | None = None  # where its values were dropped, a new tensor made in its place
+    parts: list[tuple[_Tensor, Piece]] = field(default_factory=list)  # the tensors that fill its regions
+    fills: list[Neutral] = field(default_factory=list)  # the constants in its other regions
+    derivation: _Derivation | None = None  # the function that computes it
+    beside: _Tensor | None = None  # if its values were dropped, a new tensor made in its place
 
 
 @dataclass(eq=False)
@@ -132,7 +132,7 @@ class _Module:
     has_extra_state: bool = False
 
     def tensors_like(self, row: TensorRow) -> dict[str, _Tensor | None]:
-        """Return its parameters or its buffers, whichever a tensor is one of."""
+        """Return the dictionary, of parameters or of buffers, that a tensor belongs to."""
         return self.parameters if row.is_parameter else self.buffers
 
 
@@ -161,7 +161,7 @@ class _Tree(EditVisitor):
         return self._known[id(module)]
 
     def _start(self, pass_name: str) -> None:
-        """Forget what was noted of another record; lists have the latest first."""
+        """Clear the notes of another record; lists have the latest first."""
         self._pass_name = pass_name
         self._added: dict[str, list[_Tensor]] = {}  # by name
         self._dropped: dict[str, list[_Tensor]] = {}  # by name
@@ -170,7 +170,7 @@ class _Tree(EditVisitor):
         self._fills: dict[str, list[Neutral]] = {}  # likewise
 
     def take_back(self, record: Record) -> None:
-        """Undo a record, as far as names go, and note what became of the tensors that it took out."""
+        """Undo a record in terms of names, and note what became of the tensors that it removed."""
         self._start(record.pass_name)
         for edit in reversed(edits_of(record)):
             edit.accept(self)
@@ -223,7 +223,7 @@ class _Tree(EditVisitor):
         self._beside_next = []
 
     def module_removed(self, edit: ModuleRemoved) -> None:
-        """Put the module back."""
+        """Restore the module."""
         row, module = edit.row, _Module()
         before = {tensor.name: self._before(tensor) for tensor in reversed(row.tensors)}  # the latest first
         for tensor in row.tensors:
@@ -232,22 +232,22 @@ class _Tree(EditVisitor):
         self._orders.of(parent.children).insert_after(row.previous, row.name.rpartition(".")[2], module)
 
     def tensor_removed(self, edit: TensorRemoved) -> None:
-        """Put the tensor back."""
+        """Restore the tensor."""
         row, tensors = edit.row, self._parent(edit.row).tensors_like(edit.row)
         self._orders.of(tensors).insert_after(row.previous, row.name.rpartition(".")[2], self._before(row))
 
     def neutral(self, edit: Neutral) -> None:
-        """Note what fills a region of a new tensor."""
+        """Note the constant that fills a region of a new tensor."""
         self._fills.setdefault(edit.piece.key, []).append(edit)
 
     node_added = node_removed = node_replaced = users_ordered = custom = ignored
 
     def unknown(self, found: str) -> CheckpointError:
-        """Return the error for an edit that it has no method for."""
+        """Return the error for an edit of an unknown kind."""
         return CheckpointError(f"{found}, so that nobody knows which tensors pass `{self._pass_name}` has changed")
 
     def _parent(self, row: ModuleRow | TensorRow) -> _Module:
-        """Return where something is put back."""
+        """Return the module into which a tensor or module is restored."""
         parent_name, _, key = row.name.rpartition(".")
         parent = self._find(parent_name)
         if any(key in names for names in (parent.children, parent.parameters, parent.buffers)):
@@ -255,7 +255,7 @@ class _Tree(EditVisitor):
         return parent
 
     def _before(self, row: TensorRow) -> _Tensor | None:
-        """Return a tensor as it was before a pass took it out, and note where its values went."""
+        """Return a tensor as it was before a pass removed it, and note where its values went."""
         if row.dtype is None and row.piece is None:
             return None
         tensor = _Tensor(row.shape, row.dtype, persistent=row.persistent)
@@ -286,7 +286,7 @@ class _Tree(EditVisitor):
                 each.beside = None
 
     def key_map(self) -> KeyMap:
-        """Return the map, when all records are taken back."""
+        """Return the map, after all records have been taken back."""
         self._orders.apply()
         self._made.reverse()
         entries = list(_entries(self._top, ""))
@@ -295,7 +295,7 @@ class _Tree(EditVisitor):
             row if tensor is None or tensor.beside is None else replace(row, beside=tensor.beside.label)
             for row, tensor in entries
         )
-        # A tensor is made of what was there before, so that in the order in which they were made each has its sources.
+        # A tensor is made from earlier ones, so in the order in which they were made each comes after its sources.
         items = dict.fromkeys(tensor.derivation or tensor for tensor in self._made)
         steps = (_step(item) for item in items if isinstance(item, _Derivation) or item.parts or item.fills)
         return KeyMap(tuple(originals), tuple(steps), ties)
@@ -334,9 +334,9 @@ def _entry(key: str, kind: Kind, tensor: _Tensor | None) -> _Entry:
 
 
 def _set_labels(entries: Iterable[_Entry], made: Iterable[_Tensor]) -> tuple[tuple[str, ...], ...]:
-    """Set what the steps call each tensor; return the groups of keys that are one tensor.
+    """Set the label of each tensor; return the groups of keys that are one tensor.
 
-    Original tensors are one if they are now, or if they went into the same region.
+    Original tensors are one if they are one now, or if they went into the same region.
     """
     regions: dict[int, object] = {}
     for target in made:
@@ -361,7 +361,7 @@ def _set_labels(entries: Iterable[_Entry], made: Iterable[_Tensor]) -> tuple[tup
 
 
 def _identity(tensor: Tensor) -> object:
-    """Return what two tensors have in common exactly if they are one: tied, or the same view of the same memory."""
+    """Return a key that is equal for tensors that are one: tied, or the same view of the same memory."""
     if type(tensor) not in (Tensor, nn.Parameter) or tensor.layout != torch.strided or is_lazy(tensor):
         return id(tensor)
     place = tensor.untyped_storage()._cdata, tensor.storage_offset()

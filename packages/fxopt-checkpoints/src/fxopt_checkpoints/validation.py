@@ -1,4 +1,4 @@
-"""Whether a checkpoint fits the original model: its keys, its values, what is computed from them, and advice."""
+"""Whether a checkpoint fits the original model: its keys, its values, tensors computed from them, and advice."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from fxopt_core.errors import CheckpointError
 
 
 def advice(state_dict: Mapping[Any, Any], missing: Collection[str], unexpected: Collection[str]) -> str | None:
-    """Return what would make a checkpoint fit, if its keys show it: a prefix more or less, or one level down.
+    """Return a change that makes a checkpoint fit, if its keys show one: another prefix, or a nested mapping.
 
     >>> advice({"module.a.bias": 1}, ["a.bias"], ["module.a.bias"])
     "they fit without the prefix `module.`: load {key.removeprefix('module.'): value for key, value in ...items()}"
@@ -57,7 +57,7 @@ def _prefix(longer: set[str], shorter: set[str]) -> str:
 
 
 class Validation:
-    """The tensors of a checkpoint, and all that is wrong with it; tied keys that it leaves out are added to it."""
+    """The tensors of a checkpoint, and everything that is wrong with it; missing tied keys are added to it."""
 
     def __init__(
         self, tensor_map: TensorMap, state_dict: dict[Any, Any], metadata: Mapping[str, Any] | None = None
@@ -71,7 +71,7 @@ class Validation:
             self._complete([key for key in group if tensor_map.by_key[key].in_state_dict])
 
     def _complete(self, group: list[str]) -> None:
-        """Give tied keys that a checkpoint leaves out, as safetensors files do, the tensor of their group."""
+        """Add tied keys that a checkpoint omits, as safetensors files do, with the tensor of their group."""
         present = [key for key in group if key in self._state_dict]
         if not present:
             return
@@ -85,7 +85,7 @@ class Validation:
             self._state_dict.setdefault(key, first)
 
     def check(self, custom: CustomLoading) -> None:
-        """Compare keys, types and shapes; the keys of modules that load themselves are left to them."""
+        """Compare keys, types and shapes, except for modules that load themselves."""
         known = self._map.by_key
         for each in known.values():
             if each.in_state_dict and not (each.kept and custom.owns(each.key)):
@@ -117,13 +117,13 @@ class Validation:
             self.problems.append(f"`{row.key}` {problem}")
 
     def _may_be_absent(self, key: str) -> bool:
-        """Return whether torch, too, takes checkpoints without a key: those from before batch norm counted batches."""
+        """Return whether torch, too, accepts checkpoints without a key, from before batch norm counted batches."""
         owner, _, name = key.rpartition(".")
         version = self._metadata.get(owner, {}).get("version")
         return name == "num_batches_tracked" and (version is None or version < 2)
 
     def values_of(self, key: str) -> Tensor | None:
-        """Return what is given for an original tensor, under any of its tied keys; None where nothing is."""
+        """Return the values given for an original tensor, under any of its tied keys, or None."""
         group = self._map.aliases.get(key, (key,))
         return next((self.given[name] for name in group if name in self.given), None)
 
@@ -133,9 +133,9 @@ class Validation:
         strict: bool,
         writing_problem: Callable[[Computed], str | None] = lambda computed: None,
     ) -> None:
-        """Compute what is going to be written, and note what would go wrong.
+        """Compute the new tensors, and note everything that would go wrong.
 
-        ``prepare`` is that of `NewTensors`; ``writing_problem`` says why a tensor cannot be written.
+        ``prepare`` is passed to `NewTensors`; ``writing_problem`` returns why a tensor cannot be written.
         """
 
         def inspect(step: Derivation, inputs: Inputs, results: list[Tensor]) -> None:
@@ -151,7 +151,7 @@ class Validation:
             self.problems += _unreachable(self._map, done)
 
     def error(self, strict: bool, current: Iterable[str]) -> CheckpointError | None:
-        """Return the error that names all that is wrong; None where that is nothing."""
+        """Return the error that names everything that is wrong, or None."""
         lines = [*self.problems]
         if strict:
             lines += [f"missing: {listed(self.missing)}"] if self.missing else []
@@ -177,7 +177,7 @@ class Validation:
 
 
 def _problem(values: object, row: OriginalTensor) -> str | None:
-    """Say what is wrong with a value, if anything is."""
+    """Describe what is wrong with a value, or return None."""
     if not isinstance(values, Tensor):
         return f"is of type {type(values).__name__}, expected a tensor of shape {row.shape}"
     if values.layout != torch.strided or values.is_quantized:
@@ -189,7 +189,7 @@ def _problem(values: object, row: OriginalTensor) -> str | None:
 
 
 def copying_problem(values: Tensor, target: Tensor, assign: bool) -> str | None:
-    """Say why values cannot take the place of those of a tensor, if they cannot."""
+    """Describe why values cannot replace those of a tensor, or return None."""
     if assign and is_sharded(target):
         return "is sharded in the model, over processes that keep their tensors: load without assign"
     if assign:
@@ -210,7 +210,7 @@ def copying_problem(values: Tensor, target: Tensor, assign: bool) -> str | None:
 
 
 def range_problem(step: Derivation, results: Iterable[Tensor]) -> str | None:
-    """Say which computed weights would not be finite, if some would not."""
+    """Describe computed weights that would not be finite, or return None."""
     floats = (values for values in results if values.is_floating_point() and not values.is_meta)
     wrong = next((values for values in floats if not holds(values.isfinite().all())), None)
     if wrong is None:
@@ -223,7 +223,7 @@ def range_problem(step: Derivation, results: Iterable[Tensor]) -> str | None:
 
 
 def _unreachable(tensor_map: TensorMap, done: Collection[str]) -> Iterator[str]:
-    """Say which tensors cannot be computed though no key is missing, given the labels of those that were."""
+    """Describe tensors that cannot be computed though no key is missing; ``done`` has the labels of the others."""
     for step in tensor_map.steps:
         keys = [target.key for target in step.targets if target.key is not None and target.label not in done]
         if isinstance(step, Derivation) and keys:

@@ -1,9 +1,8 @@
 """The seam to torch.fx: the one file of fxopt-core that names private fields of graphs, nodes and code generators.
 
 torch.fx keeps what an exact rollback, copy or pickle needs in fields without public access: the order of users and
-inputs, the names that are taken, and how far torch has counted for each of them. When torch moves these, this file
-changes. It looks for all of them at import, so that an untried torch is one clear error
-here and not a wrong graph later.
+inputs, the names that are taken, and the counter of each base name. When torch moves these, this file changes. It
+checks for all of them at import, so that an unsupported torch fails here with one clear error.
 """
 
 from __future__ import annotations
@@ -17,13 +16,13 @@ from torch.fx.graph import CodeGen
 
 STRUCTURE = ("_root", "_insert", "_len", "_graph_namespace", "_find_nodes_lookup_table")
 """The attributes of a graph that hold its nodes."""
-# Those that a new graph has too, empty, and that a copy takes over.
+# Fields that are empty in a new graph, and that a copy takes over.
 OWN_GRAPH_FIELDS = ("_used_names", "_co_fields", "_tracer_extras")
 _NAME_FIELDS = ("_used_names", "_base_count", "associate_name_with_obj")
 
 
 def _check() -> None:
-    """Look for all that this file names; raise an `ImportError` where this torch lacks some of it."""
+    """Raise an `ImportError` if this torch lacks a name that this file reads."""
     graph = Graph()
     wanted: list[tuple[object, Iterable[str]]] = [
         (torch.fx.graph, ("_ExportCodeGen", "_PyTreeCodeGen", "_PyTreeInfo")),
@@ -37,14 +36,14 @@ def _check() -> None:
 
 
 def require_torch(distribution: str, wanted: Iterable[tuple[object, Iterable[str]]]) -> None:
-    """Look for the private names of torch that a distribution reads; called at import, by the one file that reads them.
+    """Check that torch has the private names that a distribution reads; the one file that reads them calls this.
 
     Args:
-        distribution: who needs them.
-        wanted: modules, classes and objects, and the names in each.
+        distribution: its name, for the message.
+        wanted: modules, classes and objects, each with the names to look for in it.
 
     Raises:
-        ImportError: this torch lacks some of them; the message has all that are missing.
+        ImportError: this torch lacks some of the names; the message lists them all.
 
     >>> require_torch("my-passes", [(torch.nn, ("_reduction", "_reductions"))])
     Traceback (most recent call last):
@@ -76,29 +75,29 @@ WrappedCall = torch.fx.graph_module._WrappedCall
 
 
 def inputs_of(node: Node) -> dict[Node, None]:
-    """Return the nodes that a node reads, in the order in which torch keeps them: `all_input_nodes` without a copy."""
+    """Return the nodes that a node reads, in torch's order: `all_input_nodes` without a copy."""
     return node._input_nodes
 
 
 def set_arguments(node: Node, args: Any, kwargs: Any) -> None:
-    """Set the arguments of a node as they are: torch's properties copy them and look for symbolic numbers."""
+    """Set a node's arguments without the copy and the search for symbolic numbers that torch's properties make."""
     node._update_args_kwargs(args, kwargs)
 
 
 def set_meta(node: Node, meta: dict[str, Any]) -> None:
-    """Give a node its ``meta``: torch's own assignment files the node anew in the graph's tables."""
+    """Set a node's ``meta`` without updating the graph's lookup tables, as torch's own assignment would."""
     object.__setattr__(node, "meta", meta)
 
 
 def set_order(nodes: dict[Node, None], order: Iterable[Node]) -> None:
-    """Bring the users or the inputs of a node, the same ones, into the order that they are to have."""
+    """Reorder the users or the inputs of a node; ``order`` has the same nodes."""
     ordered = dict.fromkeys(order)
     nodes.clear()
     nodes.update(ordered)
 
 
 def start_anew(graph: Graph) -> None:
-    """Take all nodes out of a graph, without calling hooks; it is as one that was just made."""
+    """Empty a graph without calling hooks, as if it had just been made."""
     Graph.__init__(graph)
 
 
@@ -123,14 +122,14 @@ def add_node(graph: Graph, op: str, target: Any, name: str, type_expr: Any = Non
 
 
 class Names(NamedTuple):
-    """The names of a graph, as torch keeps them: a change counts."""
+    """torch's own tables of a graph's names, not copies."""
 
     taken: set[str]  # torch will not give them to another node
     counts: dict[str, int]  # how far torch has counted for each base of a name
 
 
 def names_of(graph: Graph) -> Names:
-    """Return the names that are taken in a graph, and how far torch has counted for their bases."""
+    """Return the names that are taken in a graph, and the counters of their bases."""
     return Names(graph._graph_namespace._used_names, graph._graph_namespace._base_count)
 
 
@@ -138,7 +137,7 @@ def names_of(graph: Graph) -> Names:
 
 
 def code_fields(graph: Graph) -> dict[str, Any]:
-    """Return what torch keeps of the code object that a graph was traced from, as torch keeps it."""
+    """Return torch's own record of the code object that a graph was traced from."""
     fields: dict[str, Any] = graph._co_fields
     return fields
 

@@ -1,8 +1,8 @@
-"""One number for all changes: what is made of many layers asks for it at each call, instead of for each of them.
+"""One marker for all changes of layers: code that prepared many layers compares it at each call, and not each layer.
 
-The number is an object. A layer that others prepare for calls `changed` after anything about it has changed: an
-attribute, a tensor in its dictionaries, a weight that was given out and may be written from then on. So does a
-rollback. Whoever has compared its layers one by one keeps the number of before; while it is the same, so are they.
+The marker is an object. A layer whose state others rely on calls `changed` after a change of an attribute, of a tensor
+in its dictionaries, or after handing out a weight that may be written from then on. So does a rollback. A reader that
+has compared its layers one by one keeps the marker; while `latest_change` returns the same one, no layer has changed.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ _latest = object()
 
 
 def changed() -> None:
-    """Give the number another value: no thread ever sees one of before again.
+    """Replace the marker; no thread ever sees an earlier one again.
 
     >>> before = latest_change()
     >>> changed()
@@ -23,5 +23,5 @@ def changed() -> None:
 
 
 def latest_change() -> object:
-    """Return the number, to be compared with ``is``: while it is kept, no other object is it."""
+    """Return the marker, to be kept and compared with ``is``."""
     return _latest

@@ -13,9 +13,9 @@ class FxoptError(Exception):
 
 
 def halted_by(error: BaseException, handled: BaseException | None = None) -> KeyboardInterrupt | None:
-    """Return the interrupt that led to an error, if one did; what the caller was handling before did not.
+    """Return the interrupt in an error's chain, or None; the chain ends at ``handled``, which the caller was handling.
 
-    Torch puts what is raised in the code that it traces into errors of its own, which chain it.
+    Torch wraps exceptions of traced code in errors of its own.
     """
     cause: BaseException | None = error
     seen = {id(handled)}
@@ -31,7 +31,7 @@ class PassError(FxoptError):
     """A pass failed; the graph module is as it was before the run.
 
     Attributes:
-        pass_name: kebab-case name of the pass, or None where no pass is involved.
+        pass_name: kebab-case name of the pass, or None if no pass is involved.
         index: position of the pass in its composition, counted from 0, or None outside one.
     """
 
@@ -42,11 +42,11 @@ class PassError(FxoptError):
 
 
 class PreconditionError(PassError):
-    """The input of a run, or a demand checked before it, does not hold."""
+    """The input of a run, or a demand on the run, is not valid."""
 
 
 class PostconditionError(PassError):
-    """A run did not produce what was demanded of it."""
+    """The result of a run is not what was required."""
 
 
 class NotReversibleError(PassError):
@@ -58,17 +58,17 @@ class UndoError(NotReversibleError, PreconditionError):
 
 
 class VetoError(PassError):
-    """An instrument vetoed a pass, without which the request cannot be met."""
+    """An instrument vetoed a pass that the request depends on."""
 
 
 class CheckpointError(FxoptError, RuntimeError):
     """A checkpoint does not fit, or original keys and values cannot be restored; nothing was loaded.
 
-    It is a `RuntimeError`, too, as what ``load_state_dict`` raises: code that loads either way catches one error.
+    It is also a `RuntimeError`, as ``load_state_dict`` raises, so code that loads either way catches one error.
 
     Attributes:
         missing_keys: the original keys that the checkpoint lacks.
-        unexpected_keys: its keys that the original model does not have.
+        unexpected_keys: keys of the checkpoint that the original model lacks.
     """
 
     def __init__(self, message: str, *, missing_keys: Iterable[str] = (), unexpected_keys: Iterable[str] = ()) -> None:
@@ -78,7 +78,7 @@ class CheckpointError(FxoptError, RuntimeError):
 
 
 class VerificationError(PassError):
-    """The numbers that a transformed module computes are not those of the original."""
+    """A transformed module does not compute what the original does."""
 
 
 class RegistryError(FxoptError):
@@ -98,7 +98,7 @@ class PluginLoadError(RegistryError):
 
 
 class PassOptionError(RegistryError, TypeError, ValueError):
-    """A pass has no such option, or the option does not take such a value."""
+    """A pass has no such option, or the option does not accept the value."""
 
 
 class PipelineSyntaxError(FxoptError):
@@ -116,7 +116,7 @@ class PipelineSyntaxError(FxoptError):
 
 
 class PipelineOptionError(PipelineSyntaxError, PassOptionError):
-    """A pipeline's text gives a pass an option that it does not have, or a value that it does not take."""
+    """A pipeline's text gives a pass an unknown option, or a value that the option does not accept."""
 
 
 class CaptureError(FxoptError):

@@ -1,4 +1,4 @@
-"""Typed walks over a graph, and the check that there is one."""
+"""A typed walk over a graph, and the check that an argument is a graph module."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def iter_nodes(graph: Graph) -> Iterator[Node]:
 
 
 def check_graph_module(graph_module: object, doing: str) -> None:
-    """Check that what is to be read or changed is a graph module; ``doing`` says who was given it."""
+    """Check that an argument is a graph module; ``doing`` names the operation in the message."""
     if not isinstance(graph_module, GraphModule):
         raise PreconditionError(
             f"{doing} is given {type_text(graph_module)}, expected a torch.fx.GraphModule: "
@@ -35,16 +35,16 @@ def check_graph_module(graph_module: object, doing: str) -> None:
 
 
 def _way_to_a_graph(found: object) -> str:
-    """Say which graph module is meant by what has one in it, such as a SentenceTransformer; or how to make one."""
+    """Say which graph module inside an object, such as a SentenceTransformer, is meant, or how to make one."""
     holders = {name: getattr(found, name, None) for name in ("transformers_model", "model")}
     attribute = next((name for name, value in holders.items() if isinstance(value, nn.Module)), "")
     if isinstance(holders.get(attribute), GraphModule):
-        return f"give that in it, its `{attribute}`"
+        return f"give the one in it, its `{attribute}`"
     modules = found.named_modules() if isinstance(found, nn.Module) else ()
     inner = [name for name, each in modules if isinstance(each, GraphModule)]
     outer = [name for name in inner if not any(name.startswith(f"{other}.") for other in inner)]
     if outer:
-        those = "that in it, its" if len(outer) == 1 else "those in it one by one, its"
+        those = "the one in it, its" if len(outer) == 1 else "the ones in it one by one, its"
         return f"give {those} {', '.join(f'get_submodule({name!r})' for name in outer)}"
     if attribute and (attribute != "model" or not isinstance(found, nn.Module)):
         return f"optimize it first, fast = fxopt.optimize(model), and give fast.{attribute}"

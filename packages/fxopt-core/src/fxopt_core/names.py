@@ -61,7 +61,7 @@ def name_of(value: Any) -> str | None:
 
 
 def describe(value: object) -> str:
-    """Name a value in a message, without printing what may be long.
+    """Describe a value for a message, without printing contents that may be long.
 
     >>> describe(describe), describe(3)
     ('function fxopt_core.names.describe', 'a value of type int')
@@ -72,7 +72,7 @@ def describe(value: object) -> str:
 
 
 def source_of(value: Any) -> str:
-    """Return the source code of a function or class, or an empty text where it cannot be read."""
+    """Return the source code of a function or class, or an empty text if it cannot be read."""
     try:
         return inspect.getsource(value)
     except (OSError, TypeError):  # built in, or typed in
@@ -83,7 +83,7 @@ def source_of(value: Any) -> str:
 
 
 def import_class(name: str) -> Any:
-    """Return the class, function or operator with this name, importing its module; errors are those of importing.
+    """Import the class, function or operator with this name; import errors are passed on.
 
     >>> import_class("math:sqrt")(4.0)
     2.0
@@ -102,12 +102,12 @@ _KNOWN: WeakValueDictionary[str, type] = WeakValueDictionary()
 
 
 def note_class(cls: type) -> None:
-    """Remember a class as long as it lives: one that is defined inside a function cannot be imported."""
+    """Remember a class while it lives, since a class defined inside a function cannot be imported."""
     _KNOWN[class_path(cls)] = cls
 
 
 def known_class(path: str) -> type | None:
-    """Return the class that was noted last under this path; None where there is none."""
+    """Return the class that was noted last under this path, or None."""
     return _KNOWN.get(path)
 
 
@@ -121,7 +121,7 @@ def operator_path(value: object) -> list[str]:
 
 
 providers: list[Callable[[], object]] = []
-"""What to call for an operator that is not there yet: the registry, which imports the plugins."""
+"""Called when an operator is missing; the registry adds a function that imports the plugins."""
 
 
 def load_operator(*path: str) -> object:

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from functools import cache
 
 NAME = re.compile(r"[^\W\d][\w-]*")
-"""What a pass or pipeline may be called in pipeline text."""
+"""A valid name of a pass or pipeline in pipeline text."""
 
 _WORD_START = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
 
@@ -36,7 +36,7 @@ def option_text(parameter: str) -> str:
 
 
 def close_names(name: str, candidates: Iterable[str]) -> str:
-    """Return a hint that lists up to three candidates close to a name, or that begin with it, or an empty text.
+    """Return a hint with up to three candidates that resemble or begin with a name; empty if there are none.
 
     >>> close_names("MergeLinear", ["merge-linears", "fuse-bias"])
     '; did you mean merge-linears?'
@@ -56,7 +56,7 @@ def type_text(value: object) -> str:
 
 
 def with_article(noun: str) -> str:
-    """Return a noun after "a" or "an", as far as its first letter tells.
+    """Return a noun with "a" or "an", chosen by its first letter.
 
     >>> with_article("integer")
     'an integer'

@@ -10,10 +10,9 @@ def text_table(rows: Sequence[Sequence[str]], *, right: Collection[int] = (), wi
     """Return the lines of a table; its columns are two spaces apart, and no line ends in a space.
 
     Args:
-        rows: the cells, headings first; all rows have as many.
-        right: the columns that are aligned at the right.
-        widest: how far a cell may push the others to the right; longer ones stick out. The last column, if aligned at
-            the left, pushes nothing.
+        rows: the cells, headings first; all rows have the same length.
+        right: indices of the right-aligned columns.
+        widest: the greatest width of a column; longer cells stick out.
 
     >>> print(*text_table([("pass", "runs"), ("merge-linears", "2")], right=[1]), sep="\\n")
     pass           runs
@@ -25,7 +24,7 @@ def text_table(rows: Sequence[Sequence[str]], *, right: Collection[int] = (), wi
 
 
 def notebook_text(text: object) -> str:
-    """Return text as a notebook shows it, line by line."""
+    """Return HTML that shows text line by line in a notebook."""
     return f"<pre>{html.escape(str(text))}</pre>"
 
 

@@ -1,4 +1,4 @@
-"""What a pass over layers is built from: typed readers, effects, shapes, legality, recorded edits, `SitePass`."""
+"""The parts of a pass over layers: typed readers, effects, shapes, legality, recorded edits, `SitePass`."""
 
 from fxopt_rewrite._torch import generator_class as generator_class
 from fxopt_rewrite.branches import (

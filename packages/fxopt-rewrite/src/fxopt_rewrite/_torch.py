@@ -59,10 +59,10 @@ def sentinel(graph: Graph) -> Node:
 
 
 def generator_class(graph: Graph) -> type[CodeGen]:
-    """Return the class of a graph's code generator, or the class of torch's that it says it stands for.
+    """Return the class of a graph's code generator, or the class of torch's that it stands in for.
 
-    A pass may change how a graph runs by a generator derived from torch's, whose class attribute ``stands_for`` names
-    torch's: inputs and outputs are the same.
+    A pass may change how a graph runs by a generator with the same inputs and outputs, whose class attribute
+    ``stands_for`` names the class of torch's.
 
     >>> generator_class(torch.fx.symbolic_trace(torch.nn.ReLU()).graph).__name__
     'CodeGen'
@@ -75,7 +75,7 @@ def generator_class(graph: Graph) -> type[CodeGen]:
 def python_code(
     codegen: CodeGen, *args: Any, edit: Callable[[list[str]], list[str]] | None = None, **options: Any
 ) -> PythonCode:
-    """Return the code that a generator writes for a graph, given what torch gave to its method that does so.
+    """Return the code that a generator writes for a graph; the arguments are those that torch gave to its method.
 
     ``edit`` changes the lines of the function's body; it is set on the generator, so pass a copy.
     """

@@ -1,7 +1,7 @@
-"""Generated code that asks for the results of a region first, and runs the region node by node where there are none.
+"""Generated code that asks a function for the results of a region first, and else runs the region node by node.
 
-The graph keeps its nodes and modules; only its code generator is another one. A family says which nodes are a region,
-and gives the function that the code calls: with the module, the names of the first and last node, and the inputs.
+The graph keeps its nodes and modules; only its code generator is replaced. A family says which nodes form a region, and
+provides the function, which is called with the module, the names of the first and last node, and the inputs.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _PLACE = re.compile(r"# COUNTER: (\d+)\n")  # torch marks the first line of each
 
 @dataclass(frozen=True, eq=False)
 class Region:
-    """Consecutive nodes of a graph whose results one call may give.
+    """Consecutive nodes of a graph whose results one call may return.
 
     Attributes:
         nodes: the nodes, in order.
@@ -53,7 +53,7 @@ class Branching:
     """Mixed into torch's code generators by a family, once for each of them."""
 
     stands_for: ClassVar[type[CodeGen]]
-    """Which generator it takes the place of; read by `fxopt_rewrite._torch.generator_class`."""
+    """The generator that it stands in for; read by `fxopt_rewrite._torch.generator_class`."""
 
     @classmethod
     def regions_of(cls, graph_module: GraphModule) -> Iterator[Region]:
@@ -89,7 +89,7 @@ def is_branching(graph: Graph, kind: type[Branching]) -> bool:
 
 
 def start_branching(graph: Graph, generators: Mapping[type[CodeGen], type[Any]]) -> bool:
-    """Give a graph the code generator that stands for its own; return whether there is one."""
+    """Replace a graph's code generator by its counterpart in ``generators``; return whether there is one."""
     codegen = codegen_of(graph)
     if type(codegen) not in generators:
         return False

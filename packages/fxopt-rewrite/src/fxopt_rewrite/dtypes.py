@@ -1,4 +1,4 @@
-"""The kinds of dtypes: a graph that takes one dtype of a kind mostly takes the others too."""
+"""The kinds of dtypes: a graph that takes one dtype of a kind usually takes the others too."""
 
 from __future__ import annotations
 

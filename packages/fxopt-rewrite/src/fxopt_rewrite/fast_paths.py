@@ -20,7 +20,7 @@ from fxopt_rewrite._torch import (
 
 @contextmanager
 def outside_inference_mode() -> Iterator[None]:
-    """Let tensors that are made be plain ones, also where the caller is in inference mode; without gradients there.
+    """Leave inference mode, if the caller is in it, so that new tensors are plain ones; no gradients are recorded then.
 
     >>> with torch.inference_mode(), outside_inference_mode():
     ...     torch.ones(1).is_inference(), torch.is_grad_enabled()
@@ -36,7 +36,7 @@ def outside_inference_mode() -> Iterator[None]:
 def runs_plainly() -> bool:
     """Return whether operators called now just run, so that a call may take the fast path.
 
-    They do not while a graph is recorded (``torch.compile``, ``torch.export``, ``torch.jit.trace``), inside
+    It may not while a graph is recorded (``torch.compile``, ``torch.export``, ``torch.jit.trace``), inside
     ``torch.func`` transforms and forward-mode differentiation, under modes that intercept calls, and under autocast.
 
     >>> runs_plainly()
@@ -57,7 +57,7 @@ def runs_plainly() -> bool:
 
 
 def runs_in_transform() -> bool:
-    """Return whether ``torch.vmap`` or another transform of ``torch.func`` runs what is called now.
+    """Return whether the current call runs inside ``torch.vmap`` or another transform of ``torch.func``.
 
     >>> torch.vmap(lambda row: row + runs_in_transform())(torch.zeros(2))
     tensor([1., 1.])

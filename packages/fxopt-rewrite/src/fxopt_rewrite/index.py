@@ -53,7 +53,7 @@ class GraphIndex:
         return getattr(self.modules.get(owner), name, None)
 
     def forget(self, name: str) -> None:
-        """Drop a module that was taken out of the graph module, so that its memory can be freed."""
+        """Drop a module that was removed from the graph module, so that its memory can be freed."""
         self.modules.pop(name, None)
 
     def tensor_of(self, node: Node) -> Tensor | None:
@@ -74,8 +74,8 @@ class GraphIndex:
     def same_value(self, node: Node, reader: Node) -> Node:
         """Return the first node that makes the value which ``reader`` gets from ``node``, mostly ``node`` itself.
 
-        Where several nodes make the same view of a value, such as ``x.view(-1, 4)``, and nothing writes the value
-        between the first of them and the reader, that is the first.
+        It is an earlier node if several nodes make the same view of a value, such as ``x.view(-1, 4)``, and nothing
+        writes the value between the first of them and the reader.
         """
         return self._same_values.first(node, reader)
 
@@ -88,7 +88,7 @@ class GraphIndex:
         return found
 
     def is_returned(self, node: Node) -> bool:
-        """Return whether the graph returns a node's value, or what may share its memory: a view, or its source.
+        """Return whether the graph returns a node's value, or a value that may share its memory: a view, or its source.
 
         >>> def views(x):
         ...     y = x + 1
@@ -100,17 +100,17 @@ class GraphIndex:
         return node in self._returned
 
     def is_written_after(self, node: Node, since: Node | None = None) -> bool:
-        """Return whether a node's value is written in place later on, through an alias too, or a global mode changes.
+        """Return whether a node's value is written in place later on, even through an alias, or a global mode changes.
 
         Args:
-            node: the value.
-            since: the node after which writes count; the node itself if not given.
+            node: the node that makes the value.
+            since: the node after which writes count; ``node`` itself by default.
         """
         return self.effects.written_between(node, since or node, self.nodes[-1])
 
     @cached_property
     def training(self) -> bool:
-        """Whether an export graph was captured in train mode, as the arguments of its operators say."""
+        """Whether an export graph was captured in train mode, judged by the arguments of its operators."""
         return any(says_training(node) for node in self.nodes)
 
     @cached_property
@@ -211,7 +211,7 @@ def _overlapping_of(tensors: Mapping[int, Tensor]) -> set[int]:
 
 
 def _extent_of(tensor: Tensor) -> tuple[int, int]:
-    """Return the places in its storage of a tensor's first byte, and of the one after its last."""
+    """Return the offsets in a tensor's storage of its first byte, and of the byte after its last."""
     extent = 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
     start = int(tensor.storage_offset()) * tensor.element_size()
     return start, start + int(extent) * tensor.element_size()

@@ -1,4 +1,4 @@
-"""What a module holds: whether a rewrite may take it apart, and how to build one without initialising it."""
+"""Checks of whether a rewrite may take a module apart, and how to build a module without initialising it."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ _OWN_BUFFERS = frozenset({"running_mean", "running_var", "num_batches_tracked"})
 
 
 def _state_problem(module: nn.Module) -> tuple[str, str] | None:
-    """Return what a module holds that its class does not have; classes of ours say what they have themselves."""
+    """Return what a module holds that its class does not have; fxopt's layer classes declare what they have."""
     own: frozenset[str] = getattr(type(module), "own_parameters", _OWN_PARAMETERS)
     own_buffers: frozenset[str] = getattr(type(module), "own_buffers", _OWN_BUFFERS)
     strange = [key for key in (*module._parameters, *module._buffers) if key not in own | own_buffers]

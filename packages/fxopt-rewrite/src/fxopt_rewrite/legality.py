@@ -13,7 +13,7 @@ from fxopt_rewrite.index import GraphIndex
 
 
 def tensors_refusal(call: ParameterisedCall, index: GraphIndex) -> Refusal | None:
-    """Return why the tensors of a call may not be rewritten: adapters, ties, several names or in-place writes."""
+    """Return why the tensors of a call may not be rewritten: adapters, tied tensors, several names, in-place writes."""
     refusal = _adapter_refusal(call, index)
     if refusal is not None:
         return refusal
@@ -33,7 +33,7 @@ def tensors_refusal(call: ParameterisedCall, index: GraphIndex) -> Refusal | Non
 
 
 def _adapter_refusal(call: ParameterisedCall, index: GraphIndex) -> Refusal | None:
-    """Return why a layer with an adapter attached, as PEFT names them, or a layer of the adapter has to stay."""
+    """Return why a layer with an adapter, found by PEFT's names, or a layer of an adapter has to stay."""
     names = (call.weight.name if call.weight is not None else call.label).split(".")
     for place, name in enumerate(names):
         owner = index.modules.get(".".join(names[:place])) if name == "base_layer" or name.startswith("lora_") else None
@@ -81,10 +81,10 @@ def mixed_flags_refusal(site: str, calls: Collection[ParameterisedCall], index: 
 
 
 def replacement_refusal(site: str, node: Node, index: GraphIndex, *values: Node) -> Refusal | None:
-    """Return why the readers of a node may not read other tensors with the same contents, made of these values.
+    """Return why the readers of a node may not read a new tensor with the same contents, computed from these values.
 
-    That may be noticed by the caller, if the graph returns the node's value or what shares its memory, and by
-    whatever writes it later, or one of the values, which are other memory than the node's.
+    The caller may notice it if the graph returns the node's value, or a tensor that shares its memory. A later write to
+    the node's value or to one of these values would reach only one of the two memories.
 
     >>> import torch
     >>> def copies(x):

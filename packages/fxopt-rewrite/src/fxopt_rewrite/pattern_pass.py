@@ -21,14 +21,14 @@ from fxopt_rewrite.site_pass import ReversibleSitePass
 
 
 class PatternPass(ReversibleSitePass[Match]):
-    """A pass that finds a `pattern` and puts in its `replacement`, which undo takes back.
+    """A pass that replaces calls that match `pattern` by the calls of `replacement`; undo restores them.
 
     Both are functions of torch calls with the same parameters, as `Pattern` reads them. The replacement is called with
     a stand-in for each value of the graph, with tensors of the model and numbers as they are, and has to compute a new
     tensor.
 
-    Refused: values between that something else reads, values that are written in place between, and dtypes other than
-    `dtypes`. `check` may refuse more.
+    Refused: intermediate values with other readers, in-place writes between the calls, and dtypes other than `dtypes`.
+    `check` may refuse more.
 
     >>> from fxopt_rewrite import infer_shapes
     >>> class FuseHypotenuse(PatternPass):
@@ -44,17 +44,17 @@ class PatternPass(ReversibleSitePass[Match]):
     """
 
     dtypes: ClassVar[Sequence[torch.dtype]] = (torch.float32, torch.float64)
-    """The dtypes that values may have; empty for any, as long as those of floating-point numbers are one."""
+    """The dtypes that values may have; empty for any, as long as all floating-point values have the same one."""
     reasons: ClassVar[Mapping[str, str]] = {
         "unsupported-dtype": "The layer has a dtype that the operators do not take. Convert it: `model.float()`.",
     }
 
     def pattern(self, *args: Any, **kwargs: Any) -> Any:
-        """Compute what the pass looks for."""
+        """Compute the value that the pass looks for."""
         raise NotImplementedError
 
     def replacement(self, *args: Any, **kwargs: Any) -> Any:
-        """Compute the same."""
+        """Compute the same value in the new way."""
         raise NotImplementedError
 
     def patterns(self) -> Iterable[Pattern]:
@@ -62,7 +62,7 @@ class PatternPass(ReversibleSitePass[Match]):
         return (Pattern(self.pattern, self.replacement),)
 
     def accepts(self, match: Match, index: GraphIndex) -> bool:
-        """Return whether a match is one, for what a pattern cannot say; others are passed over without a refusal."""
+        """Return whether a match counts, by conditions that a pattern cannot express; others are skipped silently."""
         return True
 
     def match(self, index: GraphIndex) -> Iterator[Match | Refusal]:
@@ -79,12 +79,12 @@ class PatternPass(ReversibleSitePass[Match]):
         yield from (each for each in reversed(found) if each.other_reader() is None or taken.isdisjoint(each.nodes))
 
     def check(self, site: Match, index: GraphIndex) -> Refusal | None:
-        """Refuse values that others read, in-place writes, and other dtypes."""
+        """Refuse intermediate values with other readers, in-place writes, and other dtypes."""
         for reason, message in self._obstacles(site, index):
             return index.refuse(site.label, reason, message, *site.nodes)
         if not index.effects.aliases(site.root):
             return None
-        return replacement_refusal(site.label, site.root, index, *site.inputs)  # by a tensor of its own
+        return replacement_refusal(site.label, site.root, index, *site.inputs)  # the replacement is a new tensor
 
     def _obstacles(self, site: Match, index: GraphIndex) -> Iterator[tuple[str, str]]:
         if (other := site.other_reader()) is not None:
@@ -111,7 +111,7 @@ class PatternPass(ReversibleSitePass[Match]):
             yield "dtype-mismatch", f"`{first.name}` is {one}, and `{second.name}` {other_dtype}; expected one dtype"
 
     def rewrite(self, site: Match, edit: Editor) -> None:
-        """Insert the calls of the replacement, and take out those of the match."""
+        """Insert the calls of the replacement, and remove those of the match."""
         assert site.pattern.replacement is not None
         inserting, inputs = _Inserting(site, edit), [*site.inputs]
         result = site.pattern.replacement(*map(inserting.stand_in, site.values.values()))
@@ -134,7 +134,7 @@ class PatternPass(ReversibleSitePass[Match]):
 
 
 class _Inserting(GraphAppendingTracer):
-    """Inserts what a replacement calls in the place of a match."""
+    """Inserts the calls of a replacement in place of a match."""
 
     def __init__(self, site: Match, edit: Editor) -> None:
         super().__init__(edit.graph)
@@ -145,7 +145,7 @@ class _Inserting(GraphAppendingTracer):
         self._tensors = {id(each.tensor): each for each in site.values.values() if isinstance(each, TensorRef)}
 
     def stand_in(self, value: Any) -> Any:
-        """Return what a replacement is called with: tensors of the model, and numbers, are as they are."""
+        """Return the argument of a replacement for a value: a proxy for a node, else the tensor or number itself."""
         if isinstance(value, Node):
             return Proxy(self._edit.current(value), self)
         return value.tensor if isinstance(value, TensorRef) else value

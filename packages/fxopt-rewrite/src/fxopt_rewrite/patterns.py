@@ -1,8 +1,8 @@
-"""`Pattern`: what a few calls compute together, written as a function and found in every form of graph.
+"""`Pattern`: a computation of a few calls, written as a function and found in every form of graph.
 
 The function is traced once, and both it and the graph are read by `read_operation`. Sums and products match in any
-order and grouping: ``0.5 * x * y``, ``y * (x / 2)`` and ``x.mul(y).div(2)`` are one. A quotient is a product with an
-inverse, a difference a sum, and ``x.pow(2)``, ``x.square()`` and ``x * x`` are the same.
+order and grouping: ``0.5 * x * y``, ``y * (x / 2)`` and ``x.mul(y).div(2)`` are the same. A quotient is read as a
+product with an inverse, a difference as a sum, and ``x.pow(2)``, ``x.square()`` and ``x * x`` are the same.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ class Match:
 
     Attributes:
         pattern: the pattern.
-        values: what its parameters stand for, by name: nodes, `TensorRef`, numbers, and what readers returned.
-        nodes: the calls, in the order of the graph, with the checks of their dtypes that an export puts in.
+        values: the values of its parameters, by name: nodes, `TensorRef`, numbers, and results of readers.
+        nodes: the calls, in the order of the graph, with the dtype checks that an export inserts.
         root: the call whose value is that of the pattern.
     """
 
@@ -56,12 +56,12 @@ class Match:
 
     @property
     def inputs(self) -> tuple[Node, ...]:
-        """The nodes whose values the calls read, and that are not of the match."""
+        """The nodes outside the match whose values its calls read."""
         found = dict.fromkeys(value for node in self.nodes for value in node.all_input_nodes)
         return tuple(value for value in found if value not in self.nodes)
 
     def other_reader(self) -> tuple[Node, Node] | None:
-        """Return a call other than the root, and what reads its value besides the calls of the match."""
+        """Return a call other than the root together with a reader of its value outside the match, or None."""
         pairs = ((node, user) for node in self.nodes if node is not self.root for user in node.users)
         return next(((node, user) for node, user in pairs if user not in self.nodes), None)
 
@@ -70,19 +70,19 @@ class Pattern:
     """A computation to look for.
 
     A parameter without annotation, or with ``Tensor``, stands for a value of the graph. Annotated with
-    ``nn.Parameter``, it stands for a parameter or buffer of the model; with ``float`` or ``int``, for a number, in a
-    sum or product for all numbers of it; with ``Annotated[..., reader]``, for what ``reader`` returns for the index and
-    a node, unless that is None or an `Obstacle`. A parameter that is read twice is the same value each time. Numbers
-    are the same if they agree to six digits.
+    ``nn.Parameter``, it stands for a parameter or buffer of the model; with ``float`` or ``int``, for a number, or for
+    all numbers of a sum or product together; with ``Annotated[..., reader]``, for the result of ``reader`` for the
+    index and a node, unless it is None or an `Obstacle`. A parameter that is used twice is the same value each time.
+    Numbers are the same if they agree to six digits.
 
     Args:
-        function: what it computes, of torch's functions and methods; parameters with a default keep it.
-        replacement: what computes the same, with the same parameters; see `PatternPass`.
+        function: the computation, in torch's functions and methods; parameters with a default keep it.
+        replacement: a function that computes the same, with the same parameters; see `PatternPass`.
         through: names of operations that may lie between any two calls, such as ``view``.
         kinds: annotations of parameters, for a function that has none.
 
     Raises:
-        ValueError: It is not made of operations of torch, writes in place, or leaves out a parameter.
+        ValueError: The function calls what is not torch's, writes in place, or does not use a parameter.
 
     >>> import torch
     >>> index = GraphIndex(torch.fx.symbolic_trace(lambda x: torch.sigmoid(x * 3).mul(x) / 2))
@@ -125,12 +125,12 @@ class Pattern:
             raise ValueError(f"a pattern has to return what an operation of torch computes, and returns {result!r}")
 
     def matches(self, index: GraphIndex, node: Node, read: _Read | None = None) -> Iterator[Match]:
-        """Yield the ways in which a node's value is that of the pattern.
+        """Yield the ways in which a node computes the pattern.
 
         Args:
             index: facts about the graph module.
             node: the node.
-            read: what nodes compute, filled in on the way: given for all nodes and patterns, each is read once.
+            read: a cache of what nodes compute; pass the same one for all nodes and patterns.
         """
         matcher = _Matcher(self, index, {} if read is None else read)
         chain, (call, operands) = self._chains.get(self.root), matcher.read(node)
@@ -156,18 +156,18 @@ class Pattern:
         if len(unknown) + bool(numbers) > 1 and unknown:
             raise ValueError(f"`{unknown[0][0]}` stands for all numbers of a sum or product, and there is another one")
         terms = [part for part in parts if not _is_number(part[0]) and part not in unknown]
-        terms.sort(key=lambda part: part[0] not in self._calls)  # what tells most comes first
+        terms.sort(key=lambda part: part[0] not in self._calls)  # the most selective terms first
         return _Chain(kind, tuple(parts), _joined(kind, numbers), next(iter(unknown), None), tuple(terms))
 
 
 class _Chain(NamedTuple):
-    """A sum or product of a pattern, with those of its kind that are nested in it.
+    """A sum or product of a pattern, with nested ones of the same kind flattened.
 
     Attributes:
         kind: ``add`` or ``mul``.
         parts: all its operands.
         number: the sum or product of its numbers.
-        unknown: the parameter that is its number, or None.
+        unknown: the parameter that stands for its numbers, or None.
         terms: the other operands.
     """
 
@@ -179,7 +179,7 @@ class _Chain(NamedTuple):
 
 
 class _Found(NamedTuple):
-    """What parameters stand for so far, as the graph has it and as it was read, and the calls."""
+    """The values of parameters found so far, in the graph and as read, and the calls."""
 
     values: Mapping[str, tuple[Any, Any]]
     nodes: Mapping[Node, None]
@@ -209,7 +209,7 @@ def _is_number(value: object) -> bool:
 
 
 def _operands(call: Operation) -> _Operands | None:
-    """Return whether a call is a sum or a product, and of what; None for other operations."""
+    """Return the kind and the operands of a sum or product; None for other operations."""
     kind = _KINDS.get(call.name)
     if kind is None or call.inplace or any(call.arguments.get(key, value) != value for key, value in _PLAIN.items()):
         return None
@@ -225,7 +225,7 @@ def _operands(call: Operation) -> _Operands | None:
 
 
 def _signed(kind: str, number: float, sign: int) -> float:
-    """Return a number that is added or subtracted, or multiplied or divided by."""
+    """Return a number as a summand or factor; with sign -1, its opposite or inverse."""
     return number * sign if kind == "add" else number if sign > 0 else 1 / number if number else math.nan
 
 
@@ -234,14 +234,14 @@ def _joined(kind: str, numbers: Collection[float]) -> float:
 
 
 class _Matcher:
-    """Compares a pattern with values of one graph; each way to match is tried, and yields what it found."""
+    """Compares a pattern with values of one graph, and yields each way to match."""
 
     def __init__(self, pattern: Pattern, index: GraphIndex, read: _Read) -> None:
         self._pattern, self._index, self._known = pattern, index, read
         self._calls, self._chains = pattern._calls, pattern._chains
 
     def match(self, wanted: Any, value: Any, found: _Found) -> Iterator[_Found]:
-        """Match what a call of the graph is given with what one of the pattern is given."""
+        """Match an argument in the pattern with one in the graph."""
         call, _ = self.read(value)
         if isinstance(wanted, Node):
             chain, mine = self._chains.get(wanted), self._calls.get(wanted)
@@ -260,7 +260,7 @@ class _Matcher:
             yield from self.match(wanted, call.input, found.through(call.node))
 
     def read(self, value: object) -> tuple[Operation | None, _Operands | None]:
-        """Return what a node computes, and of what if it is a sum or a product."""
+        """Return what a node computes, and its operands if it is a sum or a product."""
         if not isinstance(value, Node):
             return None, None
         if value not in self._known:
@@ -281,7 +281,7 @@ class _Matcher:
                 yield from self._match_all(pairs[1:], first, kind)
 
     def _match_term(self, kind: str, wanted: Any, value: Any, sign: int, found: _Found) -> Iterator[_Found]:
-        """Match a term, or with sign -1 one that is the opposite of what is wanted, or the inverse."""
+        """Match a term; with sign -1, match one that is the opposite or the inverse of the wanted term."""
         if sign == 1:
             yield from self.match(wanted, value, found)
             return
@@ -326,7 +326,7 @@ class _Matcher:
     def _split(
         self, kind: str, parts: _Terms, count: int, depth: int
     ) -> Iterator[tuple[list[float], _Terms, tuple[Node, ...]]]:
-        """Yield the ways to take values as numbers and ``count`` others, with the calls that join them."""
+        """Yield the ways to split a sum or product into numbers and ``count`` other terms, with the joining calls."""
         if not parts and not count:
             yield [], (), ()
         if not parts or sum(not _is_number(value) for value, _ in parts) > count:

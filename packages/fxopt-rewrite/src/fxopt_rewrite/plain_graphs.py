@@ -1,4 +1,4 @@
-"""Checks of layers and graphs that a file from a stranger holds, before torch generates code from them."""
+"""Checks of layers and graphs from an untrusted file, before torch generates code from them."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ _DATA = frozenset({
 
 
 def check_settings(owner: object, **kinds: Any) -> None:
-    """Check attributes of a layer: each is a value of a type, a whole number of at least so much, or a tuple of such.
+    """Check attributes of a layer against kinds: a type, the least value of an integer, or a tuple of kinds.
 
-    No whole number is above 2**40, so that products of two and sums of many do not overflow where C++ computes with
-    them. Where a float is expected, a whole number is one.
+    No integer may be above 2**40, so that products of two and sums of many do not overflow in C++. An integer also
+    passes for a float.
 
     Raises:
-        ValueError: One of them is something else. Its name, what it is and what is expected are named.
+        ValueError: An attribute is something else; the message gives its name, its value and what is expected.
 
     >>> check_settings(nn.Conv2d(2, 3, 1), in_channels=1, stride=(1, 1), dilation=(1, ...), bias=nn.Parameter)
     >>> check_settings(nn.Linear(2, 3), in_features=3)
@@ -57,7 +57,7 @@ def _is_of_kind(value: object, kind: Any) -> bool:
 
 
 def is_plain_value(value: Any) -> bool:
-    """Return whether a value is data, or a class, that generated code can write down, and no function."""
+    """Return whether a value is data or a class, not a function, so that generated code may contain it."""
     cls = type(value)
     if cls in (list, set, frozenset, torch.Size, immutable_list) or isinstance(value, tuple):
         return all(map(is_plain_value, value))
@@ -71,17 +71,17 @@ def is_plain_value(value: Any) -> bool:
 def check_values(graph: Graph) -> None:
     """Check that arguments and annotations of nodes are data and classes, before code is generated from them.
 
-    Functions are none, so that nothing can be given one to call; nor is `key=` taken, which ``max`` calls.
+    Functions are refused, so that no operation gets one to call; so is `key=`, which ``max`` calls.
     """
     for node in iter_nodes(graph):
         if not is_plain_identifier(node.name):
             raise MalformedError(f"{node.name!r:.60} is not the name of a node")
         for value in (*node.args, *node.kwargs.values()):
             if not (is_plain_value(value) or is_plain_operator(value)):
-                raise MalformedError(f"node `{node.name}` has {describe(value)} among its arguments, and no data")
+                raise MalformedError(f"node `{node.name}` has {describe(value)} among its arguments, which is not data")
         if _is_excessive(node):
             raise MalformedError(
-                f"node `{node.name}` calls `{node.target}` with numbers that make a number of more than {_BITS} bits, "
+                f"node `{node.name}` calls `{node.target}` with numbers that give a number of more than {_BITS} bits, "
                 f"or a value of more than {_ELEMENTS} elements"
             )
         if "key" in node.kwargs and getattr(node.target, "__module__", None) == "builtins":
@@ -106,7 +106,7 @@ _SIZED = """
 
 
 def _is_excessive(node: Node) -> bool:
-    """Return whether the numbers in a call alone, which a few bytes of a file hold, make something huge of it."""
+    """Return whether the literal numbers in a call, a few bytes in a file, make its result huge."""
     name = str(getattr(node.target, "__name__", node.target)).partition(".")[0].strip("_")
     values: list[Any] = [*node.args, *node.kwargs.values()]
     if any(isinstance(each, range) and (each.stop - each.start) // each.step > _ITEMS for each in values):
@@ -134,7 +134,7 @@ def _is_excessive(node: Node) -> bool:
 
 
 def check_targets(graph: Graph, root: nn.Module) -> None:
-    """Check that every node reads what the modules have, and no method: code is generated from these names."""
+    """Check that every node reads a module or tensor that exists, not a method: code is generated from these names."""
     modules = dict(root.named_modules(remove_duplicate=False))
     for node in iter_nodes(graph):
         if node.op not in ("get_attr", "call_module"):

@@ -1,6 +1,6 @@
-"""What a file from a stranger may name: functions that compute and do nothing else, and operators.
+"""The functions and operators that an untrusted file may name: those that compute and do nothing else.
 
-They are torch's, as listed here, and what plugins offer in the hook ``fxopt_functions``.
+They are torch's, as listed here, and those that plugins offer in the hook ``fxopt_functions``.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from fxopt_rewrite.plain_operators import is_plain_name, is_plain_operator
 
 
 class UntrustedNameError(FxoptError):
-    """A file names something that a file from a stranger may not."""
+    """A file names something that an untrusted file may not name."""
 
 
 _NOT_PLAIN = frozenset({"attrgetter", "call", "itemgetter", "methodcaller"})
@@ -76,7 +76,7 @@ _LOCAL = re.compile(r"\w[\w /:+@-]*")
 
 
 def plain_name(function: object) -> str | None:
-    """Return the name of a function that a stranger's file may name, or None.
+    """Return the name of a function if an untrusted file may name it, else None.
 
     >>> plain_name(torch.narrow), plain_name(operator.mul), plain_name(torch.ops.aten.add.Tensor), plain_name(eval)
     ('torch:narrow', '_operator:mul', 'torch:ops.aten.add.Tensor', None)
@@ -105,7 +105,7 @@ def plain_function(name: object) -> Any:
         operator = load_operator(*path) if len(path) > 1 and is_plain_name(path[1], path[0]) else None
         if operator is not None and is_plain_operator(operator):
             return operator
-        return _offered(name, "no operator that a file from a stranger may call")
+        return _offered(name, "no operator that an untrusted file may call")
     if isinstance(name, str) and name in _plain_functions():
         return _plain_functions()[name]
     return _offered(name, "no function of torch on tensors")
@@ -119,7 +119,7 @@ def _offered(name: object, otherwise: str) -> Any:
 
 
 def torch_class(name: object) -> Any:
-    """Return the loaded class of torch of this name, such as an enumeration; any other is an `UntrustedNameError`."""
+    """Return the loaded class of torch of this name, such as an enumeration; others raise an `UntrustedNameError`."""
     found = find(name) if isinstance(name, str) and name.startswith(("torch:", "torch.")) else None
     if not isinstance(found, type) or found.__module__.partition(".")[0] != "torch":
         raise UntrustedNameError(f"found {name!r:.60}, which is no class of torch")
@@ -127,7 +127,7 @@ def torch_class(name: object) -> Any:
 
 
 def is_plain_method(name: object) -> bool:
-    """Return whether a node of a stranger's graph may call this method: one of tensors that computes, or an operator's.
+    """Return whether a node of an untrusted graph may call this method: it computes on tensors, or is an operator's.
 
     >>> is_plain_method("view"), is_plain_method("__add__"), is_plain_method("numpy"), is_plain_method("register_hook")
     (True, True, False, False)
@@ -138,7 +138,7 @@ def is_plain_method(name: object) -> bool:
 
 
 def is_plain_attribute(name: object) -> bool:
-    """Return whether a node of a stranger's graph may read this attribute by ``getattr``: data, and no method.
+    """Return whether a node of an untrusted graph may read this attribute by ``getattr``: it is data, not a method.
 
     >>> is_plain_attribute("shape"), is_plain_attribute("numpy"), is_plain_attribute("__class__")
     (True, False, False)
@@ -149,9 +149,9 @@ def is_plain_attribute(name: object) -> bool:
 
 
 def is_plain_path(path: object) -> bool:
-    """Return whether modules and tensors of a stranger's file may have this name.
+    """Return whether modules and tensors of an untrusted file may have this name.
 
-    Generated code reads it as an attribute: a name must neither end a text in the code, nor be that of a method.
+    Generated code reads it as an attribute: a name must neither end a string in the code, nor be that of a method.
 
     >>> is_plain_path("encoder.0.weight"), is_plain_path('q", print(), "'), is_plain_path("to_folder")
     (True, False, False)
@@ -164,7 +164,7 @@ def is_plain_path(path: object) -> bool:
 
 
 def is_plain_identifier(name: object) -> bool:
-    """Return whether nodes and inputs of a stranger's file may have this name; Python reads some letters as others."""
+    """Return whether nodes and inputs of an untrusted file may have this name, which Python must not normalise."""
     return is_identifier(name) and unicodedata.normalize("NFKC", str(name)) == name
 
 
@@ -189,7 +189,7 @@ def _listed() -> Iterator[Any]:
     yield from (getattr(math, name) for name in _MATH.split())
     yield from (getattr(torch, name) for name in _FACTORIES.split())
     yield from (getattr(torch.amp.autocast_mode, name) for name in _MODES.split())
-    yield from (torch._assert, assert_is_none)  # what tracing puts in
+    yield from (torch._assert, assert_is_none)  # inserted by tracing
     yield from (Tensor, type(None))
     for space, functions in get_overridable_functions().items():
         for function in functions:
@@ -200,4 +200,4 @@ def _listed() -> Iterator[Any]:
 
 
 PLAIN = Names(plain_function, torch_class, plain_name, is_plain_method, is_plain_attribute)
-"""Data that anyone may have written."""
+"""The policy for data that anyone may have written."""

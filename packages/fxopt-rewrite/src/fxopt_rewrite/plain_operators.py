@@ -1,7 +1,7 @@
-"""The operators that a stranger's graph may call: on tensors and numbers, they compute and do no more.
+"""The operators that an untrusted graph may call: they compute on tensors and numbers, and do nothing else.
 
-An operator that a new torch has is outside until it is listed. None here opens, writes or maps a file, takes a function
-or a pickle, or reads memory by a number; tests compare the list with all that torch has registered.
+An operator of a new torch is refused until it is listed. None here opens, writes or maps a file, takes a function or a
+pickle, or reads memory by its address; tests compare the list with all that torch has registered.
 """
 
 from __future__ import annotations
@@ -136,7 +136,7 @@ _WITHIN = re.compile(r"(?:Optional\[|List\[)*(\w+)\]*")
 
 @cache
 def plain_operators() -> frozenset[str]:
-    """Return the operators that a stranger's graph may call, as ``namespace::name``; in-place forms go with them.
+    """Return the operators that an untrusted graph may call, as ``namespace::name``, in place or not.
 
     >>> "aten::add" in plain_operators(), "aten::save" in plain_operators()
     (True, False)
@@ -147,7 +147,7 @@ def plain_operators() -> frozenset[str]:
 
 
 def is_plain_operator(operator: object) -> bool:
-    """Return whether a stranger's graph may call an operator: it is listed, and takes and returns nothing but data.
+    """Return whether an untrusted graph may call an operator: it is listed, and takes and returns nothing but data.
 
     >>> import torch
     >>> aten = torch.ops.aten
@@ -168,7 +168,7 @@ def is_plain_name(name: str, space: str = "aten") -> bool:
 
 
 def takes_data(operator: OpOverload) -> bool:
-    """Return whether an operator takes and returns tensors, numbers and lists of them; words only beside tensors."""
+    """Return whether an operator takes and returns tensors, numbers and lists of them; strings only with tensors."""
     schema = operator._schema
     kinds = [_WITHIN.sub(r"\1", str(each.type)) for each in (*schema.arguments, *schema.returns)]
     return _DATA.issuperset(kinds) and ("str" not in kinds or "Tensor" in kinds)

@@ -51,6 +51,6 @@ REASONS: Mapping[str, str] = MappingProxyType(
         "instrument": "An instrument of this run (a bisection or tuning) left the site out. Run the pass without it.",
     }
 )
-"""Reason code to meaning and remedy. These are the general ones; a pass declares further ones as its ``reasons``."""
+"""Meaning and remedy by reason code. These are the general ones; a pass declares further ones as its ``reasons``."""
 
 GENERAL.update(REASONS)

@@ -36,7 +36,7 @@ class Site(Protocol):
 
     @property
     def nodes(self) -> tuple[Node, ...]:
-        """The nodes that it consists of."""
+        """The nodes of the site."""
 
 
 SiteT = TypeVar("SiteT", bound=Site)
@@ -59,7 +59,7 @@ class SitePass(Transformation, Generic[SiteT]):
         """Return the candidate sites of a graph in order; a near miss may be a refusal at once."""
 
     def check(self, site: SiteT, index: GraphIndex) -> Refusal | None:
-        """Return why a site has to be left alone, or None if it may be rewritten, without changing anything."""
+        """Return why a site has to be left alone, or None if it may be rewritten; change nothing."""
         return None
 
     @abstractmethod
@@ -67,7 +67,7 @@ class SitePass(Transformation, Generic[SiteT]):
         """Rewrite a legal site."""
 
     def settle(self, edit: Editor) -> None:
-        """Complete new modules by what their neighbours have become, once all sites are rewritten."""
+        """Complete new modules that depend on how their neighbours were rewritten, after all sites."""
 
     def transform(self, graph_module: GraphModule) -> GraphModule:
         """Match, check and rewrite; return the same graph module."""
@@ -111,7 +111,7 @@ class SitePass(Transformation, Generic[SiteT]):
                 legal.append(site)
         rewritten = 0
         while legal:
-            site = legal.popleft()  # dropped, as it may hold the tensors that its rewrite takes out
+            site = legal.popleft()  # not kept, as it may hold the tensors that its rewrite removes
             if edit.is_stale(site.nodes):
                 gone = next(node.name for node in site.nodes if edit.is_stale([node]))
                 message = f"`{site.label}` overlaps another site of the same pass at node `{gone}`, which it took out"
@@ -127,7 +127,7 @@ class SitePass(Transformation, Generic[SiteT]):
 
 
 class _Asking:
-    """Asks the instruments whether to rewrite sites; what they leave out stays left out in later rounds."""
+    """Asks the instruments whether to rewrite sites; a site that they leave out stays left out in later rounds."""
 
     def __init__(self, run: PassRun, graph_module: GraphModule) -> None:
         self._run, self._graph_module = run, graph_module
@@ -146,7 +146,7 @@ class _Asking:
 
 
 class ReversibleSitePass(SitePass[SiteT], ReversibleTransformation):
-    """A `SitePass` that is undone from the ledger: its rewrites say where every original tensor went."""
+    """A `SitePass` that is undone from the ledger, which records where every original tensor went."""
 
     undone_by_journal = True
 

@@ -1,4 +1,4 @@
-"""Paths that are no regular files: reading a FIFO waits for a writer, and `/dev/zero` has no end."""
+"""Paths that are not regular files: reading a FIFO waits for a writer, and `/dev/zero` has no end."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _KINDS: Mapping[Callable[[int], bool], str] = {
 
 
 def special_kind(path: str | bytes | os.PathLike[str] | os.PathLike[bytes] | int) -> str | None:
-    """Return what a path or open file is, links followed, if it is there and no regular file; else None.
+    """Return what a path or open file is, following links, if it exists and is not a regular file; else None.
 
     >>> special_kind(os.devnull), special_kind(os.curdir), special_kind("nowhere")
     ('a device', 'a directory', None)

@@ -1,7 +1,7 @@
-"""What is made of weights (packed, merged, folded, quantized ones) is made again once they change.
+"""Detecting changed weights, so that copies derived from them (packed, merged, folded, quantized) are made again.
 
-`Watched` answers whether tensors have changed; `refresh` is for the changes that nothing shows. No tensor is referred
-to, neither strongly, which would keep its memory, nor weakly, which makes ``torch.utils.swap_tensors`` fail.
+`Watched` answers whether tensors have changed; `refresh` is for changes that it cannot see. Tensors are not referred
+to: a strong reference would keep their memory, and a weak one makes ``torch.utils.swap_tensors`` fail.
 """
 
 from __future__ import annotations
@@ -23,17 +23,16 @@ _SAMPLES, _WORD = 4, 8
 
 
 def state_of(tensors: Iterable[Tensor]) -> State:
-    """Return what is different once a tensor is another one, was written, or has other memory or another form."""
+    """Return a key that changes once a tensor is replaced, written, moved to other memory or reshaped."""
     return [(id(each), each._version, each.data_ptr(), each.stride(), each.shape) for each in tensors]
 
 
 class Watched:
-    """What tensors were at one moment: which ones, their versions, shapes, strides and memory, and a few numbers.
+    """The state of tensors at one moment: identities, versions, shapes, strides, memory, and a few of their values.
 
-    The numbers are read from the memory of dense CPU tensors, at four places of each: ``weight.data.mul_(2)`` and
-    writes by NumPy, DLPack or another process change them, and no version. Single numbers written in this way
-    elsewhere are not noticed (`refresh`). The check is made for each call: it takes about half a microsecond
-    for a tensor.
+    The values are read at four places of each dense CPU tensor: ``weight.data.mul_(2)`` and writes by NumPy, DLPack or
+    another process change them, but no version. Such writes to single values elsewhere go unnoticed (`refresh`).
+    The check runs at each call, and takes about half a microsecond for a tensor.
 
     Args:
         tensors: made outside of inference mode, and not of a class that hides its memory.
@@ -60,13 +59,13 @@ class Watched:
         self._numbers = b"".join(self._words)  # the fastest way to read many: 30 ns each
 
     def hold(self, tensors: Iterable[Tensor]) -> bool:
-        """Return whether these are the tensors, and have not changed."""
+        """Return whether these are the watched tensors, unchanged."""
         same = state_of(tensors) == self._state and not any(map(is_gone, self._storages))
         return same and b"".join(self._words) == self._numbers  # read last: the memory is theirs
 
     @classmethod
     def joined(cls, parts: Iterable[Watched]) -> Watched:
-        """Return one for the tensors of several, one after the other, each as it was at its moment."""
+        """Return the states of several joined into one, each as of its own moment."""
         made = cls(())
         for part in parts:
             for name in ("_state", "_references", "_storages", "_words"):
@@ -75,7 +74,7 @@ class Watched:
         return made
 
     def are(self, tensors: Sequence[Tensor]) -> bool:
-        """Return whether these are the tensors, changed or not."""
+        """Return whether these are the watched tensors, changed or not."""
         return list(map(id, tensors)) == [each for each, *_ in self._state]
 
     def have_moved(self, tensors: Sequence[Tensor]) -> bool:
@@ -83,12 +82,12 @@ class Watched:
         return [each.data_ptr() for each in tensors] != [pointer for _, _, pointer, *_ in self._state]
 
     def share_memory(self, others: Iterable[Tensor]) -> bool:
-        """Return whether one of other tensors lies in the memory that one of the tensors had."""
+        """Return whether one of these tensors lies in the memory that a watched tensor had."""
         return any(other.untyped_storage()._cdata in self._storages for other in others)
 
 
 def _samples(tensor: Tensor) -> Iterator[tuple[int, int]]:
-    """Yield addresses of numbers, and how many bytes each takes."""
+    """Yield addresses and byte counts of the values to compare."""
     size = tensor.numel() * tensor.element_size()
     if not tensor.is_cpu or tensor.layout is not torch.strided or not size:
         return
@@ -105,23 +104,23 @@ _FORGETTING: list[Forget] = []
 
 
 def on_refresh(forget: Forget) -> Forget:
-    """Call a function with each module that is given to `refresh`: for what is derived and kept outside of layers."""
+    """Register a function that is called with each module given to `refresh`, for data kept outside of layers."""
     _FORGETTING.append(forget)
     return forget
 
 
 def refresh(module: nn.Module) -> None:
-    """Drop all that was derived from weights (packed, merged, folded, compiled); the next call derives it again.
+    """Drop everything derived from weights (packed, merged, folded, compiled); the next call derives it again.
 
-    It is for changes that `Watched` cannot notice: single numbers written through NumPy, DLPack, ``parameter.data`` or
-    by another process. Layers are asked by their method ``forget_derived()``, if they have one; it takes nothing.
+    It is for changes that `Watched` cannot notice: single values written through NumPy, DLPack, ``parameter.data`` or
+    by another process. It calls ``forget_derived()``, without arguments, on each layer that has this method.
 
     Args:
         module: a graph module, a model that was compiled with the backend ``fxopt``, a model that holds some of these,
             or a single layer.
 
     Raises:
-        PreconditionError: It is not a module.
+        PreconditionError: The argument is not a module.
 
     >>> layer = nn.Linear(2, 2)  # has nothing to forget
     >>> refresh(layer)

@@ -1,7 +1,7 @@
 """Tools around fxopt passes: verification, dumps, bisection, reproducers, measured benefit.
 
 `verify` compares two modules; `Verify` checks each pass of a composition, and `Dumps` writes its graphs. `bisect`
-finds the one rewrite to blame, `write_reproducer` keeps what failed, `bench` measures what helps.
+finds the one rewrite to blame, `write_reproducer` saves a failing case, `bench` measures speed-ups.
 `fxopt_tools.verification.closeness` states the criterion of `verify`.
 """
 

@@ -58,7 +58,7 @@ class Benchmark:
         transformed: times of the transformed model.
         speedup: how many times longer the original takes.
         noise: how far from 1 the ratio of two copies of the original was, in the same run.
-        contributions: what each pass or rewrite contributes, in order; empty unless requested.
+        contributions: the contribution of each pass or rewrite, in order; empty unless requested.
         doubt: why these numbers cannot be trusted, such as other load on the machine; None if they can.
     """
 
@@ -91,7 +91,7 @@ class Benchmark:
 
 
 def no_ratio(doubt: str) -> str:
-    """Return what to read in place of a ratio.
+    """Return the text that replaces a ratio.
 
     >>> no_ratio("4 threads share 2 processors")
     'no ratio: 4 threads share 2 processors; measure again on a quiet machine, with a thread for each processor'
@@ -100,7 +100,7 @@ def no_ratio(doubt: str) -> str:
 
 
 def cells(ratio: Ratio | None) -> tuple[str, str]:
-    """Return median and interval for a table."""
+    """Return the median and the interval as cells of a table."""
     return ("-", "-") if ratio is None else (f"x {ratio.median:.3f}", f"{ratio.low:.3f} to {ratio.high:.3f}")
 
 
@@ -177,7 +177,7 @@ class Candidate:
         verification: how the result differs from the original's; None if a pass failed.
         problem: why it cannot be used: a pass failed, or the result differs; None if it can.
         exact: whether all of its passes preserve the computation.
-        times: what was measured; None if it cannot be used.
+        times: its times; None if it cannot be used.
     """
 
     name: str
@@ -214,10 +214,9 @@ class Comparison:
         return doubt([self.original, *(each.times for each in self.candidates if each.times)], self.noise)
 
     def best(self, *, exact: bool) -> Candidate | None:
-        """Return the pipeline to take, of the exact ones or of all; None if none is faster than the original.
+        """Return the pipeline to take, of the exact ones or of all; None if none is faster, or if there is a `doubt`.
 
-        Where there is a `doubt`, none is. One that approximates is taken only if it is faster than the best exact one,
-        too, beyond noise.
+        An approximating pipeline is taken only if it is also faster than the best exact one, beyond noise.
         """
         faster = [each for each in self.candidates if self._gain(each, None) > 1.0 and not self.doubt]
         best = max((each for each in faster if each.exact), key=lambda each: self._gain(each, None), default=None)
@@ -262,7 +261,7 @@ def compare_pipelines(
     clock: Callable[[], float] = time.perf_counter,
     progress: Progress | None = None,
 ) -> Comparison:
-    """Measure pipelines on one model, all in the same rounds as the original, and verify what they make.
+    """Measure pipelines on one model, all in the same rounds as the original, and verify their results.
 
     A pipeline that fails, or whose result differs, is listed with its problem and is not measured. The model is not
     changed; a copy for each pipeline is in memory.
@@ -374,7 +373,7 @@ class Sampler:
 
 
 def _wait(module: nn.Module, inputs: Sequence[Inputs]) -> Callable[[], object]:
-    """Return a function that waits until an accelerator has finished; it does nothing if all is on the CPU."""
+    """Return a function that waits until an accelerator has finished; it does nothing if everything is on the CPU."""
     accelerator = torch.accelerator.current_accelerator()
     tensors = [*module.parameters(), *module.buffers(), *(t for item in inputs for t in item.tensors().values())]
     if accelerator is not None and any(tensor.device.type == accelerator.type for tensor in tensors):

@@ -121,10 +121,10 @@ def bisect(
         pipeline: a pass, a composition, or the text of a pipeline.
         check: a function of the transformed module that returns false or raises if the module is bad; None, which a
             function of assertions returns, is good. Or inputs, as for `verify`, on which the transformed module must
-            compute what the model does.
-        rtol: relative tolerance for inputs; None for that of the dtype.
-        atol: absolute tolerance for inputs; None for that of the dtype.
-        sqnr: the least signal-to-noise ratio in dB for inputs, in place of tolerances and of what passes promise.
+            compute the same as the model.
+        rtol: relative tolerance for inputs; None for the dtype's.
+        atol: absolute tolerance for inputs; None for the dtype's.
+        sqnr: the lowest signal-to-noise ratio in dB for inputs, in place of tolerances and of the passes' promises.
         report: called with a line for each check.
 
     Raises:

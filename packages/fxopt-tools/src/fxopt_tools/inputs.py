@@ -58,7 +58,7 @@ class Copied:
     versions: Mapping[str, int]
 
     def touched(self) -> frozenset[str]:
-        """Return the paths of what was written to, replaced, added or removed since."""
+        """Return the paths of parts that were written to, replaced, added or removed since."""
         after = self.inputs.parts()
         changed = {path for path in self.before.keys() & after.keys() if self._changed(path, after[path])}
         return frozenset(changed | (self.before.keys() ^ after.keys()))
@@ -71,7 +71,7 @@ class Copied:
 
 
 def version_of(tensor: Tensor) -> int:
-    """Return how often a tensor was written to, as far as torch counts it."""
+    """Return torch's count of writes to a tensor; 0 for inference tensors, which have none."""
     return 0 if tensor.is_inference() else tensor._version
 
 
@@ -83,7 +83,7 @@ def read_inputs(inputs: OneInput | Sequence[OneInput]) -> list[Inputs]:
             `Inputs` (both), or a list of these.
 
     Raises:
-        PreconditionError: They are something else, or an empty list.
+        PreconditionError: The argument is something else, or an empty list.
     """
     if not isinstance(inputs, list):
         return [_read(inputs, "inputs")]

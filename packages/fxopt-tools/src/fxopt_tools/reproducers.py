@@ -1,4 +1,4 @@
-"""Reproducers: what a pipeline failed on, in a file of ``torch.save``."""
+"""Reproducers: the graph module, inputs and pipeline of a failure, in a file of ``torch.save``."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ def write_reproducer(
 
     Args:
         path: the file to write.
-        graph_module: what the pipeline fails on.
+        graph_module: the graph module on which the pipeline fails.
         pipeline: the passes; stored as text if their families are registered, and pickled otherwise.
-        inputs: those of `verify`, if the numbers are what fails.
+        inputs: inputs for `verify`, if the results are wrong.
 
     Returns:
         The path.
@@ -61,13 +61,13 @@ def reproduce(path: str | PathLike[str], *, pipeline: Pipeline | None = None) ->
 
     Args:
         path: a file that `write_reproducer` wrote.
-        pipeline: what to run in place of that in the file, for example with the bug fixed.
+        pipeline: a pipeline to run instead of the stored one, for example with the bug fixed.
 
     Returns:
         The transformed graph module.
 
     Raises:
-        PassError: What the pipeline failed with, or a `VerificationError`.
+        PassError: The pipeline fails, or the verification does (a `VerificationError`).
         PreconditionError: The file is not a reproducer.
     """
     if (kind := special_kind(path)) is not None:

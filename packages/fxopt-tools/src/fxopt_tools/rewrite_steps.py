@@ -50,7 +50,7 @@ class RewriteStep:
 
     @property
     def place(self) -> tuple[str, int | None, str | None]:
-        """Identifies the step no matter which others are taken: pass, position of the pass, and site."""
+        """Pass, position of the pass, and site, which identify the step whatever others are taken."""
         return self.pass_name, self.index, self.site
 
     def __str__(self) -> str:

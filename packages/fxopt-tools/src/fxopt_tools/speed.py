@@ -1,9 +1,9 @@
 """Which of two ways to compute something is faster on this machine, beyond noise.
 
-Other load on the machine is much the same within a round, so that ratios within rounds say more than times. A ratio is
-the median over the rounds, with a confidence interval of 99 % by order statistics, which assume no distribution.
+Other load on the machine is about the same within a round, so ratios within rounds are more reliable than times. A
+ratio is the median over the rounds, with a 99 % confidence interval by order statistics, which assume no distribution.
 
-`doubt` says when such numbers are worth nothing, because the machine was busy or had too few processors.
+`doubt` tells when such numbers are worthless, because the machine was busy or had too few processors.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from typing import Literal
 import torch
 
 CONFIDENCE = 0.99
-FEWEST_ROUNDS = 8  # of fewer, not even the extremes enclose the median with that confidence
-LARGEST_SPREAD = 0.5  # of the median; of quiet machines it is 0.03 to 0.15
+FEWEST_ROUNDS = 8  # with fewer, not even the extremes enclose the median with this confidence
+LARGEST_SPREAD = 0.5  # relative to the median; on quiet machines it is 0.03 to 0.15
 LARGEST_NOISE = 0.5
-LEAST_SHARE = 0.8  # of the time, for which the process has a processor: less means that it had to wait
-SHORTEST = 1e-12  # seconds, where a clock is too coarse
+LEAST_SHARE = 0.8  # of the time that the process has a processor; with less, it had to wait
+SHORTEST = 1e-12  # seconds, if a clock is too coarse
 
 Verdict = Literal["faster", "slower", "within noise"]
 
@@ -34,7 +34,7 @@ class Times:
 
     Attributes:
         seconds: seconds per call, for each round.
-        share: seconds of processors per second, while all ways of these rounds were measured; None if unknown.
+        share: processor seconds per second, while all ways of these rounds were measured; None if unknown.
     """
 
     seconds: tuple[float, ...]
@@ -112,7 +112,7 @@ def processors() -> int:
 
 
 def doubt(times: Sequence[Times], noise: float = 0.0) -> str | None:
-    """Return why times from the same rounds are worth nothing, or None: they then give no ratio and no advice.
+    """Return why times from the same rounds are worthless, so that they give no ratio and no advice; else None.
 
     >>> doubt([Times((1.0,) * 8), Times((1.0, 3.0) * 4)])
     'the times of one way spread by 100 % of their median'
@@ -134,7 +134,7 @@ def doubt(times: Sequence[Times], noise: float = 0.0) -> str | None:
 
 
 class Shares:
-    """For how much of the time since it was made this process had processors, where it is real time."""
+    """The share of the time since its creation for which this process had processors, if the clock is real time."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._is_real = clock is time.perf_counter and not torch.accelerator.is_available()
@@ -142,12 +142,12 @@ class Shares:
 
     @property
     def share(self) -> float | None:
-        """Seconds of processors per second; None where there is an accelerator, for which a process may wait."""
+        """Processor seconds per second; None if there is an accelerator, for which a process may wait."""
         if not self._is_real:
             return None
         return (time.process_time() - self._started[1]) / max(time.perf_counter() - self._started[0], SHORTEST)
 
 
 def noise_of(ratio: Ratio) -> float:
-    """Return how far from 1 the ratio of two equal ways may be: the further end of its interval."""
+    """Return how far from 1 the ratio of two equal ways may be: the distance to the further end of its interval."""
     return max(ratio.high, 1 / ratio.low) - 1

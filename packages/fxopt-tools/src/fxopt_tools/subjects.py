@@ -1,4 +1,4 @@
-"""Models and pipelines in any form that callers give them: as a graph module, as a pass."""
+"""Models and pipelines in the forms that callers give, converted to graph modules and passes."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ Pipeline: TypeAlias = "Transformation | str"
 
 
 def as_graph_module(model: object, who: str) -> GraphModule:
-    """Return a graph module unchanged, and any other model traced; `who`, the function called, is for messages.
+    """Return a graph module unchanged, and any other model traced; `who` names the caller in messages.
 
     Raises:
-        PreconditionError: It is not a module, or cannot be traced.
+        PreconditionError: The model is not a module, or cannot be traced.
     """
     if isinstance(model, GraphModule):
         return model
@@ -40,7 +40,7 @@ def as_transformation(pipeline: object, who: str) -> Transformation:
     """Return a pass unchanged, and the text of a pipeline as the composition that it describes.
 
     Raises:
-        PreconditionError: It is neither.
+        PreconditionError: The pipeline is neither.
         PipelineSyntaxError: The text cannot be read.
         RegistryError: The text names a pass that no installed family offers.
     """

@@ -26,7 +26,7 @@ _Parts: TypeAlias = tuple[str, "type | None", Iterable[tuple[str, object]]]  # k
 
 @dataclass(frozen=True)
 class Above:
-    """Replaces an object that contains itself, so many levels up."""
+    """Replaces an object that contains itself, this many levels up."""
 
     levels: int
 
@@ -49,7 +49,7 @@ class Container:
 def parts_of(value: object, path: str, keep: Callable[[Tensor], Tensor] | None = None) -> dict[str, object]:
     """Return the parts of a value by their paths, in order, containers included.
 
-    ``keep`` maps each tensor to what stands for it, for example a copy.
+    ``keep`` maps each tensor to its replacement, for example a copy.
 
     >>> [path for path in parts_of({"a": (1, None)}, "output")]
     ['output', "output['a']", "output['a'][0]", "output['a'][1]"]
@@ -120,7 +120,7 @@ def _parts(value: object) -> _Parts | None:
     if is_dataclass(value):
         return _named(value, ((field.name, getattr(value, field.name)) for field in fields(value)))
     if (type(value).__module__, type(value).__name__) == ("numpy", "ndarray"):
-        with suppress(TypeError):  # an array of objects, say
+        with suppress(TypeError):  # for example, an array of objects
             return "array", type(value), [("[...]", torch.as_tensor(value))]
         return None
     attributes = _attributes(value)

@@ -1,6 +1,7 @@
-"""Texts of an archive that Python evaluates: conditions on the sizes of inputs, and sizes in terms of those that vary.
+"""Texts of an archive that Python evaluates: conditions on the sizes of inputs, and sizes as expressions of others.
 
-Both are checked before: numbers, sizes, arithmetic and comparisons, and nothing whose value takes long to compute.
+Both are checked first: they may contain numbers, sizes, arithmetic and comparisons, and nothing that takes long to
+compute.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ def is_arithmetic(text: str, is_leaf: IsLeaf) -> bool:
 
 
 def _fits(node: ast.expr, is_leaf: IsLeaf, may_raise: bool) -> bool:
-    """Return whether a node is of the grammar; what is raised to a power holds none."""
+    """Return whether a node follows the grammar; the base of a power must not contain another power."""
     if is_leaf(node):
         return True
     parts: list[ast.expr]

@@ -45,7 +45,7 @@ _read = ValueReader(names=PLAIN).read
 _DEEPEST = 64
 _KINDS = frozenset({"bool", "integer", "floating", "complex"})
 _MODULES = re.compile(r"transformers\.(?:modeling_outputs|cache_utils|utils\.generic|models\.\w+\.modeling_\w+)")
-# What transformers looks up in the context of a cache: its classes, and plain data by their names.
+# The names that transformers looks up in the context of a cache: those of its classes and of plain data.
 _IN_CACHES = re.compile(
     r"transformers\.(?:cache_utils|models\.\w+\.modeling_\w+)[.:]\w*(?:Cache|Layer)"
     r"|builtins[.:](?:dict|frozenset|list|set|tuple)|collections[.:](?:OrderedDict|deque)|torch[.:]Size"
@@ -58,7 +58,7 @@ _TORCH_NAME = re.compile(r"[a-z]\w*")
 
 
 def write_containers(graph: Graph) -> Form:
-    """Return how a graph flattens its inputs and builds its output; None where it takes and returns plain values."""
+    """Return how a graph flattens its inputs and builds its output; None if it takes and returns plain values."""
     info = pytree_info(graph)
     if info is None:
         return None
@@ -70,7 +70,7 @@ def read_containers(form: Form, graph: Graph) -> None:
     """Let a graph take and return the containers that `write_containers` has written.
 
     Raises:
-        CaptureError: one of them is not known in this process.
+        CaptureError: a container is not known in this process.
     """
     if form is None:
         return
@@ -113,7 +113,7 @@ def _spec(form: Form, depth: int = 0) -> pytree.TreeSpec:
 
 
 def _container(name: Form) -> Any:
-    """Return a registered class of containers; of transformers, the module that registers it is imported."""
+    """Return a registered class of containers; for one of transformers, import the module that registers it."""
     if not isinstance(name, str):
         raise MalformedError("the type of a container is no text")
     module, _, cls = name.replace(":", ".").rpartition(".")
@@ -134,7 +134,7 @@ def _container(name: Form) -> Any:
 
 
 def _check_fields(kind: type, names: Any) -> None:
-    """Refuse outputs with fields that the installed transformers does not have; it knows former names itself."""
+    """Refuse outputs with fields that the installed transformers has neither now nor under former names."""
     try:
         pytree.SUPPORTED_NODES[kind].unflatten_fn([None] * len(names), names)
     except TypeError as error:
@@ -146,7 +146,7 @@ def _check_fields(kind: type, names: Any) -> None:
 
 
 def _check_cache(context: Any, depth: int) -> None:
-    """Refuse what transformers would import by its name when it makes a cache of its context."""
+    """Refuse names that transformers would import, and should not, when it makes a cache from its context."""
     if depth > _DEEPEST:
         raise MalformedError("the context of a container nests too deeply")
     if isinstance(context, dict) and "_t" in context:
@@ -163,7 +163,7 @@ def _check_cache(context: Any, depth: int) -> None:
 
 
 def write_binding(binding: InputBinding) -> Form:
-    """Return what accepts the calls of a captured module; values that data cannot express are left out."""
+    """Return the input binding of a captured module as data; values that data cannot express are left out."""
     form = binding.form
     return {
         "parameters": [
@@ -198,7 +198,7 @@ def _is_data(value: object) -> bool:
 
 
 def read_binding(rows: Form, graph: Graph, name: str) -> InputBinding:
-    """Return what accepts the calls of a graph as `write_binding` has it."""
+    """Return the input binding that `write_binding` has written."""
     parameters = tuple(
         Parameter(str(local), bool(positional), bool(keyword), bool(required), _read(default))
         for local, positional, keyword, required, default in rows["parameters"]
@@ -218,13 +218,13 @@ def read_binding(rows: Form, graph: Graph, name: str) -> InputBinding:
     nestings |= {local: nesting_of(examples[local]) for local in _texts(rows["nested"])}
     binding = InputBinding(form, name, structures_of(graph), nestings)
     if any(map(is_cache_type, binding.structures)) and rows["release"] != version(_LIBRARY):
-        # In the messages: releases differ in what caches and their arguments are called and hold.
+        # For messages: releases differ in the names and contents of caches and their arguments.
         binding.model_name += f" (saved with {_LIBRARY} {str(rows['release'])[:20]}, opened with {version(_LIBRARY)})"
     return binding
 
 
 def _examples(graph: Graph) -> Mapping[str, Any]:
-    """Return what stands for the inputs of a graph, by name, in their containers."""
+    """Return ``meta["val"]`` of the inputs of a graph, by name, in their containers."""
     info = pytree_info(graph)
     if info is None:
         return {}
@@ -243,7 +243,7 @@ def _texts(names: Form) -> tuple[str, ...]:
 
 
 def write_guards(guards: InputGuards) -> Form:
-    """Return what guards demand."""
+    """Return guards as data."""
     return {
         "specs": [{each.name: _write(getattr(spec, each.name)) for each in fields(InputSpec)} for spec in guards.specs],
         "conditions": [[condition.code, condition.text] for condition in guards.conditions],

@@ -1,4 +1,4 @@
-"""The file of an archive: a zip file of stored entries, written as a whole or not at all, and mapped to read it."""
+"""The file of an archive: a zip file of uncompressed entries, written completely or not at all, and mapped to read."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from fxopt_rewrite import special_kind
 PathLike = str | bytes | os.PathLike[str] | os.PathLike[bytes]
 Buffer = bytes | bytearray | memoryview | Any
 ALIGNED = 64
-"""Where an entry begins in the file, tensors begin at multiples of this."""
+"""Entries begin at multiples of this in the file, and tensors in them too."""
 ADVICE = "expected an archive, as fxopt_capture.save writes it"
 _LOCAL = struct.Struct("<4s22xHH")
 _LARGE = 1 << 31
-_PADDING = 0xD935  # the extra field with which others align entries, too
+_PADDING = 0xD935  # the extra field that other tools also use to align entries
 
 
 # -- writing
@@ -38,7 +38,7 @@ def checked_target(target: PathLike | IO[bytes]) -> str | IO[bytes]:
     """Return the path to write to, or the file that is open for it.
 
     Raises:
-        CaptureError: nothing can be written there: its folder is not there, or it is one itself.
+        CaptureError: nothing can be written there: its folder does not exist, or it is a folder itself.
     """
     if not isinstance(target, str | bytes | os.PathLike):
         if not callable(getattr(target, "write", None)):
@@ -63,10 +63,10 @@ def checked_target(target: PathLike | IO[bytes]) -> str | IO[bytes]:
 
 
 def write_archive(target: str | IO[bytes], entries: Mapping[str, Sequence[Buffer]]) -> None:
-    """Write an archive: to an open file at once, or beside the file that it is to be, and then put in its place.
+    """Write an archive to an open file, or to a new file beside the target, which then replaces the target.
 
     Raises:
-        CaptureError: the file cannot be written; what was there is unchanged.
+        CaptureError: the file cannot be written; an existing one is unchanged.
     """
     name = target if isinstance(target, str) else str(getattr(target, "name", type_text(target)))
     try:
@@ -83,7 +83,7 @@ def write_archive(target: str | IO[bytes], entries: Mapping[str, Sequence[Buffer
 
 
 def _replace(path: str, entries: Mapping[str, Sequence[Buffer]]) -> None:
-    """Write a file beside the one at a path, and put it there; take it away if anything fails."""
+    """Write a file beside the one at a path and move it there; remove it if anything fails."""
     beside = f"{path}.{os.getpid()}.part"
     try:
         with open(beside, "wb") as file:
@@ -117,7 +117,7 @@ def opened(source: PathLike | IO[bytes]) -> Iterator[tuple[str, IO[bytes]]]:
     """Yield the name of a file, for messages, and a seekable file of its bytes.
 
     Raises:
-        CaptureError: it is no file, cannot be read, or is open for text.
+        CaptureError: it is not a file, cannot be read, or is open for text.
     """
     if isinstance(source, str | bytes | os.PathLike):
         path = os.fsdecode(source)
@@ -147,10 +147,10 @@ def opened(source: PathLike | IO[bytes]) -> Iterator[tuple[str, IO[bytes]]]:
 
 
 class Container:
-    """The entries of an archive: stored ones, each of its own name and at its own place.
+    """The entries of an archive, checked to be uncompressed, with distinct names and without overlaps.
 
     Raises:
-        CaptureError: it is no zip file, or not as `save` writes it.
+        CaptureError: the file is not a zip file, or not one as `save` writes it.
     """
 
     def __init__(self, name: str, file: IO[bytes]) -> None:
@@ -228,7 +228,7 @@ def parsed(text: str, what: str) -> Any:
 
 
 def _mapped(file: IO[bytes]) -> Any:
-    """Return the bytes of a file: its own pages, of which a copy is made where one is written to."""
+    """Return the bytes of a file, mapped copy-on-write."""
     if isinstance(file, io.BytesIO):
         return bytearray(file.getbuffer())
     return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)

@@ -1,4 +1,4 @@
-"""A graph module as JSON and tensors, and back: rows of nodes and modules, the call, what nodes note, the ledger."""
+"""A graph module as JSON and tensors, and back: rows of nodes and modules, the call, values of nodes, the ledger."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ from fxopt_rewrite import (
 
 FILE, LEDGER = "fxopt.json", "ledger.json"
 FORMAT = 1
-"""Raised when older versions could not read what this one writes."""
+"""Incremented when older versions could not read what this one writes."""
 _write = ValueWriter(names=PLAIN).write
 _read = ValueReader(names=PLAIN).read
 _GRAPH_MODULE = class_path(GraphModule)
@@ -80,10 +80,10 @@ _OF_EXPORT = (
 
 
 def write_document(graph_module: GraphModule, *, source_lines: bool = False) -> dict[str, list[Buffer]]:
-    """Return the entries of the archive of a graph module, in parts; with the lines of code of its nodes or without.
+    """Return the entries of the archive of a graph module, in parts, with or without source lines of its nodes.
 
     Raises:
-        InexpressibleError: something in it cannot be written; the node, module, tensor or record is named.
+        InexpressibleError: something in it cannot be written; the message names the node, module, tensor or record.
     """
     tensors, shapes = TensorWriter(), ShapeWriter()
     guards = graph_module._modules.get(GUARDS)
@@ -159,7 +159,7 @@ def _module_rows(root: GraphModule, tensors: TensorWriter) -> list[Form]:
 
 
 def _cache_rows(graph_module: GraphModule) -> Form:
-    """Return where outputs are caches that a caller gives; hooks of other kinds cannot be archived."""
+    """Return which outputs are caches that a caller gives; hooks of other kinds cannot be archived."""
     places: dict[str, Any] = {}
     for hook in (*graph_module._forward_pre_hooks.values(), *graph_module._forward_hooks.values()):
         if isinstance(hook, CacheReturn):
@@ -266,7 +266,7 @@ def _read_modules(rows: list[Form], tensors: TensorReader) -> nn.Module:
 
 
 def _check_regions(graph: Graph, tree: nn.Module, calls_guards: bool) -> None:
-    """Check the names in a graph, and in those of the graph modules within, against the modules."""
+    """Check the names in a graph and in nested graphs against the modules."""
     if calls_guards:
         tree._modules.setdefault(GUARDS, nn.Module())  # until the guards take its place
     check_targets(graph, tree)
@@ -278,7 +278,7 @@ def _check_regions(graph: Graph, tree: nn.Module, calls_guards: bool) -> None:
 
 
 def _replace_code_generator(restored: GraphModule) -> None:
-    """Let passes that are installed, and did no more than that, replace the code generator as they had done."""
+    """Rerun the recorded passes that only replace the code generator, if they are installed."""
     records = ledger_of(restored).records
     applied = {(record.transformation, repr(record.options)): record for record in records if record.state == "applied"}
     passes = registry().available() if applied else {}

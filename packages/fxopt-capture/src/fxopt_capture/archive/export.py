@@ -1,4 +1,4 @@
-"""`export`: a graph module as a program of ``torch.export``, which runs with torch alone."""
+"""`export`: a graph module as a program of ``torch.export``, which needs only torch to run."""
 
 from __future__ import annotations
 
@@ -47,21 +47,21 @@ def export(
     dynamic_shapes: Any = None,
     source_lines: bool = False,
 ) -> ExportedProgram:
-    """Export a graph module as a program that runs with torch alone: for ``torch.export.save``, AOTInductor or ONNX.
+    """Export a graph module as a program that needs only torch: for ``torch.export.save``, AOTInductor or ONNX.
 
-    The program has the graph module's ``state_dict`` keys, dynamic sizes and guards, and no history. It is called with
-    the arguments that have no default by position and the others by name, unless `args` and `kwargs` say otherwise.
+    The program has the graph module's ``state_dict`` keys, dynamic sizes and guards, and no history. It takes arguments
+    without default by position and the others by name, unless `args` and `kwargs` say otherwise.
 
     Args:
         graph_module: the graph module, captured, loaded or traced.
-        args: positional example inputs. Needed, like `kwargs`, where the graph does not know the shapes of its inputs.
+        args: positional example inputs. Needed, like `kwargs`, if the graph does not know the shapes of its inputs.
         kwargs: example inputs by name.
         dynamic_shapes: which sizes vary, as in ``torch.export.export``, by name of the input. None: those that vary in
-            the graph module; for one that was traced without shapes, the first of each tensor.
+            the graph module; for one that was traced without shapes, the first dimension of each tensor.
         source_lines: whether nodes keep the lines of the model's code, with the paths of its files.
 
     Raises:
-        CaptureError: ``torch.export`` refuses the graph or the inputs, or the program would hold for fewer sizes.
+        CaptureError: ``torch.export`` refuses the graph or the inputs, or the program would accept fewer sizes.
 
     >>> from fxopt_capture import capture
     >>> program = export(capture(nn.Linear(4, 3), torch.zeros(2, 4)))
@@ -104,7 +104,7 @@ class ExampleCall:
         inputs: an example of each input by name, in the graph's order.
         positional: how many of them, from the first, are given by position.
         shapes: per name, what ``torch.export`` takes as dynamic shapes; or a ``ShapesCollection``.
-        dynamic: per tensor among the leaves of `inputs` the dimensions that have to stay dynamic.
+        dynamic: for each tensor among the leaves of `inputs`, the dimensions that have to stay dynamic.
     """
 
     inputs: Mapping[str, object]
@@ -116,7 +116,7 @@ class ExampleCall:
 def call_of(
     graph_module: GraphModule, args: tuple[object, ...] | None, kwargs: Mapping[str, object] | None, dynamic_shapes: Any
 ) -> tuple[ExampleCall, CallForm]:
-    """Return the call that a graph module is exported with, and how it is called."""
+    """Return the example call that a graph module is exported with, and its form."""
     binding = binding_in(graph_module)
     if args is not None or kwargs is not None:
         form, inputs, positional = _given(graph_module, binding, args or (), dict(kwargs or {}))
@@ -127,18 +127,18 @@ def call_of(
 
 
 def binding_in(graph_module: GraphModule) -> InputBinding | None:
-    """Return what accepts the calls of a captured module."""
+    """Return the input binding of a captured module, or None."""
     return graph_module._input_binding if isinstance(graph_module, CapturedModule) else None
 
 
 def guards_in(graph_module: GraphModule) -> InputGuards | None:
-    """Return the guards of a captured module."""
+    """Return the guards of a captured module, or None."""
     guards = graph_module._modules.get(GUARDS)
     return guards if isinstance(guards, InputGuards) else None
 
 
 def _guards_to_state(graph_module: GraphModule, call: ExampleCall) -> InputGuards:
-    """Return what a graph module demands of its inputs, as far as exporting its graph would not find it."""
+    """Return the conditions of a graph module on its inputs that an export of its graph would not find."""
     guards, ranges = guards_in(graph_module), getattr(graph_module, "range_constraints", {})
     if guards is not None:
         return guards
@@ -188,7 +188,7 @@ def _derived(graph_module: GraphModule, binding: InputBinding | None) -> Given:
 
 
 def _needed_first(form: CallForm) -> Callable[[str], bool]:
-    """Return whether an argument is given by position: those are that have no default, or no name."""
+    """Return a function that tells whether an argument is given by position: it has no default or no keyword."""
     known = {one.name: one.positional and (one.required or not one.keyword) for one in form.parameters}
     return lambda name: known.get(name, False)
 
@@ -213,7 +213,7 @@ def _is_example(value: object) -> bool:
 
 
 def _example(value: object) -> object:
-    """Return zeros of the shape of a value, in which sizes that vary are those of the capture."""
+    """Return zeros of the shape of a value, with the sizes of the capture for dynamic ones."""
     if not isinstance(value, torch.Tensor):
         return value
     sizes = [_hint(size) for size in value.shape]
@@ -228,7 +228,7 @@ def _hint(size: int | torch.SymInt) -> int:
 
 
 def _accepted(graph_module: GraphModule, guards: InputGuards) -> list[object]:
-    """Return inputs that a captured module accepts, of the shapes that its guards tell."""
+    """Return inputs that a captured module accepts, in shapes derived from its guards."""
     parameter = next((one for one in graph_module.parameters() if one.is_floating_point()), torch.zeros(()))
     dtypes = {"bool": torch.bool, "integer": torch.int64, "floating": parameter.dtype, "complex": torch.complex64}
     for size in _TRIED:
@@ -271,7 +271,7 @@ def _shapes(
 
 
 def _dynamic_dimensions(graph_module: GraphModule) -> list[Sequence[int]] | None:
-    """Return the dimensions of each input that vary, by the guards or else by its value; None where neither tells."""
+    """Return the dynamic dimensions of each input, by the guards or else by ``meta["val"]``; None if unknown."""
     guards = guards_in(graph_module)
     if guards is not None:
         return [[dim for dim, size in enumerate(spec.sizes) if size is None] for spec in guards.specs]
@@ -286,14 +286,14 @@ def _dynamic_dimensions(graph_module: GraphModule) -> list[Sequence[int]] | None
 
 
 def _exported(graph_module: GraphModule, call: ExampleCall, guards: InputGuards) -> ExportedProgram:
-    """Export a graph module to a program that demands of its inputs what `guards` do.
+    """Export a graph module to a program with the given guards.
 
-    Names of parameters and buffers are the graph module's own, and each operator knows the stack of modules of the node
+    Names of parameters and buffers are those of the graph module, and each operator has the module stack of the node
     that it comes from. The graph module is left as it was.
 
-    A graph that was captured has all guards that it needs, and an export may find others, which refuse sizes that the
-    graph is right for: of the export that allows sizes of 0 and 1 and the usual one, the one that refuses fewer of
-    these sizes is taken, and of two alike the one that finds fewer guards.
+    A captured graph has all guards that it needs, but an export may find others, which refuse sizes for which the graph
+    is right. Of the export that allows sizes of 0 and 1 and the usual one, the one that refuses fewer of these sizes is
+    taken, and in a tie the one with fewer additional guards.
     """
     found: list[tuple[tuple[int, int], ExportedProgram]] = []
     failure: CaptureError | None = None
@@ -339,10 +339,10 @@ def _failure(error: Exception) -> CaptureError:
 
 
 class _Host(nn.Module):
-    """Holds what a graph module does, and runs its graph node by node.
+    """Holds the tensors and modules of a graph module, and runs its graph node by node.
 
-    What is traced then keeps the stack trace and the stack of modules of the node that it comes from. Hooks of the
-    graph module are not run: they sort arguments and check them.
+    The traced operators keep the stack trace and the module stack of the node that they come from. Hooks of the graph
+    module, which bind and check arguments, are not run.
     """
 
     def __init__(self, graph_module: GraphModule, call: ExampleCall) -> None:
@@ -354,7 +354,7 @@ class _Host(nn.Module):
 
 
 def _forward(host: nn.Module, graph_module: GraphModule, names: Sequence[str]) -> Callable[..., object]:
-    """Return a function that takes the inputs by name, as ``torch.export`` reads them off its signature."""
+    """Return a function that takes the inputs by name, as ``torch.export`` reads them from its signature."""
     graph = graph_module.graph
     checks = [hook for hook in graph_module._forward_pre_hooks.values() if isinstance(hook, GuardedCall)]
 
@@ -373,7 +373,7 @@ def _forward(host: nn.Module, graph_module: GraphModule, names: Sequence[str]) -
 
 
 class _Named(Interpreter):
-    """Runs a graph; what a module computes is known to come from the module of that name."""
+    """Runs a graph, and puts each called module on the module stack of what it computes."""
 
     def run_node(self, n: Node) -> Any:
         before = n.meta.get("nn_module_stack")
@@ -390,7 +390,7 @@ class _Named(Interpreter):
                 n.meta["nn_module_stack"] = before
 
     def _stack(self, n: Node, before: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the stack of modules that a node runs in, without the prefix that each export adds."""
+        """Return the module stack of a node, without the prefix that each export adds."""
         stack = {key.removeprefix(_PREFIX): entry for key, entry in before.items()}
         module = self.fetch_attr(str(n.target)) if n.op == "call_module" else None
         innermost = str(list(stack.values())[-1][0]).split("@")[0] if stack else None
@@ -410,14 +410,14 @@ def _flat(graph: Graph, inputs: Mapping[str, object]) -> list[object]:
 
 
 def user_values(program: ExportedProgram) -> list[object]:
-    """Return what the placeholders of a program's own inputs hold in ``meta["val"]``, in order."""
+    """Return ``meta["val"]`` of the placeholders of a program's user inputs, in order."""
     given = {spec.arg.name for spec in program.graph_signature.input_specs if spec.kind.name == "USER_INPUT"}
     nodes = [node for node in iter_nodes(program.graph) if node.op == "placeholder" and node.name in given]
     return [node.meta.get("val") for node in nodes]
 
 
 def _demand_dynamic(program: ExportedProgram, call: ExampleCall) -> None:
-    """Refuse a program that is narrower than the graph module."""
+    """Refuse a program that fixes sizes which are dynamic in the graph module."""
     paths = [pytree.keystr(path) for path, _ in pytree.tree_leaves_with_path(dict(call.inputs))]
     for path, value, dimensions in zip(paths, user_values(program), call.dynamic, strict=False):
         for dimension in dimensions:
@@ -431,7 +431,7 @@ def _demand_dynamic(program: ExportedProgram, call: ExampleCall) -> None:
 
 
 def _state(program: ExportedProgram, call: ExampleCall, guards: InputGuards) -> int:
-    """Let a program demand of its inputs all that `guards` do; return how much more it demands itself, which stays."""
+    """Add `guards` to those of a program; return how many others it has, which stay."""
     paths = [path for path, _ in pytree.tree_leaves_with_path(dict(call.inputs))]
     stated = [_in_terms_of(condition.code, paths) for condition in guards.conditions]
     known = set(map(_normal_form, stated))
@@ -441,7 +441,7 @@ def _state(program: ExportedProgram, call: ExampleCall, guards: InputGuards) -> 
 
 
 def _refused_sizes(program: ExportedProgram, call: ExampleCall, guards: InputGuards) -> int:
-    """Return how many of the small sizes that `guards` let pass a program refuses."""
+    """Return how many small sizes a program refuses that `guards` accept."""
     values = user_values(program)
     strict = read_guards(program, call.inputs, values, None)
     return len(open_questions(values, guards, strict, pytree.tree_leaves(dict(call.inputs))))
@@ -455,7 +455,7 @@ def _in_terms_of(code: str, paths: Sequence[pytree.KeyPath]) -> str:
 
 
 def _normal_form(code: str) -> object:
-    """Return what is equal for conditions that are spelt differently: spaces, parentheses, sides of an equation."""
+    """Return a key that ignores the spelling of a condition: spaces, parentheses, sides of an equation."""
     tree = ast.parse(code, mode="eval").body
     if isinstance(tree, ast.Compare) and len(tree.ops) == 1 and isinstance(tree.ops[0], ast.Eq):
         return frozenset(map(ast.unparse, (tree.left, tree.comparators[0])))

@@ -1,4 +1,4 @@
-"""`load` and `save`: graph modules in archives of our own."""
+"""`load` and `save`: graph modules in fxopt's archives."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from fxopt_rewrite import InexpressibleError
 
 
 def save(graph_module: GraphModule, path: PathLike | IO[bytes], *, source_lines: bool = False) -> None:
-    """Save a graph module with its history in one file, conventionally of the suffix ``.fxopt``.
+    """Save a graph module with its history in one file, conventionally with the suffix ``.fxopt``.
 
-    The file is a zip of JSON and safetensors. Nothing is exported or run. A file that was there is replaced once the
-    new one is complete. For a program that runs with torch alone, see `export`.
+    The file is a zip of JSON and safetensors. Nothing is exported or run. An existing file is replaced once the new one
+    is complete. For a program that needs only torch, see `export`.
 
     Args:
         graph_module: the graph module, captured, loaded or traced.
         path: the file to write, by its path, or open for writing bytes.
-        source_lines: whether nodes, also those of the history, keep the lines of the model's code that they came from,
-            with the paths of its files. They tell of the author's machine, and nothing needs them.
+        source_lines: whether nodes, including those of the history, keep the lines of the model's code that they came
+            from, with the paths of its files. These reveal details of the author's machine, and nothing needs them.
 
     Raises:
-        CaptureError: the file cannot be written, or something in the graph module cannot be: hooks, tensors that are
-            not plain, or modules and functions that neither torch has nor a plugin offers. It is named.
+        CaptureError: the file cannot be written, or the graph module holds something that cannot be saved: hooks,
+            tensors that are not plain, or modules and functions that neither torch nor a plugin offers.
 
     >>> import io
     >>> import torch
@@ -50,16 +50,16 @@ def save(graph_module: GraphModule, path: PathLike | IO[bytes], *, source_lines:
 def load(path: PathLike | IO[bytes]) -> GraphModule:
     """Load what `save` has written: the graph module, with its nodes, modules and history, which can be undone.
 
-    The file may come from anyone: reading it runs no code of it, and neither does calling the result, which consists of
-    operators that compute. Tensors are mapped from the file, and a page is copied where one is written to: the file
-    itself never changes, and may be replaced or deleted.
+    The file may be untrusted: reading it runs no code from it, and neither does calling the result, which consists of
+    operators that only compute. Tensors are mapped from the file copy-on-write: the file itself never changes, and may
+    be replaced or deleted.
 
     Args:
         path: the file, by its path, or open for reading bytes.
 
     Raises:
-        CaptureError: there is no such file, it is no archive, is damaged, a newer version wrote it, or it holds
-            something that needs trust, such as a ``.pt2`` file of ``torch.export.save``.
+        CaptureError: the file does not exist, is not an archive, is damaged, was written by a newer version, or holds
+            something that needs trust, as a ``.pt2`` file of ``torch.export.save`` does.
     """
     with opened(path) as (name, file):
         container = Container(name, file)

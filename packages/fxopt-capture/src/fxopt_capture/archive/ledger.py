@@ -1,7 +1,7 @@
-"""The ledger of an archive: text, which may name nothing but torch and what installed plugins offer.
+"""The ledger of an archive as text, which may only name what torch has and installed plugins offer.
 
-Undoing a pass puts nodes and modules back that the ledger names, and loading a checkpoint calls the functions that a
-fold names. An archive may come from anyone, so that all other names are refused, on writing too.
+Undoing a pass restores nodes and modules that the ledger names, and loading a checkpoint calls the functions that a
+fold names. An archive may be untrusted, so all other names are refused, on writing too.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ _UNSAFE = frozenset("\"'\\\n\r\0")
 
 
 def write_ledger(ledger: Ledger, *, source_lines: bool = False) -> str:
-    """Return a ledger as text, with the lines of code of its nodes or without.
+    """Return a ledger as text, with or without source lines of its nodes.
 
     Raises:
         InexpressibleError: it names something that an archive may not; the message says what.
@@ -72,7 +72,7 @@ def read_ledger(text: str) -> Ledger:
     """Return the ledger of a text.
 
     Raises:
-        FxoptError: it is no ledger, or one of a newer version.
+        FxoptError: the text is not a ledger, or is one of a newer version.
         UntrustedNameError: it names something that an archive may not; the message says what.
     """
     ledger = ledger_from_json(text, _NAMES)
@@ -104,7 +104,7 @@ def _without_source_lines(data: Form) -> Form:
 
 
 def _plain_or_type(name: str) -> object:
-    """Return what a value of the ledger names: a function of torch, or a type as annotations have them."""
+    """Return the object that a value of the ledger names: a function of torch, or a type for an annotation."""
     found = find(name) if name.partition(":")[0].partition(".")[0] in _OF_TYPES else None
     return found if isinstance(found, type) else PLAIN.function(name)
 
@@ -113,7 +113,7 @@ _NAMES = Names(_plain_or_type, torch_class, name_of)
 
 
 def _complaints(record: Record, functions: Callable[[], dict[str, Callable[..., Any]]]) -> Iterator[str]:
-    """Yield what a record holds that undoing it, or loading a checkpoint, must not look up, call or set."""
+    """Yield complaints about names and values in a record that undo or loading must not look up, call or set."""
     edits = edits_of(record)
     tensors = of_kind(edits, TensorRemoved)
     modules = [*(edit.row for edit in of_kind(edits, ModuleRemoved)), *(edit.owner for edit in tensors if edit.owner)]
@@ -142,12 +142,12 @@ def _complaints(record: Record, functions: Callable[[], dict[str, Callable[..., 
 
 
 def _is_path(name: str) -> bool:
-    """Whether a node may be called with this target: it becomes code, between quotes."""
+    """Return whether a node may have this target, which becomes code between quotes."""
     return not _UNSAFE.intersection(name) and not any(part.startswith("__") for part in name.split("."))
 
 
 def _is_data(value: object) -> bool:
-    """Whether a value is data, types and operators, and no other function."""
+    """Return whether a value consists of data, types and operators, without other functions."""
     if isinstance(value, (tuple, list, set, frozenset)):
         return all(map(_is_data, value))
     if isinstance(value, dict):
@@ -160,7 +160,7 @@ def _has_tensors(row: ModuleRow) -> bool:
 
 
 def _has_state_of(row: ModuleRow) -> bool:
-    """Whether a module of such a class may have these attributes."""
+    """Return whether a module of the row's class may have its attributes."""
     attributes = [(key, list(v.items) if isinstance(v, Listed) else v) for key, v in row.attributes]
     cls = layer_class(row.cls)
     assert cls is not None  # which `_complaints` has asked first
@@ -172,7 +172,7 @@ def _has_state_of(row: ModuleRow) -> bool:
 
 
 def _is_writable(op: str, name: object, target: object) -> bool:
-    """Return whether a stranger's file may hold a node of this operation, name and target."""
+    """Return whether an untrusted file may hold a node of this operation, name and target."""
     if op == "call_function":
         return is_identifier(name) and plain_name(target) is not None
     return is_identifier(name) and isinstance(target, str) and (op != "call_method" or is_plain_method(target))

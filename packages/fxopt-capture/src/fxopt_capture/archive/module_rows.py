@@ -1,8 +1,8 @@
-"""A tree of modules as rows of data, and back: what archives hold of it.
+"""A tree of modules as rows of data, and back, for archives.
 
-Each module is one row, its own first, and one under several names is one row and further names. Modules are made
-without running their constructors: a class gets its attributes, parameters, buffers and children. Layers are those of
-torch, and what plugins offer in the hook ``fxopt_layers``.
+Each module is one row, the root first; further names of a module are rows that refer to it. Modules are made without
+running their constructors: they get their attributes, parameters, buffers and children. Layers are those of torch, and
+those that plugins offer in the hook ``fxopt_layers``.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def layer_classes() -> Mapping[str, type[nn.Module]]:
 
 
 def layer_class(path: object) -> type[nn.Module] | None:
-    """Return the class of this path if a stranger's file may have such layers: torch's, and those of plugins.
+    """Return the class of this path if an untrusted file may have such layers: torch's, and those of plugins.
 
     >>> layer_class("torch.nn.modules.linear:Linear"), layer_class("torch.nn.modules.lazy:LazyModuleMixin")
     (<class 'torch.nn.modules.linear.Linear'>, None)
@@ -56,7 +56,7 @@ def layer_class(path: object) -> type[nn.Module] | None:
 
 @cache
 def activations() -> frozenset[Any]:
-    """Return the functions that a layer of a stranger's file may hold as an attribute."""
+    """Return the functions that a layer of an untrusted file may hold as an attribute."""
     spaces = (torch, nn.functional)
     return frozenset(getattr(space, name) for space in spaces for name in _ACTIVATIONS.split() if hasattr(space, name))
 
@@ -103,7 +103,7 @@ def read_modules(
     """Return the modules that `write_modules` has written, by name.
 
     ``instance`` makes the module of a row, with its attributes and without tensors and children; ``tensor`` reads a
-    parameter or buffer. Other rows than written ones raise an FxoptError, KeyError, TypeError or ValueError.
+    parameter or buffer. Malformed rows raise an FxoptError, KeyError, TypeError or ValueError.
     """
     made: dict[str, nn.Module] = {}
     for row in rows:
@@ -142,8 +142,8 @@ def _with_state(module: nn.Module, row: Mapping[str, Form], tensor: Callable[[Fo
 def new_module(cls: type[nn.Module], attributes: Iterable[tuple[Any, object]] = ()) -> nn.Module:
     """Make a module of a class with attributes that a layer may have, without calling its constructor.
 
-    Attributes are data, or functions from a short list of activations; none takes the place of a method. A
-    class with a method ``check_attributes`` raises there where they are not what its constructor sets.
+    Attributes are data, or functions from a short list of activations; none may replace a method. The method
+    ``check_attributes`` of a class, if it has one, raises if they are not what its constructor sets.
     """
     module = GraphModule(nn.Module(), Graph()) if cls is GraphModule else cls.__new__(cls)
     if cls is not GraphModule:

@@ -1,6 +1,6 @@
-"""What is known of the values of nodes, as data: shapes, dtypes and strides, with sizes that vary as expressions.
+"""Descriptions of the values of nodes as data: shapes, dtypes and strides, with dynamic sizes as expressions.
 
-It brings back what a capture notes in ``node.meta["val"]``, without running the graph on fake tensors.
+They restore ``node.meta["val"]`` of a capture without running the graph on fake tensors.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ class _Unknown(Exception):
 
 
 class ShapeWriter:
-    """Writes what nodes note; a graph's own one, which numbers the shapes and the sizes that vary."""
+    """Writes ``meta["val"]`` of one graph's nodes, and numbers its shapes and dynamic sizes."""
 
     def __init__(self) -> None:
         self._shapes: dict[tuple[Any, ...], int] = {}
         self._symbols: dict[Any, tuple[str, list[int | None]]] = {}
 
     def form(self, value: object) -> Form | None:
-        """Return a value as data, in a list of one; None where a part of it is neither a tensor nor a number."""
+        """Return a value as data, in a list of one; None if data cannot express a part of it."""
         try:
             return [self._form(value)]
         except _Unknown:
@@ -96,7 +96,7 @@ class ShapeReader:
         self._made: dict[int, tuple[torch.Tensor, torch.device]] = {}
 
     def value(self, form: Form) -> Any:
-        """Return the value of a form: of its own, with no memory."""
+        """Return the value of a form, as a new object without memory."""
         (content,) = form
         return self._value(content)
 

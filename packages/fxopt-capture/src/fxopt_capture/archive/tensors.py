@@ -1,7 +1,7 @@
-"""Tensors of an archive: their memory as a file of safetensors, and rows that say what lies where in it.
+"""Tensors of an archive: their memory as a file of safetensors, and rows that say where each of them lies in it.
 
-Tensors that share memory share an entry; one that has an entry of its own is there by its name, dtype and shape, so
-that any reader of safetensors finds it.
+Tensors that share memory share an entry; the entry of any other tensor has its name, dtype and shape, so that any
+reader of safetensors finds it.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class TensorWriter:
 
     def __init__(self) -> None:
         self._known: dict[int, int] = {}
-        self._tensors: list[Tensor] = []  # as they are, which keeps those alive that are made when they are read
+        self._tensors: list[Tensor] = []  # the originals, kept alive even if reading an attribute has made them
         self._stored: list[Tensor] = []
         self._keys: list[str] = []
 
@@ -152,7 +152,7 @@ def _plain(key: str, tensor: Tensor) -> Tensor:
 
 
 def _span(tensor: Tensor) -> int:
-    """Return from the first to the last of the elements how many there are in memory."""
+    """Return the number of elements in memory from the first to the last."""
     return 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
 
 

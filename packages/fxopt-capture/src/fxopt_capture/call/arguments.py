@@ -1,8 +1,8 @@
-"""What a call of the model gives, by name: which arguments become inputs of the graph and which are baked into it.
+"""The arguments of a model's call, by name: which become inputs of the graph, and which are baked into it.
 
 A captured graph takes its inputs by the names of the model's ``forward``. Tensors, and containers that hold tensors,
-become inputs. Everything else (flags, numbers, strings) is decided when the model is captured, and a later call may
-only repeat it.
+become inputs. Everything else (flags, numbers, strings) is fixed when the model is captured, and a later call may only
+repeat it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from fxopt_core.errors import CaptureError
 _EMPTY = inspect.Parameter.empty
 _TENSOR = {torch.Tensor}
 IDS = "input_ids"
-"""The input that says how large absent ones of a text are."""
+"""The input whose size absent inputs of a text model get."""
 
 
 @dataclass(frozen=True)
@@ -53,8 +53,7 @@ class CallForm:
         implied: names among `fixed` that the capture chose itself; a call need not repeat them.
         variadic: names among `inputs` that fill the model's ``*args``, in order.
         by_position: how many of `parameters` were given by position.
-        absent: those among `inputs` that a call may leave out, with the number that all of their elements are then;
-            they are as large as the input `IDS`.
+        absent: names among `inputs` that a call may leave out -> the number that fills them, in the shape of `IDS`.
         ignored: names that a ``**kwargs`` of ``forward`` takes, and that the model does not read; calls may give them.
         renamed: former names of arguments that ``forward`` still takes -> their names now.
     """
@@ -70,7 +69,7 @@ class CallForm:
     renamed: Mapping[str, str] = field(default_factory=dict)
 
     def with_fixed(self, **values: object) -> CallForm:
-        """Return this form with further values baked in, where the caller has not given them."""
+        """Return this form with further values baked in, except those that the caller has given."""
         known = {*self.inputs, *self.fixed}
         fresh = {name: value for name, value in values.items() if name not in known}
         return self.with_implied(**fresh)
@@ -92,8 +91,8 @@ class CallForm:
     def arguments(self, inputs: Mapping[str, object]) -> tuple[list[object], dict[str, object]]:
         """Return the positional and keyword arguments with which the model itself is called.
 
-        `inputs` are the graph's inputs by name. Arguments go by name, but for those that only have a position, and
-        those that the capture was given by position: hooks of the model see the difference.
+        `inputs` are the graph's inputs by name. Arguments are passed by name, except positional-only ones and those
+        that the capture was given by position: hooks of the model see the difference.
         """
         values = {**inputs, **self.fixed}
         positional: list[object] = []
@@ -117,9 +116,9 @@ def forward_signature(model: nn.Module) -> inspect.Signature:
 
 
 def renamed_arguments(forward: Callable[..., object] | None) -> dict[str, str]:
-    """Return the former names of arguments that a function still takes, and what they are called now.
+    """Return the former names of arguments that a function still takes, with their present names.
 
-    They are asked of its wrappers: transformers renames an argument by a decorator that holds both names.
+    They are read from its wrappers: transformers renames an argument by a decorator that holds both names.
 
     >>> def renaming(old_name, new_name):
     ...     def forward(**kwargs):
@@ -139,7 +138,7 @@ def renamed_arguments(forward: Callable[..., object] | None) -> dict[str, str]:
 
 
 def with_present_names(kwargs: Mapping[str, Any], renamed: Mapping[str, str], model_name: str) -> dict[str, Any]:
-    """Return the arguments of a call by their present names; for former ones warn, as the model does."""
+    """Return the arguments of a call by their present names; warn of former ones, as the model does."""
     result = dict(kwargs)
     for old in renamed.keys() & kwargs.keys():
         new = renamed[old]
@@ -234,17 +233,16 @@ def _holds_tensor(value: object) -> bool:
 
 
 class InputBinding:
-    """Accepts the calls of a captured graph module as the model's ``forward`` takes them.
+    """Binds the arguments of a call, as the model's ``forward`` takes them, to the inputs of a captured graph.
 
-    Positional and keyword arguments are sorted to the graph's inputs by name. An argument that was not given when the
-    model was captured may only be None or its default; one that was baked in may only be repeated. An input that is
-    left out is filled in where the form says with what.
+    An argument that was not given when the model was captured may only be None or its default; one that was baked in
+    may only be repeated. An input that is left out is filled in if the form has a value for it.
 
     Args:
         form: how the model was called when it was captured.
         model_name: the model's class, for messages.
-        structures: the dataclasses that the graph's inputs and outputs consist of.
-        nestings: how the containers of each input nest, by name; what is not here is not checked.
+        structures: the dataclasses and caches that the graph's inputs and outputs consist of.
+        nestings: how the containers of inputs nest, by name; other inputs are not checked.
 
     >>> form = CallForm((Parameter("x", True, True, True), Parameter("mask", True, True, False)), ("x",))
     >>> InputBinding(form, "Model")((torch.ones(1),), {"mask": None})
@@ -268,19 +266,19 @@ class InputBinding:
         self._count = len(self._plain) if in_order else 0  # of tensors by position that need no sorting
 
     def _takes_tensors_alone(self) -> bool:
-        """Whether a call that gives a tensor for each input, and nothing else, is right."""
+        """Return whether a call is right that gives a tensor for each input, and nothing else."""
         defaults = {parameter.name: parameter.default for parameter in self.form.parameters}
         return all(nesting.kind is None for nesting in self.nestings.values()) and all(
             name in self.form.implied or _same(defaults.get(name), value) for name, value in self.form.fixed.items()
         )
 
     def __setstate__(self, state: Mapping[str, Any]) -> None:
-        """Take over the state; another process has yet to register the dataclasses of inputs and outputs."""
+        """Restore the state, and register the classes of inputs and outputs, which another process may not know."""
         vars(self).update(state)
         register_again(self.structures)
 
     def __call__(self, args: tuple[object, ...], kwargs: dict[str, Any]) -> dict[str, object] | None:
-        """Return the graph's inputs by name, in its order; None for tensors by position in that order."""
+        """Return the graph's inputs by name, in order; None if the call gives them as tensors by position."""
         # The two ordinary calls cost one comparison each: this runs before every call of the model.
         if len(args) == self._count and not kwargs and {*map(type, args)} == _TENSOR:
             return None
@@ -289,7 +287,7 @@ class InputBinding:
         return self.bound(args, kwargs)
 
     def bound(self, args: tuple[object, ...], kwargs: dict[str, Any]) -> dict[str, object]:
-        """Return the graph's inputs by name, in its order; raises what a call does."""
+        """Return the graph's inputs by name, in order, after all checks of a call."""
         values = {name: value for name, value in self.by_name(args, kwargs).items() if name not in self.form.ignored}
         inputs = {name: values.pop(name) for name in self.form.inputs if name in values}
         ids = inputs.get(IDS)

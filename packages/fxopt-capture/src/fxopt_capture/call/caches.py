@@ -1,9 +1,9 @@
 """Caches of keys and values, which models of the transformers library take, change in place and return.
 
-A layer with a sliding window counts its tokens in a Python number, ``cumulative_length``, besides the keys and values
-of those still within the window. For torch's pytrees that number is a constant, so that a graph would be right for one
-length. Until the window is full, it is the number of keys, and is written so here: the graph then takes any length
-below that.
+A layer with a sliding window counts its tokens in a Python number, ``cumulative_length``, besides holding the keys and
+values within the window. For torch's pytrees this number is a constant, so a graph would only be right for one length.
+Until the window is full, the number equals that of the keys, and is recorded in this form here: the graph then takes
+any length below the window.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ CACHES_MODULE = "transformers.cache_utils"
 
 
 def is_cache(value: object) -> bool:
-    """Whether `value` is a cache of the transformers library; does not import it.
+    """Return whether `value` is a cache of the transformers library, without importing it.
 
     >>> is_cache([torch.ones(1)])
     False
@@ -29,13 +29,13 @@ def is_cache(value: object) -> bool:
 
 
 def is_cache_type(kind: object) -> bool:
-    """Whether `kind` is a class of caches."""
+    """Return whether `kind` is a class of caches."""
     loaded = sys.modules.get(CACHES_MODULE)
     return loaded is not None and isinstance(kind, type) and issubclass(kind, loaded.Cache)
 
 
 def register_cache_types() -> None:
-    """Register all classes of caches that have been loaded; transformers would, in its own way, those left out."""
+    """Register all loaded classes of caches; transformers would register any others in its own way."""
     waiting = [sys.modules[CACHES_MODULE].Cache] if CACHES_MODULE in sys.modules else []
     while waiting:
         kind = waiting.pop()
@@ -44,12 +44,11 @@ def register_cache_types() -> None:
 
 
 def register_cache_type(kind: type) -> None:
-    """Make torch's pytrees see into one class of caches, as transformers' exporters do.
+    """Register a class of caches with torch's pytrees, as transformers' exporters do, for the life of the process.
 
-    In addition, layers with a sliding window say the number of their tokens by the size of their keys, so that a graph
-    can take another number. Registering a class lasts for the process, and changes nothing else
-    about it. Besides, `torch.compile` is told to take the class of a cache that a graph returns for a constant: it
-    cannot follow how transformers looks it up.
+    In addition, layers with a sliding window give the number of their tokens as the size of their keys, so that a graph
+    can take another number. And `torch.compile` is told to treat the class of a returned cache as a constant, since it
+    cannot trace how transformers looks it up.
     """
     exporter = importlib.import_module("transformers.exporters.exporter_dynamo")
     if kind not in pytree.SUPPORTED_NODES:
@@ -61,7 +60,7 @@ def register_cache_type(kind: type) -> None:
 
 
 def _register(kind: type, plain: pytree.NodeDef) -> None:
-    """Register a class of caches by what flattens any object, around which lengths are taken out and put in."""
+    """Register a class of caches with the functions for any object, wrapped to remove and restore lengths."""
     keyed = plain.flatten_with_keys_fn
 
     def flatten_with_keys(cache: Any) -> Any:
@@ -77,15 +76,15 @@ def _register(kind: type, plain: pytree.NodeDef) -> None:
 
 
 class _AnyObject:
-    """Registered in place of a class of caches, to learn how transformers flattens such objects."""
+    """Registered in place of a class of caches, to get the functions by which transformers flattens such objects."""
 
 
 class CacheReturn:
-    """The forward hook of a captured graph module that takes caches: changes the caller's own, as the model does.
+    """The forward hook of a captured graph module that takes caches: it changes the caller's cache, as the model does.
 
-    The graph takes what is in a cache and returns what is in it afterwards, in a new object. This puts that into the
-    caller's cache, and the caller's cache into the output. `places` has, by the name of an input, the key or index of
-    the output that is this input.
+    The graph takes the contents of a cache and returns the new contents in a new object. The hook moves them into the
+    caller's cache, and puts the caller's cache into the output. `places` has, by the name of an input, the key or index
+    of the output that is this input.
     """
 
     def __init__(self, places: Mapping[str, Any]) -> None:
@@ -114,12 +113,12 @@ def _assign(cache: Any, new: Any) -> None:
 _COUNT = "cumulative_length"
 _KEYS = "keys"
 _LENGTH = "keys.shape[-2]"
-"""What stands in place of the number."""
+"""Replaces the number."""
 Kind = TypeVar("Kind")
 
 
 def without_lengths(cache: Kind) -> Kind:
-    """Return a copy of a cache, or of a cache of caches, in which no layer counts what the size of its keys says.
+    """Return a copy of a cache, or of a cache of caches, without counts that equal the number of keys.
 
     Keys are of shape (batch, heads, tokens, features).
     """
@@ -133,7 +132,7 @@ def without_lengths(cache: Kind) -> Kind:
 
 
 def with_lengths(cache: Kind) -> Kind:
-    """Return a cache after giving back, in place, the numbers that `without_lengths` has taken from it."""
+    """Restore in place the numbers that `without_lengths` has removed from a cache; return the cache."""
     for layer in _layers(cache):
         keys = vars(layer).get(_KEYS)
         if vars(layer).get(_COUNT) == _LENGTH and isinstance(keys, torch.Tensor):
@@ -150,10 +149,10 @@ def _without_length(layer: Any) -> Any:
 
 
 def _counts_keys(layer: Any) -> bool:
-    """Whether a layer's number is the size of its keys; while a model is traced, whether it was read off that size.
+    """Return whether a layer's number is the size of its keys; in a trace, whether it was read from this size.
 
-    A number that the traced model has computed is an output of the graph, even where it is equal: whether torch knows
-    that differs between one trace and the next, and both have to say the same.
+    A number that the traced model has computed is an output of the graph, even if it is equal: whether torch knows that
+    it is differs between traces, and these have to agree.
     """
     attributes = getattr(layer, "__dict__", {})
     count, keys = attributes.get(_COUNT), attributes.get(_KEYS)
@@ -178,7 +177,7 @@ def _is_cache_like(value: object) -> bool:
 
 
 def _copied(value: Kind) -> Kind:
-    """Return an object of the same attributes, whatever its class has to say of copies."""
+    """Return an object with the same attributes, without the copy methods of its class."""
     copied = object.__new__(type(value))
     vars(copied).update(vars(value))
     return copied

@@ -1,4 +1,4 @@
-"""The check that inputs are ones which a captured graph is valid for, as a module of the graph that pickles."""
+"""The check that a captured graph is valid for its inputs, as a module of the graph that can be pickled."""
 
 from __future__ import annotations
 
@@ -32,17 +32,17 @@ class InputSpec:
     """What one input of the graph must be.
 
     Attributes:
-        name: how the caller calls it: ``input_ids``, ``states[0]``.
+        name: its name for the caller: ``input_ids``, ``states[0]``.
         kind: ``bool``, ``integer``, ``floating`` or ``complex`` for a tensor, None for a constant.
         sizes: a tensor's size per dimension, None where it is dynamic.
         value: what a constant must equal.
-        dtype: the one that a tensor must have because the graph converts it or others to it, or because the model reads
-            it, None where any of its kind does.
+        dtype: the dtype that a tensor must have because the graph converts it or others to it, or because the model
+            reads it; None if any of its kind will do.
         read_at: where in its source the model reads a dtype of this kind, from which constants of the graph follow.
-        follows: whether an input may have the dtype that the graph module was moved to since (``.half()``).
+        follows: whether an input may have the dtype that the graph module has since been moved to (``.half()``).
         also: other kinds that the graph was found to be right for.
-        ones: whether a mask has to hold ones alone (True), or something else too (False), because the model was found
-            to compute something else than the graph with the other form. None: the values are not looked at.
+        ones: whether a mask must be all ones (True) or must not (False), because graph and model were found to differ
+            on the other form. None: the values are not checked.
     """
 
     name: str
@@ -70,17 +70,17 @@ class Condition:
 
 
 class InputGuards(nn.Module):
-    """Refuses inputs that a captured graph is not valid for, instead of computing something wrong with them.
+    """Refuses inputs for which a captured graph is not valid and would compute wrong results.
 
-    It is called by the graph with all its inputs, flat and in order, and returns nothing. It also refuses a change of
-    mode or dtype that the graph cannot follow, for graph modules that `train` and `to` reach by way of their children.
+    The graph calls it with all its inputs, flat and in order; it returns nothing. It also refuses a change of mode or
+    dtype that the graph cannot follow, even if `train` or `to` is called on a module around the graph module.
 
     Args:
         specs: one per input.
         conditions: relations between their sizes.
-        mode: the mode whose computation the graph holds, or None where both modes compute the same.
-        module_dtype: that of the model's floating-point tensors, None if it has none; moving the module changes it.
-        baked: what of the graph may have come from `module_dtype`, in words, None if the graph follows another dtype.
+        mode: the mode that the graph was captured in, or None if both modes compute the same.
+        module_dtype: the dtype of the model's floating-point tensors, or None; moving the module changes it.
+        baked: a description of a constant that may come from `module_dtype`; None if the graph follows another dtype.
 
     >>> guards = InputGuards([InputSpec("x", "floating", (None, 4))], [])
     >>> guards(torch.zeros(3, 4))
@@ -110,7 +110,7 @@ class InputGuards(nn.Module):
 
     def _compile(self) -> None:
         self._passes = _compiled(self.specs, self.conditions)
-        # The single checks say what fails. They are functions, which torch.compile follows, down to the sentence.
+        # The single checks tell what fails. They are functions, so that torch.compile can trace even the messages.
         names = _namespace(self.specs)
         self._demands = [
             (index, eval(f"lambda i, moved: {code}", names), eval(f"lambda value, spec, moved: f{text!r}"))
@@ -119,7 +119,7 @@ class InputGuards(nn.Module):
         self._tests = [eval(f"lambda i, moved: {condition.code}", names) for condition in self.conditions]
 
     def forward(self, *inputs: Any) -> Any:
-        """Check the inputs; where ``torch.fx`` traces a graph that calls this, be called by the new graph, too.
+        """Check the inputs; while ``torch.fx`` traces a graph that calls this, add the call to the new graph.
 
         Raises:
             CaptureError: the graph is not valid for them.
@@ -150,7 +150,7 @@ class InputGuards(nn.Module):
                 raise CaptureError(f"the captured graph is valid for inputs with {condition.text} only; {_ADVICE}")
 
     def accepts(self, inputs: Sequence[object]) -> bool:
-        """Whether `forward` would let these inputs pass."""
+        """Return whether `forward` would let these inputs pass."""
         try:
             self.forward(*inputs)
         except CaptureError:
@@ -158,18 +158,18 @@ class InputGuards(nn.Module):
         return True
 
     def train(self, mode: bool = True) -> InputGuards:
-        """Set the flag, or refuse a mode that the graph does not hold.
+        """Set the flag, or refuse a mode that the graph was not captured in.
 
         Raises:
-            CaptureError: the graph computes something else in that mode.
+            CaptureError: the model computes something else in that mode.
         """
         check_mode(self.mode, mode)
         return super().train(mode)
 
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> InputGuards:
-        """Note the dtype that the module is moved to, with all others in it, or refuse it.
+        """Note the dtype that the captured module is moved to, or refuse it.
 
-        Guards are the first module of a captured one, so that torch has not converted anything of it when they refuse.
+        Guards are the first child of a captured module, so that torch has not converted anything when they refuse.
         """
         if self.module_dtype is not None:
             self.moved_to(fn(torch.empty(0, dtype=self.module_dtype)).dtype)
@@ -177,10 +177,10 @@ class InputGuards(nn.Module):
         return self
 
     def moved_to(self, dtype: torch.dtype) -> Callable[[], None]:
-        """Note that the module's floating-point tensors get this dtype; return a function that takes this back.
+        """Note that the module's floating-point tensors get this dtype; return a function that reverts the note.
 
         Raises:
-            CaptureError: the graph has the present one in it; nothing was changed.
+            CaptureError: the graph has the present dtype as a constant; nothing was changed.
         """
         former = self.module_dtype
         if former not in (None, dtype) and self.baked is not None:
@@ -206,7 +206,7 @@ class InputGuards(nn.Module):
 
 @dataclass(frozen=True)
 class GuardedCall:
-    """A forward pre-hook that checks the inputs of a graph which does not call its guards itself."""
+    """A forward pre-hook that checks the inputs of a graph that does not call its guards itself."""
 
     guards: InputGuards
 
@@ -216,7 +216,7 @@ class GuardedCall:
 
 
 def check_mode(captured: bool | None, mode: bool) -> None:
-    """Refuse a mode other than that of the capture, which is None where the graph computes the same in both."""
+    """Refuse a mode other than that of the capture, which is None if both modes compute the same."""
     if captured is not None and captured != mode:
         names = {True: "training", False: "evaluation"}
         raise CaptureError(
@@ -227,7 +227,7 @@ def check_mode(captured: bool | None, mode: bool) -> None:
 
 
 def _demands(specs: Sequence[InputSpec]) -> Iterator[tuple[int, str, str]]:
-    """Yield the index of an input, an expression over the inputs ``i`` that has to hold, and a text for where not.
+    """Yield the index of an input, an expression over the inputs ``i`` that has to hold, and a text for a violation.
 
     Expressions also name ``moved``, the dtype of the module. The text is a format of ``value``, ``spec`` and ``moved``.
     """
@@ -276,7 +276,7 @@ _MASK_TEXTS = {
 
 
 def _is_shown(mask: torch.Tensor, ones: bool) -> bool:
-    """Whether a mask holds ones alone, or does not, as `ones` says. Programs that are exported assert it themselves."""
+    """Return whether a mask is all ones, or is not, as `ones` says; an exported program asserts this itself."""
     if torch.compiler.is_exporting():
         has_ones = (mask == 1).all()
         torch._assert_async(has_ones if ones else ~has_ones, f"the mask {'has zeros' if ones else 'is all ones'}")
@@ -311,9 +311,9 @@ def _namespace(specs: Sequence[InputSpec]) -> dict[str, Any]:
 def _compiled(
     specs: Sequence[InputSpec], conditions: Sequence[Condition]
 ) -> Callable[[Sequence[Any], torch.dtype | None], bool]:
-    """Return a function of the inputs and the module's dtype: whether all demands are met.
+    """Return a function that tells from the inputs and the module's dtype whether all demands are met.
 
-    One expression takes a fraction of the time of a loop over the demands, which is left to refusals.
+    One expression takes a fraction of the time of a loop over the demands, which only refusals need.
     """
     tests = [f"len(i) == {len(specs)}", *(code for _, code, _ in _demands(specs))]
     test = " and ".join(f"({code})" for code in [*tests, *(condition.code for condition in conditions)])

@@ -1,4 +1,4 @@
-"""The names of inputs that a model's ``forward`` takes, and what to say about others."""
+"""The names of inputs that a model's ``forward`` takes, and messages about unknown names."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _MISSPELT = 0.8  # of 1: "atention_mask" is 0.96 of "attention_mask", and "pixel
 
 
 def check_names(model: nn.Module, names: Sequence[str]) -> None:
-    """Refuse names that the model's ``forward`` does not take; former ones it may still take."""
+    """Refuse names that the model's ``forward`` takes neither now nor as former names."""
     taken = {*_taken(model), *renamed_arguments(model.forward)}
     for name in names:
         if name not in taken:
@@ -28,7 +28,7 @@ def extra_names(model: nn.Module, form: CallForm) -> list[str]:
 
 
 def unknown_names(model: nn.Module, form: CallForm) -> list[str]:
-    """Return a sentence about each of these inputs whose name is close to one that ``forward`` does take."""
+    """Return a sentence about each extra input whose name is close to one that ``forward`` takes."""
     return [_unknown(model, name) for name in extra_names(model, form) if _close(name, _taken(model))]
 
 
@@ -36,7 +36,7 @@ def ignored_names(model: nn.Module, form: CallForm, unused: Sequence[str]) -> li
     """Return the inputs that only a ``**kwargs`` of ``forward`` takes, and that nothing reads.
 
     Raises:
-        CaptureError: One is nearly an input that ``forward`` does take, and so a misspelt one.
+        CaptureError: The name of one is so close to an input of ``forward`` that it must be misspelt.
     """
     ignored = [name for name in extra_names(model, form) if name in unused]
     for name in ignored:

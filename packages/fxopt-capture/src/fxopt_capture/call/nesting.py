@@ -1,4 +1,4 @@
-"""How the containers of an argument nest, which is as much a part of a captured graph as its operators."""
+"""How the containers of an argument are nested, which is as much a part of a captured graph as its operators."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ _MAPPINGS = (dict, OrderedDict, defaultdict, immutable_dict)
 
 @dataclass(frozen=True)
 class Nesting:
-    """How one value consists of containers that torch's pytrees see into.
+    """How a value is made up of containers that torch's pytrees know.
 
     Attributes:
-        kind: the type of the container, None for a value that is none.
-        context: what torch's pytrees note of it besides its entries: keys, names of fields.
+        kind: the type of the container, None for a value that is not a container.
+        context: its context in torch's pytrees, besides its entries: keys, names of fields.
         entries: the nesting of each entry.
-        labels: how a caller calls each entry: ``[0]``, ``['mask']``, ``.left``.
+        labels: the access to each entry in code: ``[0]``, ``['mask']``, ``.left``.
     """
 
     kind: type | None = None
@@ -67,15 +67,15 @@ def nesting_of(value: Any) -> Nesting:
 
 
 def check_nesting(value: Any, nesting: Nesting, name: str, model_name: str) -> None:
-    """Refuse a value whose containers nest in another way than at capture.
+    """Refuse a value whose containers are nested in another way than at capture.
 
-    A model may branch on what it is given, a list or a tuple, and may go through a dictionary in its order: types and
-    orders count.
+    Types and orders count, since a model may branch on whether it gets a list or a tuple, and may iterate over a
+    dictionary.
 
     Args:
         value: an argument, or an entry of one.
-        nesting: that of the capture.
-        name: how the caller calls it, for messages.
+        nesting: the nesting at capture.
+        name: the name of the value for the caller, for messages.
         model_name: the model's class, for messages.
 
     >>> check_nesting({"a": 3, "b": (4,)}, nesting_of({"a": 1, "b": (2,)}), "x", "Model")
@@ -94,7 +94,7 @@ def check_nesting(value: Any, nesting: Nesting, name: str, model_name: str) -> N
 
 
 def _items(value: Any, nesting: Nesting, definition: pytree.NodeDef | None) -> list[Any] | None:
-    """Return the entries of `value`, or None where it is another container than at capture."""
+    """Return the entries of `value`, or None if it is another container than at capture."""
     if definition is None:
         is_leaf = isinstance(value, torch.Tensor) or _definition(type(value)) is None
         return [] if is_leaf else None
@@ -117,7 +117,7 @@ def _refusal(value: Any, nesting: Nesting, name: str, model_name: str) -> Captur
 
 
 def context_difference(found: object, expected: object, place: str = "") -> tuple[str, object, object]:
-    """Return where two contexts differ first, as a path through mappings and lists, and what is there in each."""
+    """Return where two contexts first differ, as a path through mappings and lists, and the two values there."""
     if isinstance(found, dict) and isinstance(expected, dict) and found.keys() == expected.keys():
         steps = [(f".{key}" if key not in _TAGS else "", found[key], expected[key]) for key in found]
     elif isinstance(found, list) and isinstance(expected, list) and len(found) == len(expected):
@@ -129,7 +129,7 @@ def context_difference(found: object, expected: object, place: str = "") -> tupl
 
 
 def _definition(kind: type) -> pytree.NodeDef | None:
-    """Return what torch's pytrees know of a type of container."""
-    # They know all named tuples under the function that makes such classes.
+    """Return the definition of a type of container in torch's pytrees, or None."""
+    # All named tuples are registered under the function that makes such classes.
     key: Any = namedtuple if pytree.is_namedtuple_class(kind) else kind
     return pytree.SUPPORTED_NODES.get(key)

@@ -1,7 +1,7 @@
-"""A captured graph module that ``torch.fx`` traces: its nodes are written into the graph that is being made.
+"""Tracing a captured graph module by ``torch.fx``: its nodes are written into the graph that is being made.
 
-Running its code on proxies would lose what has no proxy among its arguments (writes to buffers, drawn numbers), enter
-contexts while tracing, and have the checks of inputs refuse the proxies.
+Running its code on proxies would lose calls without a proxy among their arguments (writes to buffers, random numbers),
+enter contexts while tracing, and have the checks of inputs refuse the proxies.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from torch.fx import GraphModule, Interpreter, Proxy, Tracer
 
 
 def retrace(graph_module: GraphModule, values: Sequence[object]) -> Any:
-    """Return what a captured graph module returns for flat inputs, of which some are proxies: as proxies.
+    """Return, as proxies, the outputs of a captured graph module for flat inputs of which some are proxies.
 
-    Layers of torch are calls, or are traced, as the tracer has it. Others are calls: checks of inputs, and layers that
-    passes have put in.
+    The tracer decides whether layers of torch become calls or are traced. Other modules become calls: checks of inputs,
+    and layers that passes have inserted.
     """
     tracer = next(value.tracer for value in values if isinstance(value, Proxy))
     assert isinstance(tracer, Tracer)  # no other has proxies of calls

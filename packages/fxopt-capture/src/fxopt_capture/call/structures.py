@@ -1,4 +1,4 @@
-"""Dataclasses and caches within inputs and outputs, which torch's pytrees see into only once they are told to."""
+"""Dataclasses and caches within inputs and outputs, which have to be registered with torch's pytrees."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from fxopt_capture.call.caches import is_cache, is_cache_type, register_cache_ty
 
 
 def register_structures(value: object) -> None:
-    """Make torch's pytrees see into the caches and dataclasses with tensors within `value`, as it does into tuples.
+    """Register the classes of caches, and of dataclasses with tensors, within `value` with torch's pytrees.
 
-    Registering a class lasts for the process, and changes nothing else about it.
+    A registration lasts for the process, and changes nothing else about the class.
     """
     for leaf in pytree.tree_leaves(value):
         if is_cache(leaf):
@@ -33,7 +33,7 @@ def register_structures(value: object) -> None:
 
 
 class Size:
-    """Stands for ``torch.Size`` where a graph says how its outputs nest: torch's pytrees make a tuple of that."""
+    """Stands for ``torch.Size`` in the structure of a graph's outputs: torch's pytrees would make it a tuple."""
 
 
 # ``torch.export`` runs graph modules node by node, where lists and dictionaries are those of ``torch.fx``.
@@ -41,17 +41,17 @@ _RETURNED: dict[Any, Any] = {torch.Size: Size, immutable_list: list, immutable_d
 
 
 def return_sizes(graph: Graph) -> None:
-    """Let a graph return a ``torch.Size`` where the model does, and a list where it is a graph module that does."""
+    """Let a graph return a ``torch.Size`` where the model does, and plain containers in place of immutable ones."""
     info = pytree_info(graph)
     if info is not None and info.out_spec is not None:
         set_output_spec(graph, _with_sizes(info.out_spec))
 
 
 def name_inputs(graph: Graph) -> None:
-    """Let the generated ``forward`` take its inputs and return its outputs itself, where they are plain.
+    """Let the generated ``forward`` take its inputs and return its outputs without pytrees, if they are plain.
 
-    torch.export leaves that to pytrees, at several microseconds a call. Inputs that are tensors by name, and outputs
-    that are a tensor or tuples of tensors, need none; the code then reads like a ``forward`` that was traced.
+    torch.export uses pytrees for them, at several microseconds a call. Inputs that are tensors by name, and outputs
+    that are a tensor or tuples of tensors, need none; the code then reads like a traced ``forward``.
     """
     info = pytree_info(graph)
     if info is None or info.out_spec is None or not _only_tuples(info.out_spec):
@@ -70,8 +70,8 @@ def name_inputs(graph: Graph) -> None:
 def separate_names(graph: Graph) -> None:
     """Rename the nodes of inputs whose values would overwrite other arguments of the generated ``forward``.
 
-    The node of an argument with the name of a builtin function is written with a number, ``input_1 = input``, although
-    there may be an argument ``input_1`` that is read only after that.
+    The node of an argument with the name of a builtin function is written with a number, ``input_1 = input``, even if
+    there is an argument ``input_1`` that is read only afterwards.
     """
     placeholders = graph.find_nodes(op="placeholder")
     taken = {str(node.target) for node in placeholders}

@@ -1,1 +1,1 @@
-"""A model as a program of `torch.export`, and what that program demands of its inputs."""
+"""A model as a program of `torch.export`, and the conditions of this program on its inputs."""

@@ -1,4 +1,4 @@
-"""How long an export may take that lets sizes vary without being asked to."""
+"""A time limit for exports whose sizes vary although the caller has not asked for it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 # Measured: an export that never ends (DaViT, with few guards) spends 80 % on expressions, nine others below 30 %.
 FLOOR, TIMES = 5.0, 3.0
-"""Seconds that any export may spend on expressions of sizes; how many times the rest of it all of it may take."""
+"""Seconds that any export may spend on expressions of sizes; the limit of its total time, in multiples of the rest."""
 
 
 class OverBudgetError(Exception):
@@ -18,10 +18,10 @@ class OverBudgetError(Exception):
 
 
 class Budget:
-    """The processor time of one export in this thread, of which other processes take none.
+    """The processor time of one export in this thread, which is independent of other processes.
 
-    What it takes beside the work on expressions of sizes is about what an export with fixed sizes takes. Where sizes
-    become expressions that take minutes to simplify, or for ever, the export is given up.
+    Without the work on expressions of sizes, an export takes about as long as one with fixed sizes. If sizes become
+    expressions that take minutes to simplify, or for ever, the export is given up.
 
     >>> budget = Budget()
     >>> budget.counted(max)(1, 2)
@@ -33,9 +33,9 @@ class Budget:
         self._spent, self._since = 0.0, 0.0
 
     def counted(self, work: Callable[..., Any]) -> Callable[..., Any]:
-        """Return a function that does some work on expressions, perhaps within such work, and counts its time.
+        """Return ``work`` as a function that counts the time it takes; calls may be nested.
 
-        It raises an `OverBudgetError` if this thread, being that of the export, has used up its time.
+        It raises an `OverBudgetError` if the thread of the export has used up its time.
         """
 
         @functools.wraps(work)  # whose attributes torch uses

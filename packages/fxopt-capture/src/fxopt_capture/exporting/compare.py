@@ -1,4 +1,4 @@
-"""Run a model and its graph on the same inputs, without a trace left in either, and compare."""
+"""Run a model and its graph on the same inputs, leaving both as they were, and compare."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class GraphError(Exception):
 
 @dataclass(frozen=True)
 class _Run:
-    """What a call leaves: what it returns, its inputs after it, and the buffers that it has written to in place."""
+    """The results of a call: its output, its inputs afterwards, and the buffers that it may write in place."""
 
     output: object
     inputs: Mapping[str, object]
@@ -42,13 +42,13 @@ def difference(
     effects: bool = False,
     gradients: bool = False,
 ) -> str | None:
-    """Return how the graph's outputs differ from the model's on `inputs`, or None where they agree.
+    """Return how the graph's outputs differ from the model's on `inputs`, or None if they agree.
 
-    With `effects`, the same holds of inputs and buffers that a call changes in place. Buffers, the random state and the
+    With `effects`, inputs and buffers that a call changes in place are compared too. Buffers, the random state and the
     inputs stay as they are. Exceptions of the model pass through; those of the graph are chained by a `GraphError`.
 
-    The graph module gets the inputs and `constants` by name. Both have `weights` in place of the parameters and buffers
-    of these names, and run with gradients where asked to.
+    The graph module gets the inputs and `constants` by name. Both run with `weights` in place of the parameters and
+    buffers of these names, and with `gradients` if asked for.
     """
     given = _cloned(inputs)
     expected = _run(model, *form.arguments(given), given, weights, gradients=gradients)
@@ -67,7 +67,7 @@ def difference(
 
 
 def takes(model: nn.Module, form: CallForm, inputs: Mapping[str, object], weights: Mapping[str, torch.Tensor]) -> bool:
-    """Whether a model raises no exception when it is called as in `difference`."""
+    """Return whether a model raises no exception when it is called as in `difference`."""
     given = _cloned(inputs)
     try:
         _run(model, *form.arguments(given), given, weights, gradients=False)
@@ -77,7 +77,7 @@ def takes(model: nn.Module, form: CallForm, inputs: Mapping[str, object], weight
 
 
 def is_same_call(model: nn.Module, form: CallForm, one: Mapping[str, object], other: Mapping[str, object]) -> bool:
-    """Whether a model takes two sets of inputs by name, and returns the same for both. The model stays as it is."""
+    """Return whether a model takes two sets of inputs by name, and returns the same for both; it stays as it is."""
     try:
         left, right = (
             _run(model, *form.arguments(given), given, {}, gradients=False) for given in map(_cloned, (one, other))
@@ -106,10 +106,10 @@ def _run(
 def effect_of(
     attributes: Mapping[str, object], model: nn.Module, form: CallForm, inputs: Mapping[str, object]
 ) -> str | None:
-    """Return how a model's outputs on `inputs` change with other values of attributes, or None where they do not.
+    """Return how a model's outputs on `inputs` change with other values of attributes, or None if they do not.
 
-    They do not where a second call, which leaves these values, returns what the first did. The model stays as it is.
-    Exceptions of it pass through. `attributes` has the other values by dotted name.
+    `attributes` has the other values by dotted name. If a second call returns the same as the first, the outputs do not
+    depend on them. The model stays as it is, and its exceptions pass through.
     """
     buffers = {name: buffer.clone() for name, buffer in model.named_buffers(remove_duplicate=False)}
 
@@ -169,7 +169,7 @@ def _mismatch(model: nn.Module, expected: object, found: object, name: str = "ou
 
 
 def _other_nesting(expected: Nesting, found: Nesting, name: str) -> str | None:
-    """Return where containers of other types or lengths, or with other keys, are, and what is there."""
+    """Return where containers differ in type, length or keys, and how; None if nowhere."""
     if (expected.kind, expected.labels) != (found.kind, found.labels):
         return f"{name} is {found} where the model returns {expected}"
     entries = zip(expected.labels, expected.entries, found.entries, strict=True)

@@ -1,4 +1,4 @@
-"""Read off an exported program what its graph demands of the inputs."""
+"""Read the conditions of a graph on its inputs from an exported program."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from fxopt_rewrite import dtype_kind
 def read_guards(
     program: ExportedProgram, inputs: Mapping[str, object], values: Sequence[object], mode: bool | None
 ) -> InputGuards:
-    """Return the check of the inputs of a program, given what its placeholders for them hold in ``meta["val"]``."""
+    """Return the guards of a program; ``values`` are ``meta["val"]`` of the placeholders of its inputs."""
     paths = [path for path, _ in pytree.tree_leaves_with_path(dict(inputs))]
     names = [f"{getattr(path[0], 'key', path[0])}{pytree.keystr(path[1:])}" for path in paths]
     specs = [_spec(name, value) for name, value in zip(names, values, strict=True)]
@@ -57,7 +57,7 @@ def dynamic_sizes(values: Sequence[object]) -> Iterator[tuple[int, int, sympy.Ex
 def relations(ranges: Mapping[Any, Any], names: Sequence[str], values: Sequence[object]) -> Iterator[Condition]:
     """Yield the conditions that follow from sizes sharing a symbol, and from the ranges of the symbols.
 
-    ``names`` and ``values`` are those of the inputs, flat; a value is what the placeholder holds in ``meta["val"]``.
+    ``names`` and ``values`` are those of the flat inputs; a value is ``meta["val"]`` of the placeholder.
     """
     known: dict[sympy.Symbol, tuple[str, str]] = {}
     sizes = sorted(dynamic_sizes(values), key=lambda size: not size[2].is_symbol)  # plain symbols define
@@ -78,7 +78,7 @@ def relations(ranges: Mapping[Any, Any], names: Sequence[str], values: Sequence[
 def _definition(
     expression: sympy.Expr, symbol: sympy.Symbol, code: str, text: str, known: dict[sympy.Symbol, tuple[str, str]]
 ) -> Iterator[Condition]:
-    """Let a size define the symbol in its expression, ``a * symbol + b``, and yield that it divides."""
+    """Let a size define the symbol in its expression, ``a * symbol + b``, and yield the condition of divisibility."""
     factor = expression.coeff(symbol, 1)
     offset = sympy.expand(expression - factor * symbol)
     if not (factor.is_Integer and offset.is_Integer):
@@ -106,7 +106,7 @@ def _printed(expression: sympy.Expr, known: Mapping[sympy.Symbol, tuple[str, str
 
 
 def _observed(program: ExportedProgram, paths: Sequence[pytree.KeyPath], names: Sequence[str]) -> Iterator[Condition]:
-    """Yield the conditions that tracing the model has met."""
+    """Yield the guards that tracing the model has recorded."""
     sources = [(f"L{pytree.keystr(path)}", f"L['flat_args'][{index}]") for index, path in enumerate(paths)]
     for guard in assumptions(program):
         code = text = guard.replace("torch.sym_min(", "min(").replace("torch.sym_max(", "max(")  # so in torch 2.15

@@ -25,9 +25,9 @@ def batch_dimension(name: str, tensor: torch.Tensor) -> Sequence[int]:
 def automatic_shapes(
     inputs: Mapping[str, object], dimensions_of: DimensionsOf, images: Collection[Place] = ()
 ) -> ShapesCollection:
-    """Return dynamic shapes that let torch find out which of the named dimensions, and of `images`, can be dynamic.
+    """Return dynamic shapes that let torch find out which of the given dimensions, and of `images`, can be dynamic.
 
-    Dimensions of size 0 or 1 stay static: the example says nothing about how they vary with others.
+    Dimensions of size 0 or 1 stay static: the example does not show how they vary with others.
     """
     shapes = ShapesCollection()  # type: ignore[no-untyped-call]  # torch leaves it untyped
     for place, (name, tensor) in enumerate(_named_leaves(inputs)):
@@ -41,10 +41,10 @@ def automatic_shapes(
 
 
 def widened(inputs: Mapping[str, object], dimensions_of: DimensionsOf) -> dict[str, object]:
-    """Return example inputs whose dynamic dimensions are larger than 1, where that can be told from them.
+    """Return example inputs with dynamic dimensions enlarged from 1 to 2, if the sizes of 1 are clearly not broadcast.
 
-    If all tensors have size 1 in their first dimension, that is a batch of one, and every tensor is given twice; so for
-    the second dimension where it is dynamic. Otherwise a size of 1 may be meant to be broadcast, and stays.
+    If all tensors have size 1 in their first dimension, it is a batch of one, and every tensor is concatenated with
+    itself; likewise in the second dimension if it is dynamic. Otherwise a size of 1 may be for broadcasting, and stays.
     """
     result = dict(inputs)
     for dim in (0, 1):
@@ -55,7 +55,7 @@ def widened(inputs: Mapping[str, object], dimensions_of: DimensionsOf) -> dict[s
 
 
 def single_sizes(inputs: Mapping[str, object], dimensions_of: DimensionsOf) -> list[str]:
-    """Return a sentence about the first size of 0 or 1 in a dimension that is to be dynamic, if there is one."""
+    """Return a sentence about the first size of 0 or 1 in a dimension to be made dynamic, if there is one."""
     for name, tensor in _tensors(widened(inputs, dimensions_of)):
         for dim in dimensions_of(name, tensor):
             if tensor.size(dim) < 2:
@@ -116,7 +116,7 @@ def requested_shapes(form: CallForm, dynamic_shapes: Any, inputs: Mapping[str, o
 
 
 def _check_dimensions(name: str, value: object, shape: object) -> None:
-    """Refuse a shape for dimensions, items or keys that a value does not have: torch takes no notice of them."""
+    """Refuse a shape for dimensions, items or keys that a value does not have, which torch would ignore."""
     if isinstance(value, torch.Tensor):
         absent = [dim for dim in shape if dim not in range(value.dim())] if isinstance(shape, Mapping) else []
         if absent:
@@ -151,12 +151,12 @@ def dimensions_requested(shapes: Any) -> DimensionsOf:
 def distinct_tensors(inputs: Mapping[str, object], others: Iterable[torch.Tensor] = ()) -> dict[str, object]:
     """Return inputs with copies of the tensors that appear more than once, and of those made in inference mode.
 
-    ``torch.export`` takes inputs that are the same object for one input: ``model(x, x)`` would give a graph that reads
-    one of the two alone, whatever it is called with later.
+    ``torch.export`` treats inputs that are the same object as one input: ``model(x, x)`` would give a graph that reads
+    only one of the two, whatever it is called with later.
 
     Args:
         inputs: example inputs by name.
-        others: tensors that the model has itself, which an input may not be either.
+        others: the model's own tensors; an input that is one of them is copied, too.
 
     >>> x = torch.ones(2)
     >>> found = distinct_tensors({"query": x, "keys": [x, x]})

@@ -1,4 +1,4 @@
-"""Where in the model's source an exception came from, in one sentence."""
+"""Errors of captures: the place in the model's source, and what to do."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ _DATA_DEPENDENT = ("GuardOnDataDependentSymNode", "UserError", "DataDependentOut
 def capture_error(model: nn.Module, error: Exception, hints: Sequence[str] = ()) -> CaptureError:
     """Describe a failed capture; the caller raises it from `error`.
 
-    The message has the model's class, the error, the innermost line of the model's own source, and what to do: `hints`
-    are sentences about what is unusual in the call.
+    The message has the model's class, the error, the innermost line of the model's own source, and what to do. `hints`
+    are sentences about unusual properties of the call.
     """
     place = source_of(error)
     where = f" at {place}" if place else ""
@@ -46,7 +46,7 @@ def source_of(error: BaseException) -> str | None:
 
 
 def line_of_frame(frame: FrameType | None) -> str | None:
-    """Return ``file:line, in function`` of a running frame, or of the first of its callers outside torch and this."""
+    """Return ``file:line, in function`` of the innermost running frame outside torch and this package."""
     while frame is not None and not _is_model_source(frame.f_code.co_filename):
         frame = frame.f_back
     return None if frame is None else f"{frame.f_code.co_filename}:{frame.f_lineno}, in {frame.f_code.co_name}"
@@ -70,9 +70,9 @@ def _is_about_shapes(error: Exception) -> bool:
 
 
 def is_about_values(error: Exception) -> bool:
-    """Return whether the model does something for which torch needs the values of a tensor, and not of sizes alone.
+    """Return whether the model depends on the values of a tensor, and not only on sizes.
 
-    Where sizes may be 0 or 1, torch takes questions about them for such as well; symbols like ``u0`` are for values.
+    If sizes may be 0 or 1, torch reports branches on sizes in the same way, but only values have symbols like ``u0``.
     """
     if _is_about_shapes(error) or not _is_data_dependent(error):
         return False

@@ -1,4 +1,4 @@
-"""Heights and widths of images: which sizes of the inputs these are, and the same inputs with larger ones."""
+"""Heights and widths of images among the sizes of the inputs, and the same inputs with larger images."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ _LARGEST_STEP = 64
 
 
 def image_sizes(model: nn.Module, inputs: Mapping[str, object]) -> list[Place]:
-    """Return heights and widths among the sizes of the inputs, each as the place of a flat input and a dimension.
+    """Return heights and widths among the sizes of the inputs, each as the index of a flat input and a dimension.
 
-    An image is a tensor of rank four, of floats, with as many channels as a two-dimensional convolution of the model
+    An image is a four-dimensional tensor of floats with as many channels as a two-dimensional convolution of the model
     takes. Sizes below 3 are left out.
 
     >>> image_sizes(nn.Conv2d(3, 4, 3), {"scale": torch.ones(1), "image": torch.ones(2, 3, 8, 1)})
@@ -35,7 +35,7 @@ def image_sizes(model: nn.Module, inputs: Mapping[str, object]) -> list[Place]:
 
 
 def enlarged(inputs: Mapping[str, object], places: Collection[Place]) -> dict[str, object]:
-    """Return inputs whose heights are larger by one step, and whose widths by two; a step divides the size.
+    """Return inputs with heights larger by one step and widths larger by two; a step divides the size.
 
     >>> enlarged({"image": torch.ones(2, 3, 224, 20)}, [(0, 2), (0, 3)])["image"].shape
     torch.Size([2, 3, 256, 28])

@@ -1,8 +1,8 @@
-"""Relations between sizes, as short as they can be said: ``a - b <= 0`` and ``b <= a`` are ``a == b``.
+"""Simplification of relations between sizes: ``a - b <= 0`` and ``b <= a`` are ``a == b``.
 
-An export that allows sizes of 0 and 1 guards every branch on them. Where model and graph were compared at these sizes,
-such a guard has nothing more to say, and what else it demands can be said more simply: ``min(512, n) == n or min(512,
-n) == 1`` is ``n <= 512``.
+An export that allows sizes of 0 and 1 guards every branch on them. Once model and graph have been compared at these
+sizes, such a guard only matters for larger sizes, where it is simpler: ``min(512, n) == n or min(512, n) == 1`` is
+``n <= 512``.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def distinct(conditions: Iterable[Condition]) -> list[Condition]:
 
 
 def joined(conditions: Iterable[Condition]) -> list[Condition]:
-    """Return the same conditions, with differences compared to zero and pairs of inequalities in fewer words.
+    """Return equivalent conditions, with differences compared to zero and pairs of inequalities simplified.
 
     >>> a, b = "i[0].size()[1]", "i[1].size()[1]"
     >>> codes = [f"{a} + ((-1)*{b}) <= 0", f"{a} > 1", f"{b} <= {a}"]
@@ -61,7 +61,7 @@ def without_difference(source: str) -> str:
 
 
 def parsed(source: str) -> ast.expr | None:
-    """Return an expression, or None where it is none of Python: the name of an input need not be one."""
+    """Return a parsed expression, or None if it is not Python: the name of an input need not be an identifier."""
     try:
         return ast.parse(source, mode="eval").body
     except SyntaxError:
@@ -69,7 +69,7 @@ def parsed(source: str) -> ast.expr | None:
 
 
 def dependence(code: str) -> tuple[Place, Place, int] | None:
-    """Read ``a == b + 1``: which two sizes it is about, and how much larger the first is; None for all else.
+    """Read ``a == b + 1``: return its two sizes and how much larger the first is; None for any other condition.
 
     >>> dependence("1 + i[0].size()[2] == i[1].size()[1]")
     ((0, 2), (1, 1), -1)
@@ -83,7 +83,7 @@ def dependence(code: str) -> tuple[Place, Place, int] | None:
 
 
 def _shifted(node: ast.expr) -> tuple[Place, int] | None:
-    """Read a size with a number added to it."""
+    """Read a sum of a size and a number."""
     if found := _SIZE.fullmatch(ast.unparse(node)):
         return (int(found[1]), int(found[2])), 0
     match node:
@@ -116,7 +116,7 @@ _ANYTHING: Interval = (-math.inf, math.inf)
 
 
 def beyond_small_sizes(conditions: Iterable[Condition]) -> list[Condition]:
-    """Return conditions that say the same about sizes of 2 and more, without those that always hold there.
+    """Return conditions equivalent for sizes from 2, without those that always hold for such sizes.
 
     >>> size = "i[0].size()[1]"
     >>> given = [Condition(code, code) for code in (f"{size} > 1", f"min(9, {size}) == {size}", f"{size} != 5")]
@@ -131,10 +131,10 @@ def beyond_small_sizes(conditions: Iterable[Condition]) -> list[Condition]:
 
 
 def is_plain(condition: Condition) -> bool:
-    """Whether a condition would be the same without sizes of 0 and 1.
+    """Return whether sizes from 2 would not simplify a condition.
 
-    So are comparisons of one size with a number, and of products of sizes with each other, and that one size is another
-    and a number: there is nothing in them that sizes of at least 2 would simplify, but for factors to cancel.
+    They would not simplify a comparison of one size with a number, an equation of products of sizes, or an equation of
+    one size with the sum of another and a number.
 
     >>> size, other = "i[0].size()[1]", "i[1].size()[0]"
     >>> [is_plain(Condition(code, code)) for code in (f"{size} <= 9", f"{size} * 4 == {other}", f"{size} % 2 == 0")]
@@ -175,7 +175,7 @@ class _Bounds(ast.NodeTransformer):
 
 
 class _Units(ast.NodeTransformer):
-    """Leaves factors out of products that are demanded to be 1: ``a * (b - c) >= 2`` says no more than ``a >= 2``."""
+    """Removes factors that a condition demands to be 1 from products: ``a * (b - c) >= 2`` becomes ``a >= 2``."""
 
     def __init__(self, codes: Iterable[str]) -> None:
         self.factors = set()
@@ -185,7 +185,7 @@ class _Units(ast.NodeTransformer):
                     self.factors.add(ast.unparse(left))
 
     def removed(self, node: ast.expr | None) -> ast.expr | None:
-        """Return the expression without these factors; it is used up."""
+        """Return the expression without these factors; the argument is modified."""
         found = None if node is None else self.visit(node)
         return found if isinstance(found, ast.expr) else None
 
@@ -199,13 +199,13 @@ class _Units(ast.NodeTransformer):
 
 
 def _follows(node: ast.expr | None, kept: set[str]) -> bool:
-    """Whether one of several alternatives holds always, or is demanded already."""
+    """Return whether one of several alternatives always holds, or is among the kept conditions."""
     alternatives = node.values if isinstance(node, ast.BoolOp) and isinstance(node.op, ast.Or) else []
     return any(_always(alternative) or ast.unparse(alternative) in kept for alternative in alternatives)
 
 
 def _always(node: ast.expr | None) -> bool:
-    """Whether a comparison holds for all sizes of 2 and more."""
+    """Return whether a comparison holds for all sizes from 2."""
     if not isinstance(node, ast.Compare) or len(node.ops) > 1:
         return False
     (left_low, left_high), (right_low, right_high) = _interval(node.left), _interval(node.comparators[0])
@@ -224,7 +224,7 @@ def _always(node: ast.expr | None) -> bool:
 
 
 def _interval(node: ast.expr) -> Interval:
-    """Return bounds on the value of an expression over sizes of 2 and more."""
+    """Return bounds on the value of an expression over sizes from 2."""
     if _is_size(node):
         return (2, math.inf)
     match node:

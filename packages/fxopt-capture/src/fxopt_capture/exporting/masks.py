@@ -1,4 +1,4 @@
-"""Find out which other kinds of dtype and which values a mask may have, by running model and graph on such masks."""
+"""Find out which other dtypes and values a mask may have, by running model and graph on such masks."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ _DTYPES = (torch.bool, torch.int64, torch.float32)
 
 
 def compare_masks(model: nn.Module, form: CallForm, captured: GraphModule, inputs: Mapping[str, object]) -> None:
-    """Compare model and graph on other masks of zeros and ones than those of the example, and let the guards say so.
+    """Compare model and graph on masks of zeros and ones other than those of the example, and adapt the guards.
 
-    The inputs with "mask" in their names are tried one after the other: of their own dtype with the other form of
-    values, which is refused from then on where the graph differs, and of each other kind of dtype with a zero in each
-    row, which is taken from then on where the graph does not differ. What the model does not take says nothing.
+    The inputs with "mask" in their names are tried one after the other. In its own dtype, a mask with the other form of
+    values is refused from then on if the graph differs. In each other kind of dtype, a mask with a zero in each row is
+    accepted from then on if the graph does not differ. A mask that the model refuses changes nothing.
     """
     for index, spec in enumerate(_guards(captured).specs):
         value = inputs.get(spec.name)
@@ -51,7 +51,7 @@ def _is_mask(value: torch.Tensor) -> bool:
 
 
 def _other_form(mask: torch.Tensor) -> torch.Tensor:
-    """Return ones for a mask with zeros; for one of ones, one whose first row ends in a zero if it can."""
+    """Return ones for a mask with zeros; for a mask of ones, one whose first row ends in a zero if possible."""
     if not mask.all():
         return torch.ones_like(mask)
     padded = mask.clone()
@@ -67,7 +67,7 @@ def _guards(captured: GraphModule) -> InputGuards:
 
 
 def _set(captured: GraphModule, index: int, **demands: Any) -> None:
-    """Give a captured module guards that demand something else of one input."""
+    """Give a captured module guards with other demands on one input."""
     guards = _guards(captured)
     specs = [replace(spec, **demands) if place == index else spec for place, spec in enumerate(guards.specs)]
     changed = InputGuards(specs, guards.conditions, guards.mode, guards.module_dtype, guards.baked)
@@ -77,9 +77,9 @@ def _set(captured: GraphModule, index: int, **demands: Any) -> None:
 def _agrees(
     model: nn.Module, form: CallForm, captured: GraphModule, inputs: Mapping[str, object], *, model_raises: bool
 ) -> bool:
-    """Whether model and graph do the same; `model_raises` says what is to hold where the model takes no such inputs.
+    """Return whether model and graph do the same, or `model_raises` if the model does not take these inputs.
 
-    As on the example, torch's layers that compute otherwise without gradients are compared with them.
+    As on the example, runs with gradients are compared too, since some of torch's layers compute differently without.
     """
     try:
         with redirect_stderr(io.StringIO()):  # where graph modules print the line at which they fail

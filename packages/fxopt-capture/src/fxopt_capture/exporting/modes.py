@@ -1,4 +1,4 @@
-"""Whether a model computes the same in training and in evaluation mode, by what the code of its classes reads."""
+"""Whether a model computes the same in training and evaluation mode, judged by the code of its classes."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ _BASES: tuple[type, ...] = (nn.Module, GraphModule, object)
 
 
 def captured_mode(model: nn.Module) -> bool | None:
-    """Return the mode that a capture of `model` is made in, or None where the mode makes no difference.
+    """Return the mode that a capture of `model` is made in, or None if the mode makes no difference.
 
-    It makes one if the code of any of its modules' classes mentions ``training``; a module that asks in any other way
-    is beyond this look at the code.
+    The mode makes a difference if the code of any of its modules' classes mentions ``training``; a module that reads
+    the mode in any other way is not recognised.
 
     >>> captured_mode(nn.Sequential(nn.Linear(2, 2), nn.ReLU())) is None
     True
@@ -33,7 +33,7 @@ def captured_mode(model: nn.Module) -> bool | None:
 
 
 def training_note(model: nn.Module) -> str | None:
-    """Return what is in the graph of a model because it is in training mode, or None where it is not.
+    """Return a note on what training mode puts into the graph of a model, or None if the model is not in it.
 
     >>> training_note(nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2)))
     'Sequential is in training mode, and its graph will be too: 1 batch norm normalises each batch by itself and ...'

@@ -1,8 +1,8 @@
-"""What a model does while it is traced that its graph does not say: dtypes that it reads, caches that it fills.
+"""Observing what a traced model does that its graph does not show: dtypes that it reads, caches that it fills.
 
-A dtype that the model's Python code reads (``torch.finfo(x.dtype)``, ``torch.ones(2, dtype=x.dtype)``) is a constant of
-the graph. And an object that it changes in place, such as a cache of keys and values, is for the graph a container of
-inputs and another one of outputs.
+A dtype that the model's Python code reads (``torch.finfo(x.dtype)``, ``torch.ones(2, dtype=x.dtype)``) is a constant in
+the graph. And an object that the model changes in place, such as a cache of keys and values, becomes one container of
+inputs and another of outputs.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ _READS = frozenset({*_GETTERS, torch.result_type, torch.Tensor.type, torch.Tenso
 
 
 class Observer:
-    """Runs a model's forward and notes what is seen.
+    """Runs a model's forward and notes what the graph does not show.
 
     Attributes:
-        dtype_reads: kind of dtype -> the place in the model's source that read one of that kind first.
+        dtype_reads: kind of dtype -> the first place in the model's source that read a dtype of this kind.
         returned: name of an input that is a cache -> the key or index of the output that is the very same cache.
         lost: names of inputs that are caches, were changed, and are not among the outputs.
         stepped: numbers, flags and strings that calling the model changes, by the name of the attribute -> from, to.
@@ -42,7 +42,7 @@ class Observer:
         self.stepped: dict[str, tuple[object, object]] = {}
 
     def note(self) -> str | None:
-        """Return which attributes the graph takes for constants though calls change them, or None."""
+        """Return a note on the attributes that calls change and the graph has as constants, or None."""
         changes = [f"`{name}` from {old!r} to {new!r}" for name, (old, new) in self.stepped.items()]
         if not changes:
             return None
@@ -58,7 +58,7 @@ class Observer:
         kwargs: Mapping[str, object],
         inputs: Mapping[str, object],
     ) -> object:
-        """Return ``forward(*args, **kwargs)``; `inputs` are those arguments, by name, that are inputs of the graph."""
+        """Return ``forward(*args, **kwargs)``; `inputs` are the arguments that are inputs of the graph, by name."""
         caches = {name: (value, pytree.tree_leaves(value)) for name, value in inputs.items() if is_cache(value)}
         with _DtypeReads(self.dtype_reads):
             output = forward(*args, **kwargs)
@@ -73,7 +73,7 @@ class Observer:
 
 
 class Steps:
-    """Notes the numbers, flags and strings in attributes of a model's modules that become others of their type."""
+    """Finds the numbers, flags and strings in attributes of a model's modules that a call changes."""
 
     def __init__(self, model: nn.Module) -> None:
         self.before = [
@@ -82,7 +82,7 @@ class Steps:
         ]
 
     def found(self) -> dict[str, tuple[object, object]]:
-        """Return the name of each attribute that has changed -> what it was and what it is."""
+        """Return the old and the new value of each changed attribute by name."""
         found: dict[str, tuple[object, object]] = {}
         for prefix, module, values in self.before:
             attributes = vars(module)

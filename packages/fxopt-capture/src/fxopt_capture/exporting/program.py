@@ -1,4 +1,4 @@
-"""One call of ``torch.export.export``, with the model's ``forward`` flattened to the names that the call gives."""
+"""One call of ``torch.export.export``, with a ``forward`` that takes exactly the graph's inputs by name."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def export_program(
     """Export `model`, whatever the ambient grad mode, and leave it as it was.
 
     With `small_sizes`, a dynamic dimension may be 0 or 1, so that a branch of the model on such a size becomes a guard.
-    Otherwise ``torch.export`` takes a dynamic dimension to be at least 2, and a branch on 1 leaves no trace.
+    Otherwise ``torch.export`` assumes that a dynamic dimension is at least 2, and a branch on 1 leaves no trace.
     """
     observed = _flat_forward(model, form, observer or Observer())
     with ready_to_export(model, small_sizes=small_sizes), observed, leaving_modules(), _quiet_failure():
@@ -45,7 +45,7 @@ def export_program(
 
 @contextmanager
 def ready_to_export(model: nn.Module, *, small_sizes: bool) -> Iterator[None]:
-    """Let ``torch.export`` find the same modes wherever it is called from, and leave `model` as it was."""
+    """Set the modes that ``torch.export`` needs, wherever it is called from, and leave `model` as it was."""
     with (
         kept(model),
         torch.inference_mode(False),
@@ -60,7 +60,7 @@ def ready_to_export(model: nn.Module, *, small_sizes: bool) -> Iterator[None]:
 def _quiet_failure() -> Iterator[None]:
     """Drop what torch writes to ``sys.stderr`` and logs as errors and warnings if the export fails.
 
-    It writes the whole graph, and logs the traceback of an error that it raises too.
+    torch writes the whole graph, and logs the traceback of an error that it raises as well.
     """
     written, held_back = io.StringIO(), _HeldBack()
     names = [name for name in logging.root.manager.loggerDict if name.startswith("torch.")]
@@ -95,10 +95,10 @@ class _HeldBack(logging.Filter):
 
 @contextmanager
 def _flat_forward(model: nn.Module, form: CallForm, observer: Observer) -> Iterator[None]:
-    """Stand a forward that takes exactly the graph's inputs, by name, before the model's own and its hooks.
+    """Wrap the model's forward and hooks in a forward that takes exactly the graph's inputs, by name.
 
-    ``torch.export`` reads names and their order off the signature; ``**kwargs`` there would be taken for one argument.
-    `kept` takes it away again.
+    ``torch.export`` reads names and their order from the signature, and would treat ``**kwargs`` as one argument.
+    `kept` removes the wrapper.
     """
     original = _call_with_hooks(model)
     steps = Steps(model)
@@ -119,9 +119,9 @@ def _flat_forward(model: nn.Module, form: CallForm, observer: Observer) -> Itera
 
 
 class _NormalTensors(TorchFunctionMode):
-    """While open, lets copies stand in for tensors that were made in inference mode, which autograd does not take.
+    """While open, replaces tensors that were made in inference mode, which autograd does not take, by copies.
 
-    A model that was called in that mode may keep tables that it made then, in attributes or elsewhere.
+    A model that was called in this mode may keep tables that it made then, in attributes or elsewhere.
     """
 
     def __init__(self) -> None:
@@ -146,10 +146,10 @@ class _NormalTensors(TorchFunctionMode):
 
 
 def _call_with_hooks(model: nn.Module) -> Callable[..., object]:
-    """Return what calls the model's ``forward`` and hooks, and take the hooks off the model; `kept` gives them back.
+    """Return a function that calls the model's ``forward`` and hooks, and remove the hooks; `kept` restores them.
 
-    ``torch.export`` calls the model with the inputs of the graph, by name. Hooks are to see the call as it was made, by
-    position and with the arguments that are no inputs.
+    ``torch.export`` calls the model with the inputs of the graph, by name. Hooks must see the call as it was made, by
+    position and with the arguments that are not inputs.
     """
     forward: Callable[..., object] = model.forward
     before = [(hook, key in model._forward_pre_hooks_with_kwargs) for key, hook in model._forward_pre_hooks.items()]

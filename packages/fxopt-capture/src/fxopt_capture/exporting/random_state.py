@@ -14,7 +14,7 @@ from torch.utils import _pytree as pytree
 
 @contextmanager
 def random_state_kept(model: nn.Module, inputs: Mapping[str, object]) -> Iterator[None]:
-    """Give back at the end of a ``with`` block the random numbers that a model draws within it.
+    """Restore the random state after a ``with`` block in which a model may draw random numbers.
 
     >>> import random
     >>> expected = random.Random(0).random()

@@ -1,10 +1,10 @@
-"""Find out whether a graph is right where a dynamic dimension is 0 or 1.
+"""Find out whether a graph is right if a dynamic dimension is 0 or 1.
 
-``torch.export`` takes dynamic sizes to be at least 2, so that a model's branch on a batch of one leaves no guard in the
-usual export. An export that allows small sizes has the guard, at the price of refusing sizes on which both branches
-compute the same (``q_length > 1`` in attention masks). So where such a guard refuses a size, model and graph are run at
-that size, on values of the example; only if they differ, or if either fails, does the graph keep a guard. At 0 they are
-run in any case: neither export says anything of a branch on it.
+``torch.export`` assumes dynamic sizes of at least 2, so a model's branch on a batch of one leaves no guard in the usual
+export. An export that allows small sizes has the guard, at the price of refusing sizes at which both branches compute
+the same (``q_length > 1`` in attention masks). So if such a guard refuses a size, model and graph are run at this size,
+on values of the example, and the graph keeps a guard only if they differ or if either fails. At 0 they are run in any
+case: a branch on 0 leaves no guard in either export.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Question:
         return result
 
     def refusal(self, guards: InputGuards, unless: Question | None = None) -> list[Condition]:
-        """Return the conditions that refuse exactly these sizes, but where those of `unless`, which has more, are met.
+        """Return the conditions that refuse exactly these sizes, except together with the further sizes of `unless`.
 
         >>> from fxopt_capture.call.guards import InputSpec
         >>> guards = InputGuards([InputSpec("ids", "integer"), InputSpec("mask", "integer")], [])
@@ -79,7 +79,7 @@ def questions(
 ) -> Iterator[Question]:
     """Yield each group of dependent dynamic sizes with its smallest at 1 and 0, then all groups at 1 together.
 
-    With `example`, sizes of one dimension that are the same there are taken to be equal too.
+    With `example`, sizes of one dimension that are the same in the example count as dependent too.
     """
     groups = _groups(values, guards, example)
     for group in groups:
@@ -92,7 +92,7 @@ def questions(
 def _groups(
     values: Sequence[object], guards: InputGuards, example: Sequence[object] | None = None
 ) -> list[dict[Place, int]]:
-    """Group the dynamic dimensions whose sizes are the same but for a number, which the guards or `example` say.
+    """Group the dynamic dimensions whose sizes differ by a constant, by the guards or by `example`.
 
     Returns for each group how much larger each of its sizes is than the smallest.
     """
@@ -113,7 +113,7 @@ def _groups(
 
 
 def _join(groups: dict[Place, dict[Place, int]], place: Place, other: Place, more: int = 0) -> None:
-    """Note that the size at `place` is that at `other` and `more`: make one group of theirs."""
+    """Join two groups: the size at `place` is larger by `more` than the size at `other`."""
     if place in groups and other in groups and groups[place] is not groups[other]:
         moved, group = groups[place], groups[other]
         shift = group[other] + more - moved[place]
@@ -130,10 +130,10 @@ def open_questions(
     *,
     alike: bool = False,
 ) -> list[Question]:
-    """Return the small sizes that `guards` let pass and that the export for small sizes does not vouch for.
+    """Return the small sizes that `guards` accept and that the export for small sizes does not.
 
-    `strict` are the guards of that export, None where it failed. With `alike`, sizes that are equal in the example are
-    asked about together only.
+    `strict` are the guards of the export for small sizes, or None if it failed. With `alike`, sizes that are equal in
+    the example are only asked about together.
     """
     abstract = _abstract(leaves)
     found = []
@@ -145,9 +145,9 @@ def open_questions(
 
 
 def at_zero(values: Sequence[object], guards: InputGuards, leaves: Sequence[object]) -> list[Question]:
-    """Return the questions at 0 that `guards` let pass.
+    """Return the questions at 0 that `guards` accept.
 
-    Both exports take sizes to be positive: a branch on 0 leaves no guard in either.
+    Both exports assume positive sizes: a branch on 0 leaves no guard in either.
     """
     abstract = _abstract(leaves)
     asked = [question for question in questions(values, guards) if 0 in question.sizes.values()]
@@ -157,7 +157,7 @@ def at_zero(values: Sequence[object], guards: InputGuards, leaves: Sequence[obje
 def wider(
     question: Question, values: Sequence[object], guards: InputGuards, leaves: Sequence[object]
 ) -> Question | None:
-    """Return the question that also asks about sizes which are those of `question` in the example, if guards let it."""
+    """Return a question about these and more sizes, grouped by the example, if the guards accept it."""
     for other in questions(values, guards, leaves):
         if question.sizes.items() < other.sizes.items() and guards.accepts(other.applied(_abstract(leaves))):
             return other
@@ -175,7 +175,7 @@ def refuted(
     graph_module: nn.Module,
     inputs: Mapping[str, object],
 ) -> list[Question]:
-    """Return those of the questions at which model and graph differ, or cannot be compared."""
+    """Return the questions at which model and graph differ, or cannot be compared."""
     if not asked or is_too_large(model):
         return list(asked)
     weights = random_weights(model, device_for(model, inputs))
@@ -213,7 +213,7 @@ def is_equal(
     *,
     lenient: bool = False,
 ) -> bool:
-    """Whether both give the same; where one raises, whether that is to be passed over."""
+    """Return whether model and graph give the same; if one of them raises, return ``lenient``."""
     try:
         with redirect_stderr(io.StringIO()):  # where graph modules print the line at which they fail
             return difference(model, form, graph_module, inputs, weights=weights) is None

@@ -1,4 +1,4 @@
-"""Which exports are tried, in which order, and what the result is known to be right for."""
+"""Which exports are tried, in which order, and for which inputs the result is known to be right."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ class Preparation:
     """A context to export in.
 
     Attributes:
-        note: what to tell of a graph that was made in it.
-        helps: whether it may help where others have failed with these errors.
+        note: a note for the user on a graph that was made in it, or None.
+        helps: whether it may help after others have failed with these errors.
     """
 
     context: Callable[[], AbstractContextManager[object]] = nullcontext
@@ -59,10 +59,10 @@ class Request:
     """What is to be exported.
 
     Attributes:
-        dimensions: the dimensions to make dynamic where the caller gave no `dynamic_shapes`, and fewer to try next.
-        preparations: contexts to export in; the next is tried where the one before does not help.
-        observer: notes what the graph does not say.
-        errors: what exports were refused for so far.
+        dimensions: the dimensions to make dynamic if the caller gave no `dynamic_shapes`, then fewer to try next.
+        preparations: contexts to export in; the next is tried if the one before does not help.
+        observer: notes what the graph does not show.
+        errors: the errors of exports so far.
     """
 
     model: nn.Module
@@ -77,9 +77,9 @@ class Request:
 
 @dataclass(frozen=True)
 class Export:
-    """An exported model: a module of the graph and all that it reads, the guards, and the inputs of the export.
+    """An exported model: a module of the graph and everything it reads, the guards, and the inputs of the export.
 
-    `values` are ``meta["val"]`` of the placeholders; `note` is what to tell of how it was made.
+    `values` are ``meta["val"]`` of the placeholders; `note` is for the user.
     """
 
     module: GraphModule
@@ -92,7 +92,7 @@ class Export:
 def export(request: Request) -> Export:
     """Export a model with as many of the requested dimensions dynamic as it allows.
 
-    What fails as it did in another preparation is not tried again with other sizes.
+    If an export fails in the same way as in an earlier preparation, no other sizes are tried in this one.
     """
     errors, first = request.errors, len(request.errors)
     attempts = _attempts(request)
@@ -115,7 +115,7 @@ def export(request: Request) -> Export:
 
 
 def _fixed_note(errors: Sequence[Exception]) -> str | None:
-    """Return what to tell of sizes that were fixed because exports in which they vary took too long."""
+    """Return a note on sizes that were fixed because exports with dynamic ones took too long, or None."""
     found = next((error for error in errors if isinstance(error, OverBudgetError)), None)
     if found is None:
         return None
@@ -126,7 +126,7 @@ def _fixed_note(errors: Sequence[Exception]) -> str | None:
 
 
 def _seen(error: Exception, others: Sequence[Exception]) -> bool:
-    """Whether the model failed in the same place for the same reason before."""
+    """Return whether the model failed in the same place for the same reason before."""
     if isinstance(error, OverBudgetError):  # with fewer sizes, it may not
         return False
     found = source_of(error), first_line(error)
@@ -134,7 +134,7 @@ def _seen(error: Exception, others: Sequence[Exception]) -> bool:
 
 
 def _hints(request: Request) -> list[str]:
-    """Return sentences about what in the call may be why no export was possible."""
+    """Return sentences about properties of the call that may have made an export impossible."""
     dimensions_of = request.dimensions[0]
     if request.dynamic_shapes is not None:
         dimensions_of = dimensions_requested(requested_shapes(request.form, request.dynamic_shapes, request.inputs))
@@ -160,10 +160,10 @@ def _attempts(request: Request) -> list[tuple[Inputs, Any, Inputs | None]]:
 
 
 def _larger_images(request: Request) -> tuple[list[Place], Inputs]:
-    """Return the sizes of images, none if the model does not take others, and the inputs with larger ones.
+    """Return the sizes of images, none if the model does not take other sizes, and the inputs with larger images.
 
-    A model that takes only one size says so at once when it is called; an export with sizes that vary may take several
-    times as long as without, to find the same. Readers of texts take lines of one height and any width.
+    Calling a model shows at once if it takes only one size; an export with dynamic sizes would take several times as
+    long to find out. Models that read text take lines of one height and any width.
     """
     images = image_sizes(request.model, request.inputs)
     if images and not is_too_large(request.model):
@@ -176,7 +176,7 @@ def _larger_images(request: Request) -> tuple[list[Place], Inputs]:
 
 
 def _is_right(request: Request, found: Export, larger: Inputs) -> bool:
-    """Whether a graph refuses larger images, or computes with them what the model does."""
+    """Return whether a graph either refuses larger images or computes the same on them as the model."""
     weights = random_weights(request.model, device_for(request.model, request.inputs))
     return not found.guards.accepts(pytree.tree_leaves(dict(larger))) or is_equal(
         request.model, request.form, found.module, larger, weights
@@ -186,11 +186,11 @@ def _is_right(request: Request, found: Export, larger: Inputs) -> bool:
 def _export_for_all_sizes(request: Request, inputs: Mapping[str, object], shapes: Any) -> Export | None:
     """Export with guards that hold for small sizes too, or note the errors and return None.
 
-    The export for small sizes is tried first. Where it refuses some of them, the guards on them give way to a
-    comparison at these sizes. If it fails, or if its guards mix small sizes with others in a way that cannot be told
-    apart and refuse some at which the graph is right, the usual export says what to demand of sizes from 2. Nothing is
-    asked about small images: what the guards demand of heights and widths stays. An empty batch of images is worth
-    no second export, which takes as long again.
+    The export for small sizes is tried first. If it refuses some of them, its guards on them are replaced by a
+    comparison at these sizes. If it fails, or if its guards refuse small sizes at which the graph is right and cannot
+    be separated from those on other sizes, the guards for sizes from 2 come from the usual export. Small images are not
+    asked about: the guards on heights and widths stay. An empty batch of images is not worth the time of a second
+    export.
     """
     if shapes is None:
         return _try(request, inputs, shapes, small_sizes=False)
@@ -219,7 +219,7 @@ def _export_for_all_sizes(request: Request, inputs: Mapping[str, object], shapes
 
 
 def _smallest_images(request: Request, found: Export) -> list[Condition]:
-    """Return the conditions that a height or width of an image is not below some number."""
+    """Return the conditions that are lower bounds of a height or width of an image."""
     if request.dynamic_shapes is not None:
         return []
     starts = tuple(f"i[{place}].size()[{dim}] >= " for place, dim in image_sizes(request.model, found.inputs))
@@ -227,14 +227,14 @@ def _smallest_images(request: Request, found: Export) -> list[Condition]:
 
 
 def _compared(request: Request, usual: Export, strict: InputGuards | None, leaves: Sequence[object]) -> Export:
-    """Return an export that refuses the small sizes at which it was found not to compute what the model does."""
+    """Return an export that refuses the small sizes at which it was found to differ from the model."""
     return _refusing_wrong(request, usual, open_questions(usual.values, usual.guards, strict, leaves))
 
 
 def _refusing_wrong(request: Request, found: Export, asked: Sequence[Question]) -> Export:
     """Return an export that refuses those of the sizes asked about at which it is wrong.
 
-    An empty mask may be wrong for texts, and right for no texts.
+    A size may be wrong alone and right with others: an empty mask is wrong for texts, but right for an empty batch.
     """
     leaves = pytree.tree_leaves(dict(found.inputs))
 

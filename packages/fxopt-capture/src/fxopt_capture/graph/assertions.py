@@ -1,9 +1,9 @@
-"""Drop the assertions on dtypes that cannot fail; keep those that say what a graph is valid for.
+"""Drop the assertions on dtypes that cannot fail; keep those that state what a graph is valid for.
 
-``torch.export`` asserts the dtype and device of whatever the model converts. It has a reason: ``x.to(device)`` and
-``x.to(y.dtype)`` are in the graph with the dtype of the capture, so that after ``graph_module.double()`` they would
-silently convert back. But where the dtype cannot change at all (a mask, positions, the result of another conversion),
-the assertion is in the way of reading the graph.
+``torch.export`` asserts the dtype and device of every tensor that the model converts. The reason: ``x.to(device)`` and
+``x.to(y.dtype)`` are in the graph with the dtype of the capture, so after ``graph_module.double()`` they would silently
+convert back. But if the dtype cannot change at all (a mask, positions, the result of another conversion), the assertion
+only makes the graph harder to read.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ _CONVERSIONS = frozenset({aten.to.dtype, aten.to.device, aten.to.dtype_layout, a
 def drop_assertions(graph: Graph) -> None:
     """Erase the assertions about tensors whose dtype follows neither from parameters nor from inputs.
 
-    So are those about tensors that are only converted to other dtypes than their own, which the model has to ask for.
+    Assertions about tensors that are only converted to dtypes other than their own are erased, too: the model must have
+    asked for these.
     """
     settled: set[Node] = set()
     for node in iter_nodes(graph):
@@ -43,12 +44,12 @@ def with_dtypes(
 ) -> InputGuards:
     """Return guards that also refuse other dtypes where the graph has those of the capture as constants.
 
-    They are those of a kind that the model reads, and those that the graph asserts of its inputs; the assertions stay
-    in the graph, as they are about devices too.
+    These are dtypes of a kind that the model reads, and dtypes that the graph asserts of its inputs; the assertions
+    stay in the graph, since they check devices too.
 
     Args:
-        guards: those of the graph's inputs, in order.
-        values: what its placeholders hold in ``meta["val"]``.
+        guards: the guards of the graph's inputs, in order.
+        values: ``meta["val"]`` of its placeholders.
         reads: kind of dtype -> where the model reads one.
         graph: the graph, tidied.
         model: the model; inputs in its dtype may follow the graph module to another one.
@@ -78,9 +79,9 @@ def _asserted(graph: Graph) -> dict[Node, torch.dtype]:
 
 
 def _baked(graph: Graph, own: torch.dtype, read_at: str | None) -> str | None:
-    """Return in words what of a graph may have come from the dtype of the weights, or None.
+    """Describe a constant of a graph that may come from the dtype of the weights, or return None.
 
-    A model that reads no dtype has only dtypes of its own, which stay; but ``x.to(device)`` has that of ``x``.
+    A model that reads no dtype has only fixed dtypes in its graph, except that ``x.to(device)`` has the dtype of ``x``.
     """
     for node, dtype in _asserted(graph).items():
         becomes_own = any(user.target in _CONVERSIONS and own in _constants(user) for user in node.users)
@@ -102,7 +103,7 @@ def _constants(node: Node) -> tuple[object, ...]:
 
 
 def _is_settled(node: Node, settled: set[Node]) -> bool:
-    """Whether a value has the same dtype whatever ``graph_module.to(dtype)`` and the caller do."""
+    """Return whether a value has the same dtype whatever ``graph_module.to(dtype)`` and the caller do."""
     value = node.meta.get("val")
     if isinstance(value, torch.Tensor) and not (value.dtype.is_floating_point or value.dtype.is_complex):
         return True

@@ -1,4 +1,4 @@
-"""The keys of a model for a graph module that `torch.fx` made of it, which leaves out what the graph does not read."""
+"""Restoring the keys of a model in a graph module made by `torch.fx`, which drops what the graph does not read."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ T = TypeVar("T")
 def keep_keys(model: nn.Module, traced: nn.Module) -> None:
     """Give a traced module the ``state_dict`` of its model: the same keys in the same order, and no others.
 
-    Parameters, buffers and modules that the graph does not read are added under their names, modules other than those
-    of torch as plain ones. Buffers that the model does not save, and tensors that were plain attributes, are not saved.
+    Parameters, buffers and modules that the graph does not read are added under their names; modules that are not
+    torch's become plain ones. Buffers that the model does not save, and tensors that were plain attributes, are not
+    saved.
 
     >>> import torch
     >>> model = nn.Sequential(nn.Linear(2, 2))
@@ -62,7 +63,7 @@ def _is_plain_leaf(module: nn.Module) -> bool:
 
 
 def _complete(traced: dict[str, T], original: dict[str, T]) -> None:
-    """Bring entries into the original's order, with those that lack; others stay behind them."""
+    """Bring entries into the original's order and add missing ones; the others follow."""
     merged = {name: traced.get(name, tensor) for name, tensor in original.items()}
     merged.update((name, tensor) for name, tensor in traced.items() if name not in merged)
     traced.clear()

@@ -2,8 +2,8 @@
 
 ``aten.linear(x, layer.weight, layer.bias)`` -> ``layer(x)``
 
-A call is raised only where a layer of exactly that class, without hooks or a ``forward`` of its own, holds the very
-tensors of the call and would pass every other argument as the call does. All others stay as they are.
+A call is raised only if a layer of exactly this class, without hooks or a patched ``forward``, holds the very tensors
+of the call and would pass every other argument as the call does. All others stay as they are.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _RAISED = frozenset(
 
 
 def raise_layers(graph: Graph, model: nn.Module) -> list[nn.Module]:
-    """Replace the calls of `graph` that layers of `model` made by calls of those layers, and return these, each once.
+    """Replace the operator calls of `graph` that layers of `model` made by calls of these layers; return the layers.
 
     Names in the graph's ``get_attr`` nodes are those of the model.
     """
@@ -101,7 +101,7 @@ def _made(layer: nn.Module, operation: Operation, arguments: dict[str, Any]) -> 
 
 
 def _settings(layer: Any) -> dict[str, object]:
-    """Return the arguments that a batch norm computes from its attributes, whatever those of other layers mean."""
+    """Return the arguments that a batch norm computes from its attributes, instead of passing them on."""
     averages = layer.training and layer.track_running_stats and layer.momentum is None  # by a factor of each call's
     used = {} if not layer.training or layer.track_running_stats else {"running_mean": None, "running_var": None}
     training = layer.training or (layer.running_mean is None and layer.running_var is None)
@@ -132,7 +132,7 @@ class _CounterSteps:
             self.pending.setdefault(id(counter), []).append(node)
 
     def consume(self, layer: nn.Module) -> bool:
-        """Erase the step that the layer will make itself; False where it is not there."""
+        """Erase the step that the layer will make itself; return False if there is none."""
         counter = getattr(layer, "num_batches_tracked", None)
         if not isinstance(layer, BatchNorm) or not layer.training or counter is None:
             return True

@@ -1,8 +1,9 @@
-"""Regions of a model that are one call in its graph: inline them, or say which layers they hide from passes.
+"""Regions of a model that are one call in its graph: inline them, or report which layers they hide from passes.
 
-What a model runs under ``torch.no_grad`` is such a region. Where no gradient could flow into it, its nodes do the same
-outside of it. Elsewhere they do if their results are detached, unless the region writes to a tensor from outside:
-autograd would then record the write. A view of a tensor from outside stays in its region too: autograd knows of it.
+Code that a model runs under ``torch.no_grad`` is such a region. If no gradient could flow into it, its nodes do the
+same outside of it. Otherwise they do if their results are detached, unless the region writes to a tensor from outside:
+autograd would then record the write. A region that views a tensor from outside is not inlined either: autograd tracks
+views.
 
 ``y = no_grad(region)(x)`` -> ``y = region(x).detach()``
 """
@@ -27,14 +28,14 @@ _MAY_RETURN_INPUT = frozenset({"aten::dropout", "aten::feature_dropout", "aten::
 
 
 def inline_regions(graph: Graph, root: nn.Module) -> None:
-    """Inline the regions that the model runs under ``torch.no_grad``, where that changes nothing.
+    """Inline the regions that the model runs under ``torch.no_grad``, if this changes no result.
 
     `root` holds the modules that ``get_attr`` nodes of the graph name.
     """
     reached: dict[Node, bool] = {}
     for node in iter_nodes(graph):
         region, made = _gradient_free_region(node, root), [node]
-        # What a region within the region is called would be looked for in the root.
+        # The name of a region within the region would be looked up in the root.
         if region is not None and not any(inner.op == "get_attr" for inner in iter_nodes(region.graph)):
             operands = node.args[2:]
             detached = any(isinstance(operand, Node) and reached[operand] for operand in operands)
@@ -86,7 +87,7 @@ def _inline(
 
 
 def _keeps_to_itself(graph: Graph) -> bool:
-    """Whether a region neither writes to nor views tensors from outside that gradients could flow into."""
+    """Return whether a region neither writes to nor views outside tensors that gradients could flow into."""
     results = [result for node in iter_nodes(graph) if node.op == "output" for result in node.all_input_nodes]
     seen = [result for result in results if result.op != "placeholder"]
     written = [tensor for node in iter_nodes(graph) for tensor in _written(node)]
@@ -105,7 +106,7 @@ def _written(node: Node) -> list[Node]:
 
 
 def _is_own(node: Node) -> bool:
-    """Whether a tensor, and what it is a view of, was made within its graph."""
+    """Return whether a tensor, and the base that it is a view of, was made within its graph."""
     while node.op != "placeholder":
         if not isinstance(node.target, torch._ops.OpOverload) or not node.all_input_nodes:
             return isinstance(node.target, torch._ops.OpOverload)
@@ -117,9 +118,9 @@ def _is_own(node: Node) -> bool:
 
 
 def _is_reached(node: Node, reached: Mapping[Node, bool]) -> bool:
-    """Whether a gradient could flow into a value, now or after the user has asked for one.
+    """Return whether a gradient could flow into a value, now or after the user has asked for one.
 
-    It could into floating-point inputs and parameters, frozen ones too, and into what is computed from them.
+    It could flow into floating-point inputs and parameters, even frozen ones, and into values computed from them.
     """
     if not _differentiable(node):
         return False
@@ -137,10 +138,10 @@ def _differentiable(node: Node) -> bool:
 
 
 def hidden_note(graph_module: GraphModule) -> str | None:
-    """Return which calls of a graph are regions that compute with parameters, or None where there are none.
+    """Return a note on the calls of a graph that are regions computing with parameters, or None.
 
-    ``torch.export`` keeps what runs under ``torch.autocast``, or without gradients though some could flow into it, as
-    graphs within the graph; the branches of ``torch.cond`` and the like as well.
+    ``torch.export`` keeps as graphs within the graph: code under ``torch.autocast``, code without gradients that some
+    could flow into, and the branches of ``torch.cond`` and similar operators.
     """
     regions = [node for node in iter_nodes(graph_module.graph) if isinstance(node.target, HigherOrderOperator)]
     hiding = {node: found for node in regions if (found := _parameters(node, graph_module))}

@@ -17,7 +17,7 @@ def shell_tree(model: nn.Module, kept: Collection[nn.Module]) -> nn.Module:
 
     Modules in `kept` become shallow clones of their class, all others plain ``nn.Module``. A module that the model
     holds under two names is one module under two names here too, so that ``state_dict`` has the same keys in the same
-    order, those of ties and of unused parameters included.
+    order, including those of ties and of unused parameters.
     """
     return _Shells(kept).shell(model)
 
@@ -40,7 +40,7 @@ def clone_module(module: M) -> M:
 
 
 class _Shells:
-    """The shells made so far, by the identity of what they stand for."""
+    """The shells made so far, by the identity of the original module."""
 
     def __init__(self, kept: Collection[nn.Module]) -> None:
         self.kept = {id(module) for module in kept}
@@ -64,7 +64,7 @@ class _Shells:
 
 
 def attribute(root: nn.Module, target: str) -> Any:
-    """Return what a dotted name leads to, or None where there is nothing."""
+    """Return the attribute of a dotted name, or None."""
     found: Any = root
     for name in target.split("."):
         child = found._modules.get(name) if isinstance(found, nn.Module) else None  # asking the module takes longer
@@ -75,14 +75,14 @@ def attribute(root: nn.Module, target: str) -> Any:
 
 
 def registered(root: nn.Module, target: str) -> torch.Tensor | None:
-    """Return the parameter or buffer of a dotted name, or None where there is none."""
+    """Return the parameter or buffer of a dotted name, or None."""
     path, _, name = target.rpartition(".")
     owner = attribute(root, path) if path else root
     return owner._parameters.get(name, owner._buffers.get(name)) if isinstance(owner, nn.Module) else None
 
 
 def owner_of(root: nn.Module, target: str) -> tuple[nn.Module, str]:
-    """Return the module that is to hold a dotted name, and its last part; containers that are missing are made."""
+    """Return the module that is to hold a dotted name, and the name's last part; missing containers are made."""
     *path, name = target.split(".")
     owner = root
     for part in path:
@@ -94,12 +94,12 @@ def owner_of(root: nn.Module, target: str) -> tuple[nn.Module, str]:
 
 
 def running(node: Node) -> str:
-    """Return the name of the module that has run a node, as ``torch.export`` notes it; empty where unknown."""
+    """Return the name of the module that ran a node, as ``torch.export`` notes it; empty if unknown."""
     stack = list((node.meta.get("nn_module_stack") or {}).values())
     return str(stack[-1][0]).split("@")[0] if stack else ""
 
 
 def value_of(root: nn.Module, argument: object) -> Any:
-    """Return what an argument of a node reads off the module of its graph; the argument itself where it reads none."""
+    """Return the attribute that a ``get_attr`` argument reads from the graph's module; any other argument as it is."""
     is_read = isinstance(argument, Node) and argument.op == "get_attr"
     return attribute(root, str(argument.target)) if isinstance(argument, Node) and is_read else argument

@@ -15,12 +15,12 @@ _ARITHMETIC = ("_operator", "operator", "math", "builtins")
 
 
 def tidy(graph: Graph, root: nn.Module) -> None:
-    """Remove what the export has added and what does nothing.
+    """Remove leftovers of the export and calls without effect.
 
-    - values that nothing reads go, where computing them has no other effect;
-    - dropout that does not train is its input;
-    - a region without gradients is inlined, and its results are detached where gradients could flow into it;
-    - assertions on dtypes that cannot change go.
+    - values that nothing reads are erased, if computing them has no other effect;
+    - dropout in eval mode is replaced by its input;
+    - a region without gradients is inlined, and its results are detached if gradients could flow into it;
+    - assertions on dtypes that cannot change are erased.
     """
     inline_regions(graph, root)
     for node in iter_nodes(graph):
@@ -34,10 +34,10 @@ def tidy(graph: Graph, root: nn.Module) -> None:
 
 
 def _has_effect(node: Node) -> bool:
-    """Whether a node does more than to compute its value: in-place writes, random numbers, running statistics.
+    """Return whether a node does more than compute its value: in-place writes, random numbers, running statistics.
 
     A function that is neither an operator nor arithmetic may enter or leave a context, such as a level of
-    ``torch.vmap``: its value need not be read for others to rely on it.
+    ``torch.vmap``, that other nodes rely on even if nothing reads its value.
     """
     if node.is_impure():
         return True
@@ -49,7 +49,7 @@ def _has_effect(node: Node) -> bool:
 
 
 def _is_arithmetic(function: object) -> bool:
-    """Whether a function that is no operator computes with numbers and sizes, or is a graph within the graph."""
+    """Return whether a function that is not an operator computes with numbers and sizes, or runs a nested graph."""
     module, name = str(getattr(function, "__module__", "")), str(getattr(function, "__name__", ""))
     is_number = module in _ARITHMETIC or "sym_" in name or module.startswith("torch.fx.experimental")
     return is_number or isinstance(function, torch._ops.HigherOrderOperator)

@@ -1,1 +1,1 @@
-"""What models of the transformers library need."""
+"""Support for models of the transformers library."""

@@ -1,4 +1,4 @@
-"""Inputs of texts that a call may leave out: what the model takes in their place, where that was seen to be so."""
+"""Inputs of text models that a call may leave out, and the values that the model was seen to use instead."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ _NUMBERS = {"attention_mask": 1, "token_type_ids": 0}
 
 
 def absent_inputs(model: nn.Module, form: CallForm, inputs: Mapping[str, object]) -> dict[str, int]:
-    """Return the inputs that a call may leave out, each with the number that stands at all tokens then.
+    """Return the inputs that a call may leave out, each with the number that the model then uses for all tokens.
 
-    Models disagree: GPT-2 adds nothing for absent token types, and others read the mask off the padding. So the model
-    is called both ways, with a token of padding among those of the example.
+    Models disagree: GPT-2 adds nothing for absent token types, and others derive the mask from the padding. So the
+    model is called both ways, with a padding token among those of the example.
     """
     ids = inputs.get(IDS)
     config = getattr(model, "config", None)

@@ -1,7 +1,7 @@
-"""What clients of a Hugging Face model ask it for, on a captured one: its configuration, device, dtype, and the like.
+"""Attributes of Hugging Face models that clients read, on captured models: configuration, device, dtype and others.
 
-The note that it is read from is plain data, which copies, pickles and archives keep; transformers is imported when the
-configuration is asked for.
+They are read from a note of plain data, which copies, pickles and archives keep; transformers is imported when the
+configuration is read.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from fxopt_core.errors import CaptureError
 
 NOTE = "pretrained"
 """The key of the note in ``graph_module.meta``."""
-# Arguments that a call may repeat as the configuration has them, with what they are by default.
+# Arguments that a call may repeat as the configuration has them, with their defaults.
 _REPEATED = {"return_dict": True, "output_attentions": False, "output_hidden_states": False}
 _KEYS: Mapping[str, Any] = {
     "attributes": dict,
@@ -40,7 +40,7 @@ _CONFIGURATIONS: WeakKeyDictionary[GraphModule, dict[str, Any]] = WeakKeyDiction
 
 
 def keep_attributes(graph_module: GraphModule, model: Any) -> None:
-    """Note the attributes of a Hugging Face model in its captured module, which has them from now on."""
+    """Note the attributes of a Hugging Face model in its captured module, and give it these attributes."""
     generation = getattr(model, "generation_config", None)
     graph_module.meta[NOTE] = {
         "attributes": {name: repr(value) for name, value in _plain_attributes(model)},
@@ -53,9 +53,9 @@ def keep_attributes(graph_module: GraphModule, model: Any) -> None:
 
 
 def _plain_attributes(model: nn.Module) -> Iterator[tuple[str, object]]:
-    """Yield what a model and its classes say about it as plain values: whatever a library may ask it for.
+    """Yield the attributes of a model and its classes that are plain values, since a library may read any of them.
 
-    What may be a path of this machine is left out.
+    Values of the instance that may be paths of this machine are left out.
     """
     of_classes = {name for cls in type(model).__mro__ for name in vars(cls)}
     for name in filter(_may_be_noted, sorted(of_classes | vars(model).keys())):
@@ -79,12 +79,12 @@ def _read(text: object) -> object:
 
 
 def note_to_write(note: Any) -> Any:
-    """Return the note of a model for a file: of folders that it and its parts came from, the names alone."""
+    """Return the note of a model for a file: paths of folders that it and its parts came from are cut to names."""
     return None if note is None else {**note, "name_or_path": "", "config": _without_folders(note["config"])}
 
 
 def _without_folders(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a configuration, with those of its parts, that has no path of this machine."""
+    """Return a configuration without paths of this machine, in its parts either."""
     found = {key: _without_folders(value) if isinstance(value, dict) else value for key, value in config.items()}
     path = PurePath(str(found.get("_name_or_path", "")))
     return {**found, "_name_or_path": path.name} if path.is_absolute() else found
@@ -94,7 +94,7 @@ def checked_note(note: Any) -> Mapping[str, Any]:
     """Return a note that was read from a file.
 
     Raises:
-        CaptureError: It is none.
+        CaptureError: It is not a valid note.
     """
     if not isinstance(note, dict) or note.keys() != _KEYS.keys():
         raise CaptureError(f"the attributes of a model are {note!r:.80}, expected {', '.join(_KEYS)}")
@@ -110,7 +110,7 @@ def checked_note(note: Any) -> Mapping[str, Any]:
 
 
 def add_attributes(graph_module: GraphModule) -> None:
-    """Give a captured module with a note the attributes of its model; its class is its own."""
+    """Give a captured module with a note the attributes of its model, on the class that only this module has."""
     if NOTE not in vars(graph_module).get("meta", ()):
         return
     own = {*graph_module._modules, *graph_module._parameters, *graph_module._buffers}
@@ -122,14 +122,14 @@ def add_attributes(graph_module: GraphModule) -> None:
 
 
 def is_noted(graph_module: nn.Module, name: str) -> bool:
-    """Whether a captured module has an attribute from its model."""
+    """Return whether a captured module has an attribute from its model."""
     note = vars(graph_module).get("meta", {}).get(NOTE)
     return note is not None and (name in _ATTRIBUTES or name in note["attributes"])
 
 
 def without_defaults(graph_module: GraphModule, kwargs: dict[str, Any], known: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arguments of a call without those that repeat the configuration, and are not ``known`` otherwise."""
-    repeated = [name for name in kwargs if name in _REPEATED and name not in known]  # in words that dynamo reads
+    """Return the arguments of a call without those that repeat the configuration, unless they are ``known``."""
+    repeated = [name for name in kwargs if name in _REPEATED and name not in known]  # written so that dynamo traces it
     if not repeated or NOTE not in graph_module.meta:
         return kwargs
     config = graph_module.meta[NOTE]["config"]
@@ -138,7 +138,7 @@ def without_defaults(graph_module: GraphModule, kwargs: dict[str, Any], known: M
 
 
 class _Attribute:
-    """An attribute that is computed, and may be set: what is set takes its place."""
+    """An attribute that is computed unless it has been set."""
 
     def __init__(self, name: str) -> None:
         self._compute = _ATTRIBUTES[name]
@@ -163,7 +163,7 @@ def _configuration(key: str) -> Callable[[GraphModule], Any]:
 
 @cache
 def _class(name: str, of_models: bool) -> Any:
-    """Return the class of a configuration; a model's own one, which transformers does not have, becomes a plain one."""
+    """Return the class of a configuration; the base class for a model's own one, which transformers lacks."""
     transformers = import_module("transformers")
     base = transformers.PreTrainedConfig if of_models else transformers.GenerationConfig
     found = getattr(transformers, name, None)
@@ -176,7 +176,7 @@ def _device(graph_module: nn.Module) -> torch.device:
 
 
 def dtype_of(graph_module: nn.Module) -> torch.dtype:
-    """Return the dtype of the first floating-point tensor, as transformers has it."""
+    """Return the dtype of the first floating-point tensor, as in transformers."""
     tensors = (*graph_module.parameters(), *graph_module.buffers())
     return next((tensor.dtype for tensor in tensors if tensor.is_floating_point()), torch.get_default_dtype())
 
@@ -195,4 +195,4 @@ _ATTRIBUTES: dict[str, Callable[[GraphModule], Any]] = {
     "can_generate": lambda graph_module: lambda: False,
 }
 _OF_GRAPHS = frozenset(dir(GraphModule)) | vars(GraphModule(nn.Module(), Graph())).keys()
-"""What means something else on graph modules: no model's attribute takes its place."""
+"""Attributes that mean something else on graph modules, and are not replaced by a model's."""

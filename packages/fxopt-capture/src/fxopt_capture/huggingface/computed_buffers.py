@@ -1,7 +1,7 @@
-"""Buffers that no checkpoint has, of Hugging Face models on the meta device: computed as transformers does on loading.
+"""Computing the buffers that no checkpoint has, for Hugging Face models on the meta device.
 
-``from_pretrained`` makes every model on the meta device, too. Buffers that are not saved, such as the frequencies of
-rotary embeddings, get their values from the model's own ``initialize_weights`` then.
+``from_pretrained`` makes every model on the meta device, too; buffers that are not saved, such as the frequencies of
+rotary embeddings, then get their values from the model's own ``initialize_weights``.
 """
 
 from __future__ import annotations
@@ -11,21 +11,18 @@ import copy
 import torch
 from torch import Tensor, nn
 
-_GARBAGE = (0, 1)  # what buffers hold before: those with the same values after both were computed, and wholly
+_GARBAGE = (0, 1)  # initial contents: buffers that end with the same values after both were fully computed
 
 
 def computed_buffers(model: nn.Module, device: torch.device) -> dict[str, Tensor]:
-    """Return the values of buffers that are not saved and hold nothing, by name, as far as the model can compute them.
-
-    Nothing is written into the model.
-    """
+    """Return the values of unsaved meta buffers by name, as far as the model computes them, without changing it."""
     first, second = (_initialized(model, garbage) for garbage in _GARBAGE)
     same = (name for name in first if name in second and torch.equal(first[name], second[name]))
     return {name: first[name].to(device) for name in same}
 
 
 def _initialized(model: nn.Module, garbage: int) -> dict[str, Tensor]:
-    """Return such buffers of a copy without weights after it was initialized; none where that fails."""
+    """Return such buffers of a copy without weights after initialization; none if it fails."""
     on_meta = {id(tensor): tensor.detach().to("meta") for tensor in (*model.parameters(), *model.buffers())}
     copied = copy.deepcopy(model, on_meta)
     found = {}

@@ -1,4 +1,4 @@
-"""The configurations of Hugging Face models, which hold each other, and are read while the models run."""
+"""The configurations of Hugging Face models, which may be nested, and which the models read while they run."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ def configurations(model: nn.Module) -> list[Any]:
 
 @contextmanager
 def configurations_kept(model: nn.Module, others: Iterable[object] = ()) -> Iterator[None]:
-    """Give the configurations of a model, and other containers, back at the end what they held, at any depth.
+    """Restore the contents of a model's configurations, and of other containers, after a ``with`` block, at any depth.
 
-    Setting an implementation of attention or experts writes through to all configurations within.
+    Setting an implementation of attention or experts also writes to all nested configurations.
     """
     containers = Containers()
     containers.add([*(vars(config) for config in configurations(model)), *others])

@@ -1,4 +1,4 @@
-"""Example inputs for models of the transformers library, from their configuration alone."""
+"""Example inputs for models of the transformers library, made from their configuration."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ _PER_SEQUENCE = ("ForSequenceClassification", "ForMultipleChoice", "ForNextSente
 def default_names(model: nn.Module) -> list[str]:
     """Return the inputs that a Hugging Face model is captured with unless told otherwise.
 
-    That is its main input, the attention mask for text, the decoder's ids where it has a decoder, and the image where
-    it needs both an image and a text.
+    These are its main input, the attention mask for text, the decoder's ids if it has a decoder, and the image if it
+    needs both an image and a text.
     """
     names = list(forward_signature(model).parameters)
     main = str(getattr(model, "main_input_name", names[0]))

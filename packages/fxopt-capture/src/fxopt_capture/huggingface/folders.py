@@ -1,7 +1,7 @@
 """A captured Hugging Face model as a folder: its configuration, and an archive in place of weights.
 
-``config.json`` is that of the model but for two keys. ``model_type`` is `MODEL_TYPE`, which transformers knows where
-fxopt is installed, and `KEY` says what the model's own type is, and where the graph is.
+``config.json`` is that of the model except for a few keys. ``model_type`` is `MODEL_TYPE`, which transformers knows if
+fxopt is installed, and `KEY` has the model's own type and the name of the archive.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from fxopt_core.errors import CaptureError
 ARCHIVE = "model.fxopt"
 KEY = "fxopt"
 MODEL_TYPE = "fxopt (pip install fxopt)"
-"""What transformers quotes where it knows no such type: its message says what to install."""
+"""transformers quotes an unknown type in its error, so the message says what to install."""
 
 
 def save_pretrained(graph_module: GraphModule, folder: str | Path, *, push_to_hub: bool = False, **_: object) -> None:
-    """Save a captured Hugging Face model where its ``save_pretrained`` would have saved it; options are of weights.
+    """Save a captured Hugging Face model like ``save_pretrained``; options other than these concern weights.
 
     Raises:
         CaptureError: The folder cannot be written, or the graph module cannot be saved.

@@ -1,4 +1,4 @@
-"""What is known about the models of the transformers library; it is imported only where a model comes from it."""
+"""Knowledge about the models of the transformers library, which is imported only if a model comes from it."""
 
 from __future__ import annotations
 
@@ -26,22 +26,22 @@ _EAGER = "eager"
 
 
 def is_pretrained(model: nn.Module) -> bool:
-    """Whether `model` is a ``transformers.PreTrainedModel``; does not import transformers."""
+    """Return whether `model` is a ``transformers.PreTrainedModel``, without importing transformers."""
     utilities = sys.modules.get("transformers.modeling_utils")
     return utilities is not None and isinstance(model, utilities.PreTrainedModel)
 
 
 def pretrained_models(model: nn.Module) -> list[nn.Module]:
-    """Return the models of transformers that a module is or has in it, without those within another one."""
+    """Return the outermost models of transformers in a module, or the module itself if it is one."""
     if is_pretrained(model):
         return [model]
     return [found for child in model.children() for found in pretrained_models(child)]
 
 
 def cache_choice(model: nn.Module, form: CallForm) -> dict[str, object]:
-    """Return ``use_cache`` as the model's configuration says, where the model has that argument and was not given it.
+    """Return ``use_cache`` from the model's configuration, if the model has this argument and was not given it.
 
-    Where the configuration says no and one of a part says yes, the model decides: which of them it reads is its own.
+    If the configuration says no and a nested one says yes, the model is left to decide which of them it reads.
     """
     default = getattr(getattr(model, "config", None), "use_cache", None)
     if default is None or not _takes_use_cache(form) or "use_cache" in form.fixed:
@@ -52,7 +52,7 @@ def cache_choice(model: nn.Module, form: CallForm) -> dict[str, object]:
 
 
 def no_cache(form: CallForm, inputs: Mapping[str, object]) -> dict[str, object]:
-    """Return ``use_cache=False`` where a model has that argument and was given no cache."""
+    """Return ``use_cache=False`` if a model has this argument and was given no cache."""
     return {"use_cache": False} if _takes_use_cache(form) and not any(map(is_cache, inputs.values())) else {}
 
 
@@ -63,9 +63,9 @@ def _takes_use_cache(form: CallForm) -> bool:
 def dynamic_dimensions(name: str, tensor: torch.Tensor, caches: Collection[str] = ()) -> Sequence[int]:
     """Return the dimensions of an input that are dynamic: batch, and for text the sequence.
 
-    Token ids, masks over them and embeddings have the sequence second, or third after the choices; a mask of rank four
-    is over queries and keys, and the keys and values of `caches` have it third. The sizes of images and sounds stay
-    static.
+    The sequence is the second dimension of token ids, masks over them and embeddings, or the third after choices, and
+    the third of the keys and values of `caches`; a four-dimensional mask is over queries and keys. The sizes of images
+    and sounds stay static.
     """
     if tensor.dim() == 0:
         return ()
@@ -80,17 +80,17 @@ def dynamic_dimensions(name: str, tensor: torch.Tensor, caches: Collection[str] 
 
 
 def dynamic_dimensions_around(name: str, tensor: torch.Tensor, caches: Collection[str] = ()) -> Sequence[int]:
-    """Return the dimensions that may be dynamic of an input of a module with a Hugging Face model in it.
+    """Return the dimensions that may be dynamic of an input of a module that contains a Hugging Face model.
 
-    What its arguments are called says nothing, so that the second dimension counts as one of lengths wherever there may
-    be one. torch leaves a dimension static which the model needs to be of one size.
+    The names of its arguments say nothing, so the second dimension counts as a length wherever it may be one. torch
+    leaves a dimension static if the model needs it to be.
     """
     found = dynamic_dimensions(name, tensor, caches)
     return (0, 1) if tuple(found) == (0,) and tensor.dim() in (2, 3) else found
 
 
 def preparations(model: nn.Module) -> list[Preparation]:
-    """Return what to export a model in: a light context, one with all that transformers ships, other attention."""
+    """Return contexts to export a model in: a light one, one with transformers' patches, one with eager attention."""
     found = [Preparation(partial(_prepared, model, patched=patched)) for patched in (False, True)]
     chosen = {getattr(config, "_attn_implementation", None) for config in configurations(model)} - {None, _EAGER}
     if chosen:
@@ -103,7 +103,7 @@ def preparations(model: nn.Module) -> list[Preparation]:
 
 
 def _is_about_attention(errors: Sequence[Exception]) -> bool:
-    """Whether an export has failed in a kernel of attention, or in making the mask for one."""
+    """Return whether an export has failed in an attention kernel, or in making a mask for one."""
     frames = (frame for error in errors for frame in traceback.extract_tb(error.__traceback__))
     places = (os.path.basename(frame.filename) + frame.name for frame in frames)
     return any("_attention" in place or "mask" in place for place in places)
@@ -111,7 +111,7 @@ def _is_about_attention(errors: Sequence[Exception]) -> bool:
 
 @contextmanager
 def _prepared(model: nn.Module, *, patched: bool, eager: bool = False) -> Iterator[None]:
-    """Set up what an export of the model needs, and take it back at the end."""
+    """Set up what an export of the model needs, and undo it at the end."""
     with ExitStack() as stack:
         stack.enter_context(configurations_kept(model))
         stack.enter_context(_plain_masks())
@@ -135,7 +135,7 @@ def _prepared(model: nn.Module, *, patched: bool, eager: bool = False) -> Iterat
 
 @contextmanager
 def _plain_masks() -> Iterator[None]:
-    """Have transformers compute masks of several conditions by broadcasting, as in its own exports, without vmap.
+    """Let transformers compute masks of several conditions by broadcasting, as in its own exports, and not by vmap.
 
     Passes and other runtimes can read such a graph. Releases before 5.23 do not offer it.
     """
@@ -153,9 +153,9 @@ def _plain_masks() -> Iterator[None]:
 
 @contextmanager
 def _normed_projections(model: nn.Module) -> Iterator[None]:
-    """Let attention of images that transformers replaces for the export norm its queries and keys.
+    """Normalise queries and keys of the image attention that transformers replaces for the export.
 
-    What replaces it calls ``qkv``, and norms only what comes from three projections.
+    The replacement calls ``qkv``, and normalises only the results of three separate projections.
     """
     hooks = [
         module.get_submodule("qkv").register_forward_hook(partial(_normed, module))
@@ -171,7 +171,7 @@ def _normed_projections(model: nn.Module) -> Iterator[None]:
 
 
 def _normed(layer: Any, project: nn.Module, args: object, projected: torch.Tensor) -> torch.Tensor:
-    """Return queries, keys and values side by side, the former two normed by head."""
+    """Return queries, keys and values side by side, with queries and keys normalised per head."""
     width = getattr(layer, "kv_dim", None) or projected.shape[-1] // 3
     parts = torch.split(projected, [projected.shape[-1] - 2 * width, width, width], dim=-1)
     queries, keys = (part.view(*part.shape[:-1], -1, layer.head_dim) for part in parts[:2])

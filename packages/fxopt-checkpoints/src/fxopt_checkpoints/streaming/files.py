@@ -27,9 +27,9 @@ class StoredTensor:
     like: Tensor
 
     def read(self) -> Tensor:
-        """Return the tensor in the mapped memory of its file, which nobody may write and which is to be dropped soon.
+        """Return the tensor in the mapped memory of its file; do not write to it, and drop it soon.
 
-        What was read of a mapped file counts as memory of the process until it is closed: each tensor opens its own.
+        Pages read from a mapped file count as memory of the process until it is closed, so each tensor opens its own.
 
         Raises:
             CheckpointError: Reading fails.
@@ -41,7 +41,7 @@ def stored_tensors(path: str | os.PathLike[str]) -> dict[str, StoredTensor]:
     """Return the tensors of a checkpoint by name, from the headers of all of its files; see `load_checkpoint`.
 
     Raises:
-        CheckpointError: There is no checkpoint, a file is damaged, or the index does not say what is in the shards.
+        CheckpointError: There is no checkpoint, a file is damaged, or the index contradicts the shards.
     """
     found = Path(path)
     if found.is_dir():

@@ -1,4 +1,4 @@
-"""`load_checkpoint`: safetensors checkpoints of the original model, read right into a rewritten one."""
+"""`load_checkpoint`: safetensors checkpoints of the original model, read directly into a rewritten one."""
 
 from __future__ import annotations
 
@@ -32,36 +32,36 @@ def load_checkpoint(
     protect_values: bool = True,
     rename: Mapping[str, str] | Callable[[str], str | None] | None = None,
 ) -> IncompatibleKeys:
-    """Load a safetensors checkpoint of the original model into a rewritten one, and read each tensor to its place.
+    """Load a safetensors checkpoint of the original model into a rewritten one, each tensor directly to its place.
 
-    The result is that of loading it into the original model and applying the passes then, bit for bit. But nothing is
-    held besides the rewritten model: of a merged weight, the parts are read into its rows, and a fold is computed from
-    the few tensors that go into it. So it is for models that are made, captured and rewritten on the meta device.
+    The result is the same, bit for bit, as loading it into the original model and then applying the passes. But only
+    the rewritten model is held in memory: parts of a merged weight are read into its rows, and a fold is computed from
+    its few inputs. So it suits models that are made, captured and rewritten on the meta device.
 
     Args:
-        graph_module: the rewritten module, on the meta device or not, or partly.
+        graph_module: the rewritten module; all, some or none of its tensors may be on the meta device.
         path: a ``.safetensors`` file, the index of a sharded checkpoint (``model.safetensors.index.json``), or a folder
             that has either, as ``save_pretrained`` writes it.
-        strict: whether the keys have to be those of the original model exactly, and nothing may be left on the meta
-            device. Otherwise what is there is loaded; tensors on the meta device stay there unless all of their parts
-            are given. See `load_original_state_dict`.
-        device: where all is to be afterwards. None: tensors stay where they are, and those on the meta device come to
-            where the graph was captured for, which is the CPU if that is not known.
-        dtype: what all floating-point tensors become, as by ``graph_module.to(dtype)``. None: what is read is cast to
-            the dtypes that the module has.
-        protect_values: whether the former values of what is written in place are kept in CPU memory until all is read,
-            so that an error leaves nothing loaded then either. What is on the meta device needs no copy.
-        rename: a mapping, or a function, from names in the checkpoint to those in the original model, None for what
-            is to be skipped. None: the names in ``graph_module.meta["checkpoint_names"]``, where `capture` notes how
+        strict: whether the keys have to be exactly those of the original model, and nothing may be left on the meta
+            device. Otherwise whatever is given is loaded; tensors on the meta device stay there unless all of their
+            parts are given. See `load_original_state_dict`.
+        device: the device of all tensors afterwards. None: tensors stay where they are, and those on the meta device
+            move to the device that the graph was captured for, or to the CPU if it is not known.
+        dtype: the dtype of all floating-point tensors afterwards, as by ``graph_module.to(dtype)``. None: values are
+            cast to the dtypes of the module.
+        protect_values: whether values that are overwritten in place are kept in CPU memory until everything is read, so
+            that nothing is loaded after an error. Tensors on the meta device need no copy.
+        rename: a mapping, or a function, from names in the checkpoint to those in the original model, or to None for
+            tensors to skip. None: the names in ``graph_module.meta["checkpoint_names"]``, where `capture` notes how
             transformers renames the tensors of some models when it saves them.
 
     Returns:
-        As in torch: the original keys that are missing, and those that are not of the original model.
+        The missing and the unexpected keys of the original model, as in torch.
 
     Raises:
         CheckpointError: There is no checkpoint; a file is damaged, truncated, or not in this format; the index
             contradicts its shards; tensors are missing or unexpected, or have other shapes or kinds of dtype; folded
-            weights would not be finite; reading fails. Tensors and files are named, and nothing is loaded.
+            weights would not be finite; reading fails. The message names tensors and files, and nothing is loaded.
         FxoptError: See `key_map`.
 
     >>> import safetensors.torch, tempfile
@@ -86,7 +86,7 @@ class Movable(Protocol):
     """A submodule that depends on the dtype of the whole module, as guards of its inputs may."""
 
     def moved_to(self, dtype: torch.dtype) -> Callable[[], None]:
-        """Note the new dtype, or refuse it; return what takes that back."""
+        """Note the new dtype, or refuse it; return a function that reverts the note."""
 
 
 class _Loading:
@@ -118,7 +118,7 @@ class _Loading:
         return result
 
     def _prepare(self, label: str, values: Tensor) -> Tensor:
-        """Read what a function computes with, cast as loading it into the original model would."""
+        """Read an argument of a function, cast as loading it into the original model would."""
         stored = self.validation.stored_for(values)
         read = values if stored is None else stored.read().reshape(values.shape)
         return read.to(self.devices[label], self.dtypes[label]).contiguous()

@@ -1,4 +1,4 @@
-"""Where the tensors of a checkpoint go in a rewritten module, and on which device and in which dtype they are then."""
+"""Where the tensors of a checkpoint go in a rewritten module, and the devices and dtypes that they get there."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from fxopt_core.errors import CheckpointError
 
 
 class Placement:
-    """The tensors of a module, and what they are to be.
+    """The tensors of a module, and their devices and dtypes after loading.
 
     Args:
         graph_module: the rewritten module.
-        device: where all is to be; None where tensors stay.
-        dtype: what floating-point tensors are to be; None where they stay what they are.
+        device: the device of all tensors; None if they stay where they are.
+        dtype: the dtype of floating-point tensors; None if they keep theirs.
 
     Attributes:
-        wanted: for each tensor one of one element, with the device and the dtype that it is to have.
-        loaded: the names of those that a checkpoint fills, tied ones included.
+        wanted: for each tensor, one of a single element with the device and the dtype to come.
+        loaded: the names of tensors that a checkpoint fills, including tied ones.
         owners: the modules that hold a tensor, each with its name there, by the id of the tensor.
 
     Raises:
@@ -52,19 +52,19 @@ class Placement:
         self.wanted = {key: self._stand_in(tensor, for_meta) for key, tensor in self.current.items()}
 
     def _captured_device(self) -> torch.device:
-        """Return the device that the graph was captured for, as far as that is known: that of its inputs."""
+        """Return the device that the graph was captured for: that of its inputs, or else of its tensors, or the CPU."""
         nodes = (node for node in iter_nodes(self.graph_module.graph) if node.op == "placeholder")
         values = [value for node in nodes if isinstance(value := node.meta.get("val"), Tensor)]
         devices = (tensor.device for tensor in (*values, *self.current.values()))
         return next((device for device in devices if device.type != "meta"), torch.device("cpu"))
 
     def _stand_in(self, tensor: Tensor, for_meta: torch.device) -> Tensor:
-        """Return a tensor with the device and dtype to come, and next to no memory."""
+        """Return a tensor of a single element with the device and dtype to come."""
         dtype = self.dtype if self.dtype is not None and tensor.is_floating_point() else tensor.dtype
         return torch.empty((), device=self._device or (for_meta if tensor.is_meta else tensor.device), dtype=dtype)
 
     def others(self) -> list[str]:
-        """Return the names of the tensors that no checkpoint fills, and that are to have another device or dtype."""
+        """Return the names of tensors that no checkpoint fills, and whose device or dtype is to change."""
         others = [key for key, tensor in self.current.items() if key not in self.loaded and not tensor.is_meta]
         return [key for key in others if not self._stays(key)]
 
@@ -73,10 +73,10 @@ class Placement:
         return (tensor.device, tensor.dtype) == (wanted.device, wanted.dtype)
 
     def target(self, key: str, *, complete: bool, covered: int) -> Tensor:
-        """Return what the values of a tensor are written into: itself, or a new one.
+        """Return the tensor to write values into: the present one, or a new one.
 
         ``complete`` says whether all values that a checkpoint has for it are written, and ``covered`` how many elements
-        these are: a pass may have padded it.
+        they fill: a pass may have padded it.
         """
         former, wanted = self.current[key], self.wanted[key]
         writable = not former.is_inference() or torch.is_inference_mode_enabled()
@@ -89,7 +89,7 @@ class Placement:
 
 
 def _usable(device: torch.device | str) -> torch.device:
-    """Return a device as tensors on it name it."""
+    """Return a device with its index, as tensors on it have it."""
     try:
         found = torch.empty(0, device=device).device
     except Exception as error:  # a name that torch does not know, or a device that is not here
@@ -100,7 +100,7 @@ def _usable(device: torch.device | str) -> torch.device:
 
 
 def _check_devices(graph_module: GraphModule, device: torch.device) -> None:
-    """Refuse a device other than that on which the graph makes tensors itself."""
+    """Refuse a device if the graph itself makes tensors on another one."""
     for node in iter_nodes(graph_module.graph):
         for found in pytree.tree_leaves((node.args, node.kwargs)):
             if isinstance(found, torch.device) and found.type not in (device.type, "meta"):

@@ -1,6 +1,6 @@
-"""What checkpoints call the tensors of a model, where that is not what the model calls them.
+"""Names of tensors in checkpoints that differ from those in the model.
 
-Whoever makes a graph module notes it there, as plain data::
+The code that makes a graph module notes them there, as plain data::
 
     graph_module.meta["checkpoint_names"] = {"renamed": {"layer.w": "layer.weight"}, "converted": ["head.weight"]}
 
@@ -23,7 +23,7 @@ _KEY = "checkpoint_names"
 def renaming(
     graph_module: GraphModule, rename: Mapping[str, str] | Callable[[str], str | None] | None
 ) -> Callable[[str], str | None]:
-    """Return a function from names in a checkpoint to those in the model: as the caller says, or as it is noted."""
+    """Return a function from names in a checkpoint to those in the model, given by the caller or by the note."""
     if callable(rename):
         return rename
     known = graph_module.meta.get(_KEY, {}).get("renamed", {}) if rename is None else rename
@@ -31,10 +31,10 @@ def renaming(
 
 
 def renamed(stored: Mapping[str, StoredTensor], name_in_model: Callable[[str], str | None]) -> dict[str, StoredTensor]:
-    """Return stored tensors by the names that they have in the model; without those that have none.
+    """Return stored tensors by their names in the model, without those that have none.
 
     Raises:
-        CheckpointError: Two would have one name.
+        CheckpointError: Two of them would have the same name.
     """
     found: dict[str, StoredTensor] = {}
     for key, each in stored.items():

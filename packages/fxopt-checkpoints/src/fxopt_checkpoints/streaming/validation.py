@@ -1,4 +1,4 @@
-"""Whether the tensors in the files of a checkpoint fit a rewritten module, as far as the headers of the files say."""
+"""Whether the tensors in the files of a checkpoint fit a rewritten module, judged by the headers of the files."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _AT_START = re.compile(r"`([^`]+)`")
 
 
 class StoredValidation(Validation):
-    """A `Validation` of tensors in files, by their names in the model; those on the meta device stand in for them."""
+    """A `Validation` of tensors in files, by their names in the model, with meta tensors as stand-ins."""
 
     def __init__(self, placement: Placement, stored: Mapping[str, StoredTensor], path: str | os.PathLike[str]) -> None:
         super().__init__(placement.names, {key: each.like.detach() for key, each in stored.items()})
@@ -29,10 +29,10 @@ class StoredValidation(Validation):
         self._files: dict[int, StoredTensor] = {}
 
     def check_headers(self, *, strict: bool) -> None:
-        """Find all that is wrong by the headers; of tied tensors that are there several times, compare the values too.
+        """Find everything that is wrong by the headers; compare values only of tied tensors that are stored repeatedly.
 
         Raises:
-            CheckpointError: The checkpoint does not fit; all that is wrong is named at once.
+            CheckpointError: The checkpoint does not fit; the message names everything that is wrong.
         """
         self.check(CustomLoading(self._placement.graph_module))
         self.problems[:] = [self._with_file(problem) for problem in self.problems]
@@ -53,7 +53,7 @@ class StoredValidation(Validation):
         self.raise_error(strict)
 
     def raise_error(self, strict: bool) -> None:
-        """Raise an error that names all that is wrong, if anything is."""
+        """Raise an error that names everything that is wrong, if anything is."""
         error = self.error(strict, self._placement.current)
         if error is None:
             return
@@ -75,7 +75,7 @@ class StoredValidation(Validation):
         return [key for key in absent if key in current and current[key].is_meta]
 
     def stored_for(self, values: Tensor) -> StoredTensor | None:
-        """Return the stored tensor that another one stands in for, or None where that has values of its own."""
+        """Return the stored tensor that a stand-in represents, or None for a tensor with values."""
         return self._files.get(id(values))
 
     def _with_file(self, problem: str) -> str:

@@ -15,7 +15,7 @@ from fxopt_core.state.gc_pause import collector_paused
 from fxopt_core.text import notebook_text, text_table
 
 HISTORY_VERSION = 1
-"""Raised when scripts that read `History.to_json` would have to change."""
+"""Incremented when scripts that read `History.to_json` have to change."""
 
 _COLUMNS = ("run", "pass", "options", "state", "rewritten", "refused", "ms")
 _NUMBERS = (4, 5, 6)
@@ -23,10 +23,10 @@ _SHOWN = 50
 
 
 class History(tuple[Record, ...]):
-    """The records of all that was applied to a graph module, oldest first: a tuple of them.
+    """The records of everything applied to a graph module, as a tuple, oldest first.
 
     ``print`` shows a table: one line for each pass, and beneath it the sites that it rewrote and those that it left
-    alone, each with its reason. The run is a number; passes of one composition share it and have their place behind it.
+    alone, each with its reason. Passes of one composition share the number of the run, followed by their position.
 
     >>> import torch
     >>> from fxopt_core import LintAndRecompile, history
@@ -55,11 +55,11 @@ class History(tuple[Record, ...]):
         """Write the records as JSON for scripts.
 
         The object has ``history_version``, ``ledger_version`` and ``passes``, oldest first. Each pass has ``pass``,
-        ``class`` (``"module:qualified.name"``), ``options`` (an object; values that JSON lacks are their text),
+        ``class`` (``"module:qualified.name"``), ``options`` (an object; values that JSON cannot hold become text),
         ``signature``, ``state`` ("applied", "undone" or "vetoed"), ``run``, ``index`` (its place in a composition, or
         null), ``reversible``, ``changed``, ``seconds``, ``rewritten`` (``site``, ``nodes_before``,
         ``nodes_after``, ``modules_before``, ``modules_after``, ``note``) and ``refused`` (``site``, ``reason``,
-        ``message``, ``nodes``). Entries may be added; while ``history_version`` is the same, none is taken away or
+        ``message``, ``nodes``). While ``history_version`` stays the same, entries may be added, but none is removed or
         changes its meaning.
 
         Args:
@@ -74,13 +74,13 @@ class History(tuple[Record, ...]):
 
 
 def history(graph_module: GraphModule) -> History:
-    """Return the records of all that was applied to a graph module, oldest first.
+    """Return the records of everything applied to a graph module, oldest first.
 
     Returns:
         A tuple of records. ``print`` shows it as a table, and its ``to_json()`` is for scripts.
 
     Raises:
-        PreconditionError: It is no graph module.
+        PreconditionError: The argument is not a graph module.
         FxoptError: A newer version of fxopt wrote the ledger.
 
     >>> import torch
@@ -141,7 +141,7 @@ def _entry(record: Record) -> dict[str, Any]:
 
 
 def _plain(value: object) -> object:
-    """Return a value that JSON has, or its text."""
+    """Return a value that JSON can hold, or its text."""
     if isinstance(value, (list, tuple)):
         return [_plain(item) for item in value]
     if isinstance(value, float) and not math.isfinite(value):

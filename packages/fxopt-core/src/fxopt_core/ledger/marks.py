@@ -24,9 +24,9 @@ class NodeTag:
         id: number under which records refer to the node, or None.
         marks: signatures of the passes that marked the node, in the order of marking.
         origin: the pass that made the node and the names of the nodes it stands for, or None.
-        name: what the node was called when it got its number: it tells it from nodes that its meta was copied to.
-        ledger: at the first node of a graph, that of the graph module, for graph modules that others make of copies of
-            its nodes; see `fxopt_core.ledger.records.ledger_of`.
+        name: the node's name when it got its number; it tells the node from others that its meta was copied to.
+        ledger: on the first node of a graph, the ledger of the graph module, so that graph modules made from copies of
+            the nodes find it; see `fxopt_core.ledger.records.find_ledger`.
     """
 
     id: int | None = None
@@ -44,13 +44,13 @@ _EMPTY = NodeTag()
 
 
 def tag_of(node: Node) -> NodeTag:
-    """Return the tag of a node; an empty one where it has none."""
+    """Return the tag of a node; an empty one if it has none."""
     tag = node.meta.get(META_KEY)
     return tag if isinstance(tag, NodeTag) else _EMPTY
 
 
 def set_tag(node: Node, tag: NodeTag) -> None:
-    """Give a node its tag; an empty tag leaves no trace."""
+    """Set the tag of a node; an empty tag removes the entry in ``meta``."""
     if tag == _EMPTY and tag.ledger is None:
         node.meta.pop(META_KEY, None)
     else:
@@ -63,7 +63,7 @@ def has_mark(node: Node, signature: str) -> bool:
 
 
 def forget_ids(nodes: Iterable[Node]) -> None:
-    """Remove the numbers of nodes, and ledgers: no record refers to them any more."""
+    """Remove numbers and ledgers from nodes, once no record refers to them."""
     for node in nodes:
         tag = tag_of(node) if META_KEY in node.meta else _EMPTY
         if tag.id is not None or tag.ledger is not None:

@@ -9,13 +9,13 @@ from fxopt_core.ledger.records import Record
 from fxopt_core.names import known_class
 
 GENERAL: dict[str, str] = {}
-"""Reason code to meaning and remedy, of codes that any pass may give; fxopt-rewrite fills it."""
+"""Meaning and remedy of the reason codes that any pass may give; fxopt-rewrite fills it."""
 
 _SHOWN = 20
 
 
 def meaning(reason: str, record: Record) -> str:
-    """Return what a reason code in a record means and what to do; "" where neither the pass nor `GENERAL` has it.
+    """Return what a reason code in a record means and what to do; "" if neither the pass nor `GENERAL` has it.
 
     The class of the pass is not imported: a record may come from a file.
     """
@@ -24,7 +24,7 @@ def meaning(reason: str, record: Record) -> str:
 
 
 def refusals_text(records: Iterable[Record]) -> str:
-    """Return what was refused, a line each: up to 20 sites, with at least one for each reason, then what to do.
+    """List refused sites, one a line: up to 20, with at least one for each reason, then the remedies.
 
     >>> from fxopt_core import Refusal
     >>> refusals = tuple(Refusal(f"k{i}", "lazy", f"module `k{i}` is lazy") for i in range(22))

@@ -1,7 +1,7 @@
 """The ledger: what was applied to a graph module, kept in ``graph_module.meta["fxopt"]``.
 
-Everything here is immutable and holds no tensors: names, numbers of nodes, slices and settings. That is enough to undo
-a pass from the tensors that the rewritten module has now, and to map its keys to those of the original checkpoint.
+Everything here is immutable and holds no tensors, only names, numbers of nodes, slices and settings: enough to undo a
+pass from the tensors of the rewritten module, and to map its keys to those of the original checkpoint.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from fxopt_core.graph import iter_nodes
 from fxopt_core.ledger.marks import META_KEY, set_tag, tag_of
 
 LEDGER_VERSION = 1
-"""Of ledgers as JSON; a change raises the `FORMAT` of pickles, too."""
+"""Version of ledgers as JSON; incrementing it means incrementing the `FORMAT` of pickles, too."""
 _PLAIN_DATA = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device)
 State = Literal["applied", "undone", "vetoed"]
-Memo = dict[object, Callable[[], object]]  # what journals keep from one to the next, and call after the last
+Memo = dict[object, Callable[[], object]]  # shared by the journals of one undo, and called after the last of them
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,10 +49,10 @@ class Rewrite:
     Attributes:
         site: readable name of the site.
         before: names of the nodes that were replaced.
-        after: names of the nodes that stand for them.
-        modules_before: full names of the modules or parameters that were taken out.
-        modules_after: full names of the modules that were put in.
-        note: what else the pass says of it, such as what it has measured.
+        after: names of the nodes that replace them.
+        modules_before: full names of the modules or parameters that were removed.
+        modules_after: full names of the modules that were inserted.
+        note: anything else to report, such as a measurement.
     """
 
     site: str
@@ -72,10 +72,9 @@ class Derived:
         inputs: pairs of its tensor parameters and the original full names; None for an absent one.
         settings: pairs of its other parameters and their values.
         outputs: full names of the new tensors, in the order of its results; None for an absent one.
-        restore: ``"module:name"`` of a function that goes back: it gets the new tensors by position and the settings by
-            keyword, with ``shapes``, a mapping of the names in ``inputs`` to shapes (None for an absent one), and
-            returns a mapping of these names to tensors from which ``function`` computes the same again. None where
-            there is no way back.
+        restore: ``"module:name"`` of the inverse, or None. It gets the new tensors by position, the settings by
+            keyword, and ``shapes``, a mapping from the names in ``inputs`` to shapes (None for an absent one). It
+            returns a mapping from these names to tensors from which ``function`` computes the same again.
     """
 
     function: str
@@ -91,12 +90,12 @@ def is_plain_data(value: object) -> bool:
 
 
 def recorded_options(options: Mapping[str, object]) -> tuple[tuple[str, object], ...]:
-    """Return options as a record holds them: what is no plain value as its text."""
+    """Return options as a record holds them, with text for values that are not plain data."""
     return tuple((name, value if is_plain_data(value) else repr(value)) for name, value in options.items())
 
 
 class Journal(ABC):
-    """The edits that a pass made, in the form of whoever offers the means of editing; see `Record.journal`."""
+    """The edits that a pass made; the package that provides the `Editor` implements it."""
 
     __slots__ = ()
 
@@ -106,15 +105,15 @@ class Journal(ABC):
 
     @abstractmethod
     def take_back(self, graph_module: GraphModule, pass_name: str, memo: Memo) -> None:
-        """Undo the edits, from the last to the first, but for what the functions in ``memo`` do at the end.
+        """Undo the edits, last first, except for the work that the functions in ``memo`` do at the end.
 
         Raises:
-            UndoError: Something does not fit any more; the graph module is half undone then.
+            UndoError: An edit no longer fits the graph module, which is then half undone.
         """
 
     @abstractmethod
     def dependent(self, later: Iterable[Journal]) -> Journal | None:
-        """Return the first of later journals that has to be taken back before this one; None where there is none."""
+        """Return the first of the later journals that has to be taken back before this one, or None."""
 
     @abstractmethod
     def shapes_after(self, shapes: Mapping[str, object]) -> dict[str, object]:
@@ -133,7 +132,7 @@ class Record:
     Attributes:
         pass_name: kebab-case name of the pass.
         transformation: ``"module:qualified.name"`` of its class.
-        options: its options, as pairs; what is no plain value stands as its text.
+        options: pairs of its options and values, with text for values that are not plain data.
         signature: its signature.
         rewrites: the sites that were rewritten.
         refusals: the sites that were left alone, each with its reason.
@@ -143,9 +142,9 @@ class Record:
         index: position in the composition, or None.
         reversible: whether the pass can be undone.
         changed: whether it changed anything.
-        journal: its edits; None where it made them by other means than an `Editor`.
+        journal: its edits; None if it made them without an `Editor`.
         derived: tensors that it computed from several originals.
-        rekeyed: whether it changed names or shapes of tensors without saying how.
+        rekeyed: whether it changed names or shapes of tensors without recording how.
     """
 
     pass_name: str
@@ -166,7 +165,7 @@ class Record:
 
     @property
     def options_text(self) -> str:
-        """The options as a call has them.
+        """The options as keyword arguments of a call.
 
         >>> Record("merge", "m:Merge", (("min_group", 2), ("where", "layer.*")), "a1b2").options_text
         "min_group=2, where='layer.*'"
@@ -175,7 +174,7 @@ class Record:
 
     @property
     def has_lost_edits(self) -> bool:
-        """Whether it names what an `Editor` replaced, and its journal, which said how, was emptied by others."""
+        """Whether the record names replacements by an `Editor`, but the journal with its edits is missing or empty."""
         return not self.journal and any(
             rewrite.modules_before or rewrite.modules_after or (self.journal is not None and rewrite.after)
             for rewrite in self.rewrites
@@ -206,10 +205,10 @@ class Ledger:
 
 
 def find_ledger(graph_module: GraphModule) -> Ledger | None:
-    """Return the ledger of a graph module; None where nothing was applied.
+    """Return the ledger of a graph module; None if nothing was applied.
 
-    torch leaves ``meta`` behind when it makes a graph module of another one's graph, or of copies of its nodes. The
-    first node has the ledger then.
+    torch drops ``meta`` when it makes a graph module from another one's graph, or from copies of its nodes. Then the
+    first node has the ledger.
     """
     found = graph_module.meta.get(META_KEY, Ledger)
     if found is Ledger:
@@ -218,12 +217,12 @@ def find_ledger(graph_module: GraphModule) -> Ledger | None:
 
 
 def ledger_of(graph_module: GraphModule) -> Ledger:
-    """Return the ledger of a graph module; an empty one where nothing was applied."""
+    """Return the ledger of a graph module; an empty one if nothing was applied."""
     return find_ledger(graph_module) or Ledger()
 
 
 def set_ledger(graph_module: GraphModule, ledger: Ledger) -> None:
-    """Give a graph module its ledger, and its first node while anything in there may be undone."""
+    """Store a ledger in a graph module, and also in its first node while the ledger has anything to undo."""
     graph_module.meta[META_KEY] = ledger
     first = next(iter_nodes(graph_module.graph), None)
     applied = any(r.state == "applied" and r.changed for r in ledger.records)
@@ -239,7 +238,7 @@ def append_record(graph_module: GraphModule, record: Record) -> None:
 
 
 def adopt_records(graph_module: GraphModule, known: int, run: int) -> None:
-    """Make the records behind the first ``known`` ones part of a run: its pass called others inside of itself."""
+    """Make the records after the first ``known`` ones part of a run whose pass called other passes."""
     ledger = ledger_of(graph_module)
     records = (*ledger.records[:known], *(replace(record, run=run) for record in ledger.records[known:]))
     set_ledger(graph_module, replace(ledger, records=records, next_run=run + 1))
@@ -252,7 +251,7 @@ def applied_records(graph_module: GraphModule, signature: str) -> list[Record]:
 
 
 def mark_undone(graph_module: GraphModule, records: Iterable[Record]) -> None:
-    """Set the state of records to "undone", and drop from them what only undoing needed."""
+    """Set the state of records to "undone", and drop the data that only undoing needs."""
     undone, ledger = {id(record) for record in records}, ledger_of(graph_module)
     kept = [
         replace(record, state="undone", journal=None, derived=()) if id(record) in undone else record

@@ -1,4 +1,4 @@
-"""What every pass is, however it is run: its options, signature and traits."""
+"""`Pass`: the options, signature and traits of every pass."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ if TYPE_CHECKING:
 
 
 class Pass(ABC):
-    """What `Transformation` derives from, so that what runs passes can stand below it."""
+    """Base class of `Transformation`, apart from it because `Transformation` imports the code that runs passes."""
 
     preserves_computation: ClassVar[bool] = False
     """Whether the result computes what the input did, up to rounding."""
 
     promised_sqnr: ClassVar[float | None] = None
-    """For a pass that approximates: the least signal-to-noise ratio, in dB, of its result on ordinary data."""
+    """For an approximating pass: the lowest signal-to-noise ratio, in dB, of its result on ordinary data."""
 
     reasons: ClassVar[Mapping[str, str]] = MappingProxyType({})
-    """For what a site may be left alone: code to meaning and remedy. What a subclass declares adds to the inherited."""
+    """Meaning and remedy of each reason code of a refused site. A subclass's entries add to the inherited ones."""
 
     arithmetic: ClassVar[tuple[Callable[..., Any], ...]] = ()
     """The functions that its `Derived` records name: ledgers and key maps may name no others."""
 
     replaces_code_generator: ClassVar[bool] = False
-    """Whether it only replaces the graph's code generator, so that it is called again on what an archive held."""
+    """Whether it only replaces the graph's code generator, so that it is run again after an archive is loaded."""
 
     reversible: ClassVar[bool] = False
     """Whether it can be undone: a `ReversibleTransformation` can."""
@@ -53,8 +53,7 @@ class Pass(ABC):
     def __init_subclass__(cls, **kwargs: Any) -> None:
         """Let equality follow the signature where a class does not define it; merge reasons; let `undo` find the class.
 
-        A dataclass generates ``__eq__`` only where the class has none of its own, and would come before the inherited
-        one; so would a plain mixin.
+        Without an ``__eq__`` of its own, a class would get that of a dataclass or a plain mixin.
         """
         super().__init_subclass__(**kwargs)
         note_class(cls)
@@ -94,9 +93,9 @@ class Pass(ABC):
 
     @property
     def options(self) -> Mapping[str, object]:
-        """The constructor's arguments by name, defaults filled in; lists and the like as they were then.
+        """The constructor's arguments by name, defaults filled in, and containers as they were then.
 
-        What is set on a pass later is its own state (a counter): it changes no option. Make another pass instead.
+        Attributes that are set later, such as a counter, change no option; make another pass instead.
         """
         return MappingProxyType(self._bound)
 
@@ -132,7 +131,7 @@ class Pass(ABC):
 
 
 def leaves(transformation: Pass) -> list[Pass]:
-    """Return the passes that a composition comes down to, in order; for any other pass, that one."""
+    """Return the single passes of a composition in order, those of nested ones included; for any other pass, itself."""
     if transformation.members is None:
         return [transformation]
     return [leaf for member in transformation.members for leaf in leaves(member)]

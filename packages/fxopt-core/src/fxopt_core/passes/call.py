@@ -36,14 +36,14 @@ from fxopt_core.state.pickling import install_pickling
 
 @dataclass(frozen=True)
 class Demands:
-    """What a run is told to demand of its result."""
+    """The demands on a run, as `Transformation.__call__` takes them."""
 
     expect: int | None = None
     strict: bool = False
     protect_values: bool = False
 
     def check_direction(self, transformation: Pass, reverse: bool) -> None:
-        """Check that a pass can be run this way, and that nothing is demanded of a reversal."""
+        """Check that a pass can be run in this direction, and that a reversal comes without demands."""
         name, culprits = transformation.name, [each.name for each in leaves(transformation) if not each.reversible]
         if reverse and culprits:
             because = "" if culprits == [name] else f": {', '.join(f'`{each}`' for each in culprits)} cannot be undone"
@@ -53,7 +53,7 @@ class Demands:
                 pass_name=name,
             )
         if self.expect is not None and (type(self.expect) is not int or self.expect < 0):
-            found = f"`{name}` is told to expect {self.expect!r} sites, expected a number from 0"
+            found = f"`{name}` got expect={self.expect!r}, expected a number from 0"
             raise PreconditionError(found, pass_name=name)
         if reverse and (self.strict or self.expect is not None):
             raise PreconditionError(
@@ -101,7 +101,7 @@ def execute(
 
 
 def lint_and_recompile(graph_module: GraphModule, transformation: Pass) -> None:
-    """Check a graph, and generate its code anew; a broken graph is a `PostconditionError`."""
+    """Lint a graph and regenerate its code; a broken graph raises a `PostconditionError`."""
     try:
         graph_module.graph.lint()
         graph_module.recompile()
@@ -130,7 +130,7 @@ def perform(run: PassRun, root: PassRun) -> GraphModule:
         if member.members is None:
             step.index = len(passes) - 1 - root.started if run.reverse else root.started
             root.started += 1
-            # Equal passes have one signature. Each is to undo what it did itself: others may stand between them.
+            # Equal passes have one signature, but each undoes only its own edits: other passes may lie between them.
             if run.reverse and member.undone_by_journal and member in passes[: step.index]:
                 step.undoes_from = step.index
         graph_module = perform(step, root)
@@ -142,11 +142,11 @@ def observed(
 ) -> tuple[GraphModule, Record | None]:
     """Run one pass within an open transaction, and let instruments see it, skip it or veto it.
 
-    With ``as_a_whole``, to skip or veto the pass is an error: a run is undone as a whole.
+    With ``as_a_whole``, skipping or vetoing the pass is an error, because a run is undone as a whole.
 
     Returns:
-        The result and the record that ``body`` returns; no record where the pass was skipped. After a veto, the graph
-        module as it was, and a record that says so.
+        The result and the record of ``body``; no record if the pass was skipped. After a veto, the graph module as it
+        was, and a record in state "vetoed".
     """
     instruments, seen, veto = active_instruments(), run.graph_module, None
     entered: list[InstrumentProtocol] = []
@@ -161,7 +161,7 @@ def observed(
             raise VetoError(f"{what} declined by {type(against[0]).__name__} (should_run){_AS_A_WHOLE}")
         if against:
             return seen, None
-        with transaction(run) if may_veto else inside(run):  # a vetoed pass is rolled back alone
+        with transaction(run) if may_veto else inside(run):  # only the vetoed pass is rolled back
             for instrument in instruments:
                 instrument.before_pass(run, seen)
                 entered.append(instrument)
@@ -193,9 +193,9 @@ _AS_A_WHOLE = (
 
 
 def transform_by_hand(transformation: Pass, graph_module: GraphModule) -> GraphModule:
-    """Call ``transform`` of a pass for a caller who did it, and leave its record, so that it can be undone.
+    """Run ``transform`` for a caller who called the method and not the pass, and record it, so that it can be undone.
 
-    No transaction is opened, and no instrument sees it: what was called is a method, and not the pass.
+    No transaction is opened, and no instrument sees the run.
     """
     check_graph_module(graph_module, f"pass `{transformation.name}`")
     if (outer := editing_run(graph_module)) is not None:
@@ -212,8 +212,8 @@ def apply_pass(run: PassRun) -> tuple[GraphModule, Record]:
     known, signature = len(ledger_of(graph_module).records), signature_or_empty(transformation)
     marked = {node.name for node in _marked(graph_module, signature)}
     taken_back = _to_take_back(run, graph_module, marked) if run.reverse else []
-    # A user's `reverse` may not look whether there is anything to undo. A record or a mark says so, unless the pass has
-    # no signature to be found by.
+    # A user's `reverse` may not check whether there is anything to undo. Records and marks show it, unless the pass has
+    # no signature to find them by.
     is_idle = run.reverse and transformation._edits and bool(signature) and not taken_back and not marked
     method: Any = transformation
     method = method.reverse if run.reverse else method.transform
@@ -283,8 +283,8 @@ def _marked(graph_module: GraphModule, signature: str) -> list[Node]:
 def _to_take_back(run: PassRun, graph_module: GraphModule, marked: Collection[str]) -> list[Record]:
     """Return the records that reversing a pass takes back: all, or the last that changed something, oldest first.
 
-    Core undoes all that it finds in the ledger, and what marks its nodes finds all of those. What does neither takes
-    back one run at a time (an argument that each run multiplies).
+    A pass that core undoes by its journals, or that finds its nodes by their marks, takes back all of its runs. Any
+    other takes back one run at a time, such as a pass that multiplies an argument.
     """
     signature = signature_or_empty(run.transformation)
     shown = class_path(type(run.transformation)), recorded_options(run.transformation.options)

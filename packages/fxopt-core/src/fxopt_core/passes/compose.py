@@ -35,7 +35,7 @@ class Composition(Transformation):
         return compose_exactly, (self.transformations, self.inplace)
 
     def transform(self, graph_module: GraphModule) -> GraphModule:
-        """Run the passes, first to last, each as a transaction; calling the composition makes one of all."""
+        """Run the passes, first to last, each in its own transaction; calling the composition runs all in one."""
         return self._each(graph_module, reverse=False)
 
     def _each(self, graph_module: GraphModule, *, reverse: bool) -> GraphModule:
@@ -92,7 +92,7 @@ def compose(*transformations: Transformation, inplace: bool = True) -> Transform
         The composition.
 
     Raises:
-        PreconditionError: An argument is no instance of `Transformation`.
+        PreconditionError: An argument is not an instance of `Transformation`.
 
     >>> from fxopt_core import DeepCopy, LintAndRecompile
     >>> compose(DeepCopy(), LintAndRecompile())
@@ -153,11 +153,11 @@ class DeepCopy(ReversibleTransformation):
 class LintAndRecompile(ReversibleTransformation):
     """graph module -> the same one, its graph checked and its code generated anew.
 
-    Every call of a pass ends with it, a composition's once. As a pass of its own it is for graphs that were edited by
-    hand, or by passes that were called with ``lint_and_recompile=False``.
+    Every call of a pass or composition ends with this. As a pass of its own it is for graphs that were edited by hand,
+    or by passes that were called with ``lint_and_recompile=False``.
 
     Cost:
-        Linear in the number of nodes. The model's calls cost what they did.
+        Linear in the number of nodes. The model is as fast as before.
 
     >>> import torch
     >>> graph_module = torch.fx.symbolic_trace(torch.nn.ReLU())

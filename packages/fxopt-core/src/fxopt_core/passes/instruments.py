@@ -1,7 +1,7 @@
 """Instruments: observers of pass runs, which may also veto a result.
 
-An instrument is scoped by a context manager. The one that was entered first is outermost: it is told first that a pass
-is about to run, and last that the pass is over.
+An instrument is scoped by a context manager. The one that was entered first is outermost: it is called first before a
+pass, and last after it.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from fxopt_core.passes.run import PassRun
 
 @runtime_checkable
 class InstrumentProtocol(Protocol):
-    """What an instrument has to offer; `Instrument` does, with methods that do nothing.
+    """The interface of an instrument; `Instrument` implements it with methods that do nothing.
 
-    It may have one method more, `Instrument.should_rewrite`, which decides on single sites.
+    One more method is optional: `Instrument.should_rewrite`, which decides on single sites.
 
-    Two attributes are optional. ``may_veto``: whether ``after_pass`` may return False, so that core keeps what it needs
-    to roll the pass back; true where it is missing. ``runs_module``: whether the instrument runs the module, so that
-    core recompiles it first; without it, the code may be that of before the run.
+    Two attributes are optional. ``may_veto``: whether ``after_pass`` may return False, so that core prepares to roll
+    the pass back; True if missing. ``runs_module``: whether the instrument runs the module, so that core recompiles it
+    first; False if missing, and the code may then be older than the graph.
     """
 
     def should_run(self, run: PassRun, graph_module: GraphModule) -> bool:
-        """Return False to skip the pass; where `undo` asks, that is an error, as it takes back a run as a whole."""
+        """Return False to skip the pass; under `undo`, which takes back a run as a whole, skipping is an error."""
         return True
 
     def before_pass(self, run: PassRun, graph_module: GraphModule) -> None:
@@ -42,13 +42,13 @@ class InstrumentProtocol(Protocol):
     def after_pass(self, run: PassRun, graph_module: GraphModule, record: Record) -> bool | None:
         """See the result; return False to have the pass rolled back, raise to have the whole run rolled back.
 
-        Of a pass that is being undone, the record has state "undone", the rewrites that were taken back, and the time
-        that this took. `undo` takes back a run as a whole: there, False rolls all of it back, too.
+        When a pass is undone, the record has state "undone", the rewrites that were taken back, and the time that this
+        took. Under `undo`, which takes back a run as a whole, False also rolls everything back.
         """
         return None
 
     def after_pass_failed(self, run: PassRun, graph_module: GraphModule, error: BaseException) -> None:
-        """Learn that the pass failed or was vetoed, in place of ``after_pass``."""
+        """See the error of a pass that failed or was vetoed; called in place of ``after_pass``."""
         return
 
 
@@ -66,7 +66,7 @@ class Instrument(InstrumentProtocol):
     """
 
     may_veto: bool = False
-    """Whether `after_pass` may return False; a subclass that overrides it may, unless it says otherwise."""
+    """Whether `after_pass` may return False; True in a subclass that overrides it, unless the subclass sets this."""
     runs_module: bool = False
     """Whether it runs the module, so that core checks and recompiles it first."""
 
@@ -79,14 +79,14 @@ class Instrument(InstrumentProtocol):
     def should_rewrite(self, run: PassRun, graph_module: GraphModule, site: str, nodes: tuple[Node, ...]) -> bool:
         """Let the pass rewrite a site; return False to have it refused for the reason "instrument".
 
-        A `SitePass` asks this once for each site, right before it rewrites what it holds to be legal, in an order that
-        is the same in every run on an equal graph. Passes that are no site passes do not ask.
+        A `SitePass` asks once for each legal site, right before it rewrites the site, in the same order in every run
+        on an equal graph. Other passes do not ask.
 
         Args:
-            run: the pass.
-            graph_module: what it works on, with the earlier sites rewritten; not compiled, and not to be changed.
+            run: the run of the pass.
+            graph_module: what it works on, with the earlier sites rewritten; not recompiled, and not to be changed.
             site: readable name of the site.
-            nodes: the nodes that it consists of.
+            nodes: the nodes of the site.
         """
         return True
 
@@ -104,10 +104,10 @@ def instrumented(*instruments: InstrumentProtocol) -> Iterator[None]:
     """Let instruments see every pass that runs inside the ``with`` block, compositions and `undo` included.
 
     The first one is outermost: `should_run` and `before_pass` are called first to last, `after_pass` and
-    `after_pass_failed` last to first. Blocks may be nested; those of an outer block are further out.
+    `after_pass_failed` last to first. Blocks may be nested.
 
     Raises:
-        PreconditionError: An argument is no instrument, or the class of one.
+        PreconditionError: An argument is not an instrument, or is a class and not an instance.
     """
     for instrument in instruments:
         cls = instrument.__name__ if isinstance(instrument, type) else ""
@@ -128,7 +128,7 @@ def instrumented(*instruments: InstrumentProtocol) -> Iterator[None]:
 def report_failure(
     instrument: InstrumentProtocol, run: PassRun, graph_module: GraphModule, error: BaseException
 ) -> None:
-    """Tell an instrument that a pass failed; one that fails itself is a warning."""
+    """Tell an instrument that a pass failed; warn if the instrument fails itself."""
     try:
         instrument.after_pass_failed(run, graph_module, error)
     except Exception as own:

@@ -1,11 +1,11 @@
 """The options of a pass are the parameters of its constructor.
 
-They are read from the signature: `options_of` says what a pass takes, `bind` what one object was given. Options that
-come as text or by name are plain values: numbers, text, True, False, None, and lists and tuples of these. They are
-checked against the annotation of the parameter, and fitted where text cannot say the very type: ``["a"]`` given for a
+`options_of` reads them from the signature; `bind` returns those that one object was given. Options given as text or by
+name are plain values: numbers, text, True, False, None, and lists and tuples of these. They are checked against the
+annotation of the parameter, and converted where text cannot express the exact type: ``["a"]`` given for a
 ``tuple[str, ...]`` becomes ``("a",)``, and ``1`` given for a ``float`` becomes ``1.0``. Nothing else is converted: a
-``bool`` is not an ``int``, and a ``str`` is not a sequence of strings. What an annotation does not say (``Any``, a name
-that cannot be resolved) is not checked.
+``bool`` is not an ``int``, and a ``str`` is not a sequence of strings. Annotations that say nothing (``Any``, a name
+that cannot be resolved) are not checked.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _VARIADIC = (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD)
 # What stands in a dataclass's constructor where the default is made anew each time.
 _FACTORY = dataclasses._HAS_DEFAULT_FACTORY  # type: ignore[attr-defined]  # private, and nothing else tells it
 _PLAIN = (type(None), bool, int, float, str)
-# What an annotation asks for, and what a list or tuple becomes where it may not stay what it is.
+# Sequence types of annotations, each with the type that a list or tuple is converted to; None: it keeps its own.
 _SEQUENCES: dict[Any, Any] = {list: list, tuple: tuple, abc.Sequence: None, abc.Collection: None, abc.Iterable: None}
 _MISFIT = object()
 
@@ -54,12 +54,12 @@ class OptionInfo:
     required: bool
 
     def checked(self, value: object, *, pass_name: str) -> object:
-        """Return a value of this option as the annotation wants it.
+        """Return a value of this option, converted to the annotation.
 
-        The default passes as it is, whatever the annotation says (``where: str = None`` is common).
+        The default is accepted as it is, whatever the annotation says (``where: str = None`` is common).
 
         Raises:
-            PassOptionError: the value does not fit the annotation, or is no plain one.
+            PassOptionError: the value does not fit the annotation, or is not plain.
 
         >>> OptionInfo("min_group", int, 2, False).checked(True, pass_name="merge-linears")
         Traceback (most recent call last):
@@ -81,7 +81,7 @@ class OptionInfo:
 def options_of(cls: type) -> Mapping[str, OptionInfo]:
     """Return the options of a pass by name, in the order of its constructor's parameters.
 
-    ``*args`` and ``**kwargs`` are no options: they have no name by which text could set them.
+    ``*args`` and ``**kwargs`` are not options: they have no name by which text could set them.
 
     >>> class Pad:
     ...     def __init__(self, *, multiple_of: int = 8) -> None: ...
@@ -101,7 +101,7 @@ def bind(cls: type, args: tuple[object, ...], kwargs: Mapping[str, object]) -> d
     """Return the arguments of one constructor call by parameter name, with the defaults filled in.
 
     A ``*names`` parameter counts as one option, a tuple; the entries of a ``**kwargs`` parameter count one by one.
-    A call that lacks required arguments, as ``copy`` and ``pickle`` make it, gives what is known.
+    Missing arguments are no error, because ``copy`` and ``pickle`` call the class without any.
 
     >>> class Pad:
     ...     def __init__(self, value: float = 0.0, *, multiple_of: int = 8) -> None: ...
@@ -121,7 +121,7 @@ def bind(cls: type, args: tuple[object, ...], kwargs: Mapping[str, object]) -> d
     for name, value in bound.arguments.items():
         is_extra = signature.parameters[name].kind is Parameter.VAR_KEYWORD
         values |= value if is_extra else {name: value}
-    # Later changes of the caller's lists, tuples, dictionaries and sets reach no option.
+    # Later changes to the caller's lists, tuples, dictionaries and sets must not reach the options.
     return tree_map(lambda leaf: set(leaf) if type(leaf) is set else leaf, values)  # type: ignore[no-any-return]  # as given
 
 
@@ -150,7 +150,7 @@ def find_option(pass_name: str, options: Mapping[str, OptionInfo], name: str) ->
 
 
 def is_plain(value: object) -> bool:
-    """Return whether a value is one that text can express: a number, text, a boolean, None, a list or tuple of such.
+    """Return whether text can express a value: a number, text, a boolean, None, or a list or tuple of these.
 
     >>> is_plain([1, ("a", None)]), is_plain({1})
     (True, False)
@@ -188,7 +188,7 @@ def _signature(cls: type) -> inspect.Signature:
 
 
 def _fit(value: Any, annotation: Any) -> object:
-    """Return the value as the annotation has it, or `_MISFIT`."""
+    """Return the value converted to the annotation, or `_MISFIT`."""
     origin, arguments = get_origin(annotation), get_args(annotation)
     wanted = origin or annotation
     if origin is Annotated:

@@ -1,7 +1,7 @@
 """`PassRun`: one object for each pass that is under way, and the transaction around it.
 
-A run is what instruments are told of, what editing operations report to, and what knows the snapshot to go back to.
-The runs of a composition's members, and those that a pass starts inside of its own ``transform``, have it as parent.
+Instruments are given the run, editing operations report to it, and it holds the snapshot to roll back to. It is the
+parent of the runs of a composition's members, and of those that a pass starts inside its own ``transform``.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ class PassRun:
         transformation: the pass. Where `undo` takes back a pass that cannot be made again from its record, this is a
             stand-in with the record's name, options and signature.
         graph_module: what it works on.
-        index: position among all passes that the outermost composition comes down to, or None outside one.
+        index: position among all single passes of the outermost composition, or None outside one.
         before: names of the passes of the composition that ran before it, in this direction.
         reverse: whether it is being undone.
         parent: the run that this one is part of: of a composition, of a pass that calls others, or of `undo`. None for
-            an outermost one. Compositions and `undo` are only seen here, never by themselves.
+            an outermost run. Instruments see compositions and `undo` only here, not as runs of their own.
 
     The other attributes are core's and the editors'.
     """
@@ -54,7 +54,7 @@ class PassRun:
     is_editing: bool = False  # whether it is inside of its `transform` or `reverse`
     rewrites: list[Rewrite] = field(default_factory=list)
     refusals: list[Refusal] = field(default_factory=list)
-    edits: list[Any] | None = None  # through an `Editor`; None where it made none
+    edits: list[Any] | None = None  # through an `Editor`; None if it made none
     journal: Journal | None = None  # the same as its record keeps it, after `flush`
     derived: list[Derived] = field(default_factory=list)
     marked: dict[Node, None] = field(default_factory=dict)
@@ -78,7 +78,7 @@ class PassRun:
         return f"<run of {self.transformation!r}, index {self.index}{', in reverse' * self.reverse}>"
 
     def start_ids(self) -> int:
-        """Return the next free number of a node, and drop the numbers that nodes have brought from elsewhere."""
+        """Return the next free number of a node; in a graph without a ledger, first drop the numbers of its nodes."""
         if self.next_id is None:
             if find_ledger(self.graph_module) is None:
                 forget_ids(iter_nodes(self.graph_module.graph))
@@ -92,11 +92,11 @@ class PassRun:
         return number
 
     def undoes(self, record: Record) -> bool:
-        """Return whether the turn of a record of the pass has come, last first."""
+        """Return whether this run undoes a record of its pass, or leaves it to an earlier, equal pass."""
         return self.undoes_from is None or (record.index is not None and record.index >= self.undoes_from)
 
     def flush(self) -> None:
-        """Complete the edits that wait, and write the next free number of a node into the ledger."""
+        """Complete pending edits, and write the next free number of a node into the ledger."""
         for close in self.closing:
             close()
         ledger = ledger_of(self.graph_module)
@@ -116,7 +116,7 @@ def editing_run(graph_module: GraphModule | None = None) -> PassRun | None:
 
 
 def new_run(transformation: Pass, graph_module: GraphModule, *, reverse: bool = False) -> PassRun:
-    """Return an outermost run of a pass, or one that the running pass starts inside of its own."""
+    """Return a new run of a pass, whose parent is the current run, if there is one."""
     ledger, parent = ledger_of(graph_module), _CURRENT.get()
     return PassRun(
         transformation, graph_module, reverse=reverse, parent=parent, number=ledger.next_run, known=len(ledger.records)
@@ -125,7 +125,7 @@ def new_run(transformation: Pass, graph_module: GraphModule, *, reverse: bool = 
 
 @contextmanager
 def inside(run: PassRun) -> Iterator[None]:
-    """Let the runs that start in the ``with`` block be part of this one."""
+    """Make a run the parent of the runs that start in the ``with`` block."""
     token = _CURRENT.set(run)
     try:
         yield
@@ -135,7 +135,7 @@ def inside(run: PassRun) -> Iterator[None]:
 
 @contextmanager
 def editing(run: PassRun) -> Iterator[None]:
-    """Let what happens in the ``with`` block report to a run."""
+    """Let edits in the ``with`` block be reported to a run."""
     run.is_editing = True
     try:
         with inside(run):
@@ -143,7 +143,7 @@ def editing(run: PassRun) -> Iterator[None]:
             run.flush()
     finally:
         run.is_editing = False
-        run.closing.clear()  # instruments may keep the run, and not what its editors hold
+        run.closing.clear()  # instruments may keep the run, which must not keep its editors alive
 
 
 def open_snapshots(graph_module: GraphModule) -> list[Snapshot]:
@@ -157,7 +157,7 @@ def open_snapshots(graph_module: GraphModule) -> list[Snapshot]:
 
 @contextmanager
 def transaction(run: PassRun) -> Iterator[None]:
-    """Roll the graph module of a run back if anything is raised in the ``with`` block, and raise what says so."""
+    """Roll back the graph module of a run if the ``with`` block raises, and raise an error that says so."""
     graph_module, outer, handled = run.graph_module, _CURRENT.get(), sys.exc_info()[1]
     if any(cls.__name__ == "FSDPModule" for cls in type(graph_module).__mro__):
         raise PreconditionError(
@@ -209,8 +209,8 @@ RELEASED_FROM = 1 << 18  # bytes: smaller tensors cost little, and come back as 
 def release(graph_module: GraphModule, tensor: Tensor, rebuild: Callable[[], Tensor]) -> None:
     """Let the transactions that are open on a graph module, if any, hold a large tensor only weakly.
 
-    So its memory is free as soon as it is taken out of the graph module. For a rollback, ``rebuild`` returns its
-    contents, in the same shape and dtype and on the same device; a tensor that someone still holds comes back itself.
+    Its memory is then freed as soon as the graph module drops it. For a rollback, ``rebuild`` returns its contents, in
+    the same shape and dtype and on the same device; a tensor that someone still holds comes back itself.
     """
     if tensor.numel() * tensor.element_size() >= RELEASED_FROM:
         for snapshot in open_snapshots(graph_module):

@@ -27,7 +27,7 @@ _text = partial(json.dumps, ensure_ascii=False)  # with escapes, two halves of a
 def signature_of(cls: type, options: Mapping[str, object]) -> str:
     """Return a hex digest of a class (by module and qualified name) and its options (by type and value).
 
-    It is the same in every process, whatever order the options are in, and reading it changes nothing.
+    It is the same in every process, whatever order the options are in.
 
     An option may hold None, numbers, text, bytes, lists, tuples, dictionaries, sets, torch's dtypes, devices, layouts,
     memory formats and sizes, dense tensors and parameters (by value), functions, classes and operators that can be
@@ -58,7 +58,7 @@ def uuid_of(cls: type, options: Mapping[str, object]) -> str:
 
 
 def same_value(left: object, right: object) -> bool:
-    """Return whether two values count as one in a signature; those without a stable form do only by identity.
+    """Return whether two values are equal in a signature; a value without a stable form equals only itself.
 
     >>> same_value(1, 1.0), same_value({1, 2}, {2, 1}), same_value(float("nan"), float("nan"))
     (False, True, True)
@@ -120,7 +120,7 @@ def _form(value: Any, with_code: bool) -> Any:
 
 
 def _tensor_form(value: Tensor) -> Any:
-    """Write a dense tensor by dtype, shape and contents, wherever it lives and however it is laid out."""
+    """Return dtype, shape and a digest of the contents of a dense tensor, whatever its device and strides."""
     dense = value
     strange = value.is_meta or value.is_nested or value.is_quantized or value.layout is not torch.strided
     if type(value) in (Tensor, nn.Parameter) and not strange:
@@ -140,7 +140,7 @@ def _tensor_form(value: Tensor) -> Any:
 
 
 def _version_of(cls: type) -> str:
-    """Return the version of the distribution that a class comes from, or an empty text where it has none."""
+    """Return the version of the distribution that a class comes from, or an empty text if it has none."""
     package = cls.__module__.partition(".")[0]
     version = getattr(sys.modules.get(package), "__version__", None)
     if isinstance(version, str):

@@ -23,7 +23,7 @@ class Transformation(Pass):
 
     The constructor's parameters are the options of the pass, be it a class with an ``__init__`` or a dataclass. They
     make up its `signature`, which marks the nodes that it changed; an equal pass object in another process recognises
-    its marks. Whatever else a pass stores on itself, and whatever it stores while it runs, counts for nothing.
+    its marks. Other attributes of a pass, and those that it sets while it runs, do not count.
 
     >>> import operator, torch
     >>> class MulToAdd(Transformation):
@@ -68,10 +68,10 @@ class Transformation(Pass):
             The transformed graph module.
 
         Raises:
-            PreconditionError: ``graph_module`` is none, or ``strict`` and a site was refused, or something is
-                demanded of a reversal.
+            PreconditionError: ``graph_module`` is not one, or a site was refused under ``strict``, or ``expect`` or
+                ``strict`` is given for a reversal.
             PostconditionError: ``expect`` is not met, or the pass returned no graph module, or a broken graph.
-            NotReversibleError: ``reverse`` and the pass is not reversible.
+            NotReversibleError: ``reverse`` is set, and the pass is not reversible.
             PassError: The pass raised; its error is chained.
         """
         return execute(self, graph_module, lint_and_recompile, reverse, Demands(expect, strict, protect_values))
@@ -121,11 +121,11 @@ class ReversibleTransformation(Transformation):
     def reverse(self, graph_module: GraphModule) -> GraphModule:
         """Undo what this pass did to a graph module, and return it.
 
-        `get_transformed_nodes` finds what it did; `mark_as_restored` takes a mark off again.
+        `get_transformed_nodes` finds the nodes that it changed; `mark_as_restored` removes a mark.
         """
 
     def mark_as_restored(self, node: Node) -> None:
-        """Take this pass's mark off a node.
+        """Remove this pass's mark from a node.
 
         Raises:
             ValueError: The node was not marked by this pass.

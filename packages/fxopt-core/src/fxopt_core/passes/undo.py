@@ -36,8 +36,8 @@ from fxopt_core.state.pickling import install_pickling
 def undo(graph_module: GraphModule, lint_and_recompile: bool = True) -> GraphModule:
     """Undo the last run that changed a graph module: a pass, or a whole composition.
 
-    Instruments see each pass of it as a run in reverse, last first. It is undone as a whole, so that one which skips or
-    vetoes a pass is an error.
+    Instruments see each pass as a run in reverse, last first. A run is undone as a whole, so it is an error if an
+    instrument skips or vetoes a pass.
 
     Args:
         graph_module: the module; it is edited in place.
@@ -48,7 +48,7 @@ def undo(graph_module: GraphModule, lint_and_recompile: bool = True) -> GraphMod
 
     Raises:
         NotReversibleError: One of the passes of that run is not reversible.
-        UndoError: The graph module was changed since in a way that makes it impossible.
+        UndoError: The graph module has since been changed in a way that makes undoing impossible.
         VetoError: An instrument skipped or vetoed one of the passes; nothing was changed.
 
     >>> import torch
@@ -94,7 +94,7 @@ def undo(graph_module: GraphModule, lint_and_recompile: bool = True) -> GraphMod
 
 
 def _undo_step(run: PassRun, record: Record, memo: Memo | None) -> tuple[GraphModule, Record]:
-    """Undo one record, by its journal, or by the pass that made it; return the record of that."""
+    """Undo one record by its journal, or by its pass; return the result and the record of undoing it."""
     if record.journal is None:
         return apply_pass(run)
     started = time.perf_counter()
@@ -139,21 +139,21 @@ def _take_back(graph_module: GraphModule, records: Sequence[Record], memo: Memo 
 
 
 def _check_edits(record: Record) -> None:
-    """Refuse a record whose edits somebody has dropped: undoing it would change nothing, and say that it had."""
+    """Refuse a record whose edits are lost: undoing it would change nothing and report success."""
     if record.has_lost_edits:
         found = "its record names what it replaced, and has lost the edits: the ledger was changed by other means"
         raise undo_error(record.pass_name, found, "take a copy whose ledger is whole")
 
 
 def _check_not_lost(graph_module: GraphModule, signature: str | None = None) -> None:
-    """Refuse a graph module that has lost its ledger, but has nodes that a record (or this pass) knows."""
+    """Refuse a graph module that has lost its ledger but has nodes that a recorded pass (or this one) rewrote."""
     if find_ledger(graph_module) is not None:
         return
     for node in iter_nodes(graph_module.graph):
         if tag_of(node).id is not None and (signature is None or has_mark(node, signature)):
             raise UndoError(
                 f"cannot undo: node `{node.name}` was rewritten, and this graph module has no ledger that says how. A "
-                "graph module that is made of another one's graph starts without; take it along by "
+                "graph module that is made from another one's graph starts without a ledger; copy it with "
                 "`new.meta.update(old.meta)`. Nothing was changed"
             )
 
@@ -181,7 +181,7 @@ def _pass_of(record: Record) -> ReversibleTransformation:
 class RecordedPass(ReversibleTransformation):
     """Stand-in for a recorded pass that cannot be created here, for example because it is not installed.
 
-    It has the pass's name, options and signature, so that it equals the pass, and undoes what the ledger knows how to.
+    It has the pass's name, options and signature, so it equals the pass, and undoes what the ledger has journals for.
 
     >>> RecordedPass(Record("fold", "elsewhere:Fold", (("times", 2),), "a1b2")).name
     'fold'
@@ -191,10 +191,10 @@ class RecordedPass(ReversibleTransformation):
         self._record = record
 
     def transform(self, graph_module: GraphModule) -> GraphModule:
-        """Refuse, always, with a `PreconditionError`."""
+        """Raise a `PreconditionError`: a record cannot be applied."""
         raise PreconditionError(
             f"pass `{self.name}` cannot be applied: only its record is left, and its class "
-            f"{self._record.transformation} cannot be made from it. Install what has it, and make it anew",
+            f"{self._record.transformation} cannot be made from it. Install the package that has it, and make it anew",
             pass_name=self.name,
         )
 
@@ -209,7 +209,7 @@ class RecordedPass(ReversibleTransformation):
 
     @property
     def options(self) -> Mapping[str, object]:
-        """The options in the record; what is no plain value stands as its text."""
+        """The options in the record, with text for values that are not plain data."""
         return MappingProxyType(dict(self._record.options))
 
     @property
@@ -220,5 +220,5 @@ class RecordedPass(ReversibleTransformation):
         return self._record.signature
 
     def __repr__(self) -> str:
-        """Return the name in angle brackets: no call makes it."""
+        """Return the name in angle brackets, because no call makes this pass."""
         return f"<recorded pass {self.name}>"

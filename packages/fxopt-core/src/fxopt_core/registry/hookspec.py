@@ -10,8 +10,8 @@ A plugin is a light module that an entry point of the group ``fxopt`` names, or 
     def fxopt_transformations():
         return [Shrink]
 
-``mypy --strict`` finds a wrong plugin: the markers take only functions that return what a hook has to return,
-`Registry.register` takes only what implements a hook, and a line in a test finds misspelt names and parameters:
+``mypy --strict`` checks plugins: the markers accept only functions with the return type of a hook,
+`Registry.register` accepts only implementations of a hook, and a line in a test finds misspelt names and parameters:
 
     import my_package.plugin
 
@@ -37,7 +37,7 @@ _Hook = TypeVar("_Hook", bound="Callable[..., Iterable[Callable[..., Any]] | Map
 
 
 class _Marker(Protocol):
-    """A decorator that keeps the type of what it marks, and takes only what a hook can be."""
+    """A decorator that keeps the type of a function, and accepts only functions that can be hooks."""
 
     def __call__(self, function: _Hook) -> _Hook: ...
 
@@ -73,26 +73,26 @@ class PipelinesPlugin(Protocol):
 
 
 class LayersPlugin(Protocol):
-    """A module, or any other object, that offers layers: classes of modules that its passes put in."""
+    """A module, or any other object, that offers layers: the module classes that its passes insert."""
 
     @hookspec
     def fxopt_layers(self) -> Iterable[type[nn.Module]]:
-        """Return the classes of layers that files may name, of archives.
+        """Return the classes of layers that archives may name.
 
-        Each is found by its module and name. A file from a stranger may hold one with any tensors and any plain data as
-        attributes, set without calling its constructor: its ``forward`` does nothing but compute.
+        Each is looked up by module and name. An untrusted file may set any tensors and any plain data as attributes,
+        without calling the constructor, so ``forward`` must do nothing but compute.
         """
 
 
 class FunctionsPlugin(Protocol):
-    """A module, or any other object, that offers functions: those that its passes let graphs call."""
+    """A module, or any other object, that offers functions: those that its rewritten graphs call."""
 
     @hookspec
     def fxopt_functions(self) -> Iterable[Callable[..., Any]]:
         """Return the functions and operators that the graphs of files may call.
 
-        Each is found by its module and name, or is an operator such as ``torch.ops.mine.scale``, which stands for all
-        of its overloads. A file from a stranger may call one with any arguments: it does nothing but compute.
+        Each is looked up by module and name, or is an operator such as ``torch.ops.mine.scale``, which stands for all
+        of its overloads. An untrusted file may pass any arguments, so a function must do nothing but compute.
         """
 
 
@@ -101,4 +101,4 @@ Plugin = TransformationsPlugin | PipelinesPlugin | LayersPlugin | FunctionsPlugi
 
 SPECS = (TransformationsPlugin, PipelinesPlugin, LayersPlugin, FunctionsPlugin)
 HOOKS = ("fxopt_transformations", "fxopt_pipelines", "fxopt_layers", "fxopt_functions")
-"""The names of the hooks: first those whose results have names in pipeline text, then those whose files name."""
+"""The names of the hooks: first those whose results pipeline text names, then those whose results files name."""

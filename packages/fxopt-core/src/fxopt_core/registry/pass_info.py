@@ -1,4 +1,4 @@
-"""`PassInfo`: what the registry knows of a pass."""
+"""`PassInfo`: the registry's description of a pass."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fxopt_core.passes.transformation import Transformation
 
 @dataclass(frozen=True)
 class PassInfo:
-    """What is known of a pass that a plugin offers.
+    """The description of a pass that a plugin offers.
 
     Attributes:
         name: its name in kebab-case.
@@ -39,7 +39,7 @@ class PassInfo:
     transformation: type[Transformation]
 
     def __str__(self) -> str:
-        """Return all of it, the options one line each."""
+        """Return everything as text, with one line for each option."""
         origin = f"{self.distribution} {self.version}".strip() or self.family
         traits = ["reversible" if self.reversible else "not reversible"]
         traits += ["keeps what the graph computes"] if self.preserves_computation else []
@@ -52,14 +52,14 @@ class PassInfo:
 
     @property
     def plain_summary(self) -> str:
-        """The summary without the docstring's marks of code."""
+        """The summary with single backquotes."""
         return self.summary.replace("``", "`")
 
     def create(self, options: Mapping[str, object]) -> Transformation:
         """Return a pass with these options, named in snake_case or kebab-case.
 
         Raises:
-            PassOptionError: the pass has no such option, or does not take such a value.
+            PassOptionError: the pass has no such option, or does not accept the value.
         """
         checked: dict[str, object] = {}
         for name, value in options.items():

@@ -9,12 +9,11 @@ Grammar, with whitespace allowed around names, commas and braces::
     option   = OPTION "=" LITERAL             options are separated by spaces
 
 ``OPTION`` is a constructor's parameter with dashes for underscores, ``LITERAL`` a Python literal: a number, quoted text
-(in which commas, braces and spaces mean nothing), True, False, None, or a list or tuple of such.
+(in which commas, braces and spaces mean nothing), True, False, None, or a list or tuple of these.
 Values are checked against the parameter's annotation, and fitted to it (see `fxopt_core.passes.options`).
 
-Canonical text has no needless space, names the options that differ from their defaults in the constructor's order, and
-writes their values in one way (double quotes). It is what `format_pipeline` gives, and
-reading and printing gives it back as it was.
+Canonical text, as `format_pipeline` writes it, has no needless space, names only the options that differ from their
+defaults, in the constructor's order, and uses double quotes. Parsing and formatting returns it unchanged.
 """
 
 from __future__ import annotations
@@ -87,7 +86,7 @@ def parse_pipeline(text: str) -> tuple[PipelineItem, ...]:
 
 
 def _options(text: str, opening: int) -> tuple[tuple[OptionText, ...], int]:
-    """Return the options in the braces that may open at a place, and where the text goes on after them."""
+    """Return the options in the braces that open at a place, if any, and the place after them."""
     if not text.startswith("{", opening):
         return (), opening
     options: dict[str, OptionText] = {}
@@ -146,9 +145,9 @@ def _error(text: str, at: int, expected: str, end: int = 0) -> PipelineSyntaxErr
 
 
 def build_pipeline(text: str, lookup: Lookup, inside: tuple[str, ...] = ()) -> Transformation:
-    """Return the composition that a pipeline's text describes; named pipelines are replaced by what they stand for.
+    """Return the composition that a pipeline's text describes, with named pipelines expanded.
 
-    ``inside`` names the named pipelines that the text stands in.
+    ``inside`` holds the names of the enclosing pipelines.
     """
     passes: list[Transformation] = []
     within = f"in pipeline {inside[-1]!r}: " if inside else ""
@@ -192,7 +191,7 @@ def format_pipeline(transformation: Transformation, info_of: Callable[[type[Tran
     info, values = info_of(type(transformation)), transformation.options
     for name, value in values.items():
         if name not in info.options and value:
-            what = f"{name!r} of pass {info.name!r}, which is no named parameter of its constructor"
+            what = f"{name!r} of pass {info.name!r}, which is not a named parameter of its constructor"
             raise PassOptionError(f"text cannot express {what}")
     texts = [
         f"{option_text(option.name)}={_value_text(info, option, values[option.name])}"

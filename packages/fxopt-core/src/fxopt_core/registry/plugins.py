@@ -1,4 +1,4 @@
-"""The plugins: each is read and checked in full, so that nothing of it can break the registry later."""
+"""Loading of plugins: each is read and checked in full, so that it cannot break the registry later."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _UMBRELLA = {"fxopt": "_fxopt_entry_points"}  # a file fxopt.py beside a script 
 
 
 class PluginEntryPoint(Protocol):
-    """What is needed of an `importlib.metadata.EntryPoint`."""
+    """The part of `importlib.metadata.EntryPoint` that loading needs."""
 
     @property
     def name(self) -> str:
@@ -42,7 +42,7 @@ class PluginEntryPoint(Protocol):
 
 
 class PluginSource(NamedTuple):
-    """The name of a plugin, and the distribution whose entry point it is; that is empty for a registered one."""
+    """A plugin's name and its distribution, which is empty for a plugin registered in this process."""
 
     name: str
     distribution: str = ""
@@ -55,7 +55,7 @@ class PluginSource(NamedTuple):
 
 
 def source_of(point: PluginEntryPoint) -> PluginSource:
-    """Return where a plugin comes from: its distribution, name and module together say whether it is part of fxopt."""
+    """Return where a plugin comes from; it is part of fxopt if its distribution, name and module all match."""
     try:
         name, version = str(point.dist.name), str(point.dist.version)
     except Exception:  # an entry point made by hand, or a distribution whose metadata cannot be read
@@ -75,7 +75,7 @@ class Offer(NamedTuple):
 
 
 def read_plugin(load: Callable[[], object], source: PluginSource) -> Offer:
-    """Load a plugin, call each of its hooks alone, and read and check the results to the end."""
+    """Load a plugin, call its hooks, and check everything that they return."""
     handled = sys.exc_info()[1]
     try:
         given = {hook: function() for hook, function in _implementations(load()).items()}
@@ -130,7 +130,7 @@ def _items(hook: str, given: Mapping[str, Any]) -> list[Any]:
 def _named(
     hook: str, given: Mapping[str, Any], fits: Callable[[object], bool], expected: str
 ) -> Iterator[tuple[str, Any]]:
-    """Yield what files may name; an operator is followed by its overloads, which are what most graphs call."""
+    """Yield the objects that files may name; an operator is followed by its overloads, which most graphs call."""
     for item in _items(hook, given):
         if not fits(item):
             raise PluginLoadError(f"hook {hook} gave {describe(item)}, expected {expected}")
@@ -189,5 +189,5 @@ def _checked_pipeline(item: tuple[object, object]) -> tuple[str, str]:
 
 def _checked_name(name: object) -> str:
     if not (isinstance(name, str) and NAME.fullmatch(name)):
-        raise PluginLoadError(f"{name!r} is no name; use letters, digits and dashes (`merge-linears`)")
+        raise PluginLoadError(f"{name!r} is not a valid name; use letters, digits and dashes (`merge-linears`)")
     return name

@@ -1,7 +1,8 @@
 """The registry: which passes, named pipelines, layers and functions the installed plugins offer.
 
 Plugins are entry points of the group ``fxopt``. They are loaded on first use, one at a time, so that a broken one
-breaks nothing else: it is found in `Registry.failed`. Where two claim one name, neither gets it but for parts of fxopt.
+breaks nothing else: it is listed in `Registry.failed`. A name that two plugins claim goes to the part of fxopt, if
+exactly one of them is, and otherwise to neither.
 """
 
 from __future__ import annotations
@@ -36,10 +37,7 @@ ALLOW_LIST = "FXOPT_PLUGINS"
 
 @dataclass
 class _Contents:
-    """What plugins offer at one time; never changed.
-
-    A name that several claim stays with the one that is part of fxopt, or is nobody's.
-    """
+    """Everything that the plugins offer; never changed, but replaced when a plugin is registered."""
 
     offers: Mapping[PluginSource, Offer]
     broken: Mapping[str, PluginLoadError]  # what could not be read, and names that several plugins have
@@ -70,7 +68,7 @@ class _Contents:
 
 
 def _first_keeps(sources: Sequence[PluginSource]) -> bool:
-    """Return whether the first of those that claim one name keeps it: it is the only one, or the only one of fxopt."""
+    """Return whether the first claimant of a name keeps it: it is the only one, or the only part of fxopt."""
     return len(sources) == 1 or sources[0].shipped > sources[1].shipped
 
 
@@ -81,7 +79,7 @@ def _clash(text: str) -> PluginLoadError:
 
 
 def _read(points: Iterable[PluginEntryPoint]) -> _Contents:
-    """Load the plugins that the allow-list names, one at a time; what goes wrong with one is a failure of it alone."""
+    """Load the plugins that the allow-list names; an error in one of them concerns only that one."""
     by_name: defaultdict[str, list[tuple[PluginSource, PluginEntryPoint]]] = defaultdict(list)
     for point in points:
         by_name[point.name].append((source_of(point), point))
@@ -105,7 +103,7 @@ def _read(points: Iterable[PluginEntryPoint]) -> _Contents:
 
 
 class Registry:
-    """What plugins offer: passes, named pipelines, layers, functions; `registry` gives the one of this process.
+    """What plugins offer: passes, named pipelines, layers, functions; `registry` returns the one of this process.
 
     Args:
         entry_points: the plugins; if None, those of all installed distributions.
@@ -152,13 +150,13 @@ class Registry:
     def functions(self) -> Mapping[str, Callable[..., Any]]:
         """Return the functions that files may name besides those of torch, by ``"module:name"``.
 
-        An operator goes by ``"torch:ops.namespace.name"``, and each of its overloads by ``".overload"`` behind that.
+        An operator is named ``"torch:ops.namespace.name"``; each of its overloads appends ``".overload"``.
         """
         return MappingProxyType({n: each for o in self._contents().offers.values() for n, each in o.functions.items()})
 
     @property
     def failed(self) -> Mapping[str, PluginLoadError]:
-        """What went wrong, by plugin: one that could not be loaded, or whose names another one claims too."""
+        """Errors by plugin: it could not be loaded, or another one claims the same names."""
         return self._contents().failed
 
     @property
@@ -217,11 +215,11 @@ class Registry:
         Raises:
             UnknownPassError: no pass has this name; the message lists close names and plugins that failed.
             DuplicatePassError: several plugins claim it.
-            PassOptionError: the pass has no such option, or does not take such a value.
+            PassOptionError: the pass has no such option, or does not accept the value.
         """
         found = self.lookup(name)
         if isinstance(found, str):
-            raise UnknownPassError(f"{name!r} is a named pipeline, no pass; make it with pipeline({name!r})")
+            raise UnknownPassError(f"{name!r} is a named pipeline, not a pass; make it with pipeline({name!r})")
         return found.create(options)
 
     def pipeline(self, text: str) -> Transformation:
@@ -266,7 +264,7 @@ class Registry:
             self._loaded = extended
 
     def __repr__(self) -> str:
-        """List what there is, one line each."""
+        """List passes, pipelines and failed plugins, one line each."""
         if self._loading:
             return "<fxopt registry, loading>"
         passes, pipelines, failed = self.available(), self.pipelines(), self.failed
@@ -280,7 +278,7 @@ class Registry:
         return "\n".join(lines)
 
     def _contents(self) -> _Contents:
-        """Return what there is, loaded on the first call; a plugin that asks while it is being loaded is an error."""
+        """Return the contents, loading plugins on the first call; a call from a plugin being loaded is an error."""
         if self._loaded is not None:
             return self._loaded
         with self._lock:
@@ -301,7 +299,7 @@ _PROCESS_REGISTRY = Registry()
 
 
 def registry() -> Registry:
-    """Return the registry of this process; plugins are loaded when it is first asked for something."""
+    """Return the registry of this process; plugins are loaded on its first use."""
     return _PROCESS_REGISTRY
 
 

@@ -1,4 +1,4 @@
-"""Which distribution of fxopt has which pass or named pipeline, for the error about one that is not installed."""
+"""The distribution that each of fxopt's passes and pipelines is in, for the error about one that is not installed."""
 
 _BY_DISTRIBUTION = {
     "fxopt": "inference",
@@ -17,4 +17,4 @@ SHIPPED_NAMES = {name: home for home, names in _BY_DISTRIBUTION.items() for name
 """Distribution by name of a pass or pipeline."""
 
 SHIPPED = tuple(_BY_DISTRIBUTION)
-"""The distributions of fxopt that have a plugin; fxopt-linear, say, declares `fxopt_linear.plugin` as `linear`."""
+"""The distributions of fxopt that have a plugin; for example, fxopt-linear has `fxopt_linear.plugin` as `linear`."""

@@ -1,1 +1,1 @@
-"""What a graph module is at one moment: snapshots, rollback, faithful copies."""
+"""The state of a graph module: snapshots, rollback, faithful copies."""

@@ -1,7 +1,7 @@
-"""What a snapshot keeps of containers: what each of them held, by reference, however deep it lies inside of others.
+"""Shallow copies of every container reachable from a module.
 
 Containers are dictionaries, lists, sets, double-ended queues, byte arrays, and subclasses of them. Tuples are walked
-through. What is inside of other objects is theirs: a snapshot restores which object sits where, not what it holds.
+through. The contents of other objects are not recorded: a snapshot restores which object sits where, not its contents.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from torch.fx import Node
 from torch.fx.passes.shape_prop import TensorMetadata
 from torch.fx.traceback import NodeSource
 
-# What makes a plain copy of a container, which calls nothing that a subclass defines.
+# Makes a plain copy of a container, without calling anything that a subclass defines.
 _COPIES: dict[type, Callable[[Any], Any]] = {dict: dict, list: list, set: set, deque: list, bytearray: bytes}
 _WALKED = (*_COPIES, tuple)
 
-# What is in nearly every `meta` and holds no container that anyone would edit; told apart early, for speed.
+# Types that are in nearly every `meta` and hold no container that anyone would edit; skipped early, for speed.
 _LEAVES = frozenset(
     {bool, int, float, complex, str, bytes, type(None), type, FunctionType, BuiltinFunctionType}
     | {torch.Size, torch.dtype, torch.device, OpOverload, FakeTensor, Node, NodeSource, TensorMetadata}
@@ -31,7 +31,7 @@ _LEAVES = frozenset(
 
 
 def put_back(container: Any, contents: Any) -> None:
-    """Make a container hold what a copy of it holds, in the same order, without replacing the object.
+    """Restore the contents of a container from a copy, in the same order, without replacing the object.
 
     Nothing that a subclass defines is called.
 
@@ -49,7 +49,7 @@ def put_back(container: Any, contents: Any) -> None:
 
 
 class Containers:
-    """Containers with what they held, each recorded once, in however many places it is.
+    """Containers and their contents, each recorded once, however many references it has.
 
     >>> meta = {"stack": [1, {"deep": [2]}]}
     >>> containers = Containers()
@@ -87,7 +87,7 @@ class Containers:
         return tensors
 
     def restore(self) -> None:
-        """Put the contents of all containers back."""
+        """Restore the contents of all containers."""
         for container, contents in self._held.values():
             if not isinstance(container, tuple):
                 put_back(container, contents)

@@ -1,7 +1,7 @@
 """Copies of graph modules that lose nothing: `copy.deepcopy` drops hooks, plain attributes and input checks.
 
-A copy shares no mutable state with what it was copied from. Shared are only what cannot change or belongs to others:
-hook functions, the values in `meta` of nodes and of the module, compiled code, and attributes that refuse to be copied.
+A copy shares no mutable state with the original. It shares only what cannot change or belongs to others: hook
+functions, the values in `meta` of nodes and of the module, compiled code, and attributes that refuse to be copied.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class _Copier:
         self._memo.update((id(hook), hook) for each in modules for hook in _hooks(each) if not self._is_bound(hook))
         ordinary = [module for module in modules if _is_ordinary(module)]
         self._memo.update((id(module), type(module).__new__(type(module))) for module in ordinary)
-        for tensor in (*root.parameters(), *root.buffers()):  # before what refers to them by means of its own
+        for tensor in (*root.parameters(), *root.buffers()):  # before objects that deepcopy references to them
             self._value(tensor)
         for module in ordinary:
             self._fill(module, self._memo[id(module)])
@@ -134,7 +134,7 @@ class _Copier:
         return self._by_its_own_means(value)
 
     def _tensor(self, tensor: Tensor) -> Tensor:
-        """Copy a tensor; unlike by `copy.deepcopy`, parameters over one memory get copies over one memory, too."""
+        """Copy a tensor; unlike with `copy.deepcopy`, copies of parameters that share memory share memory, too."""
         if not tensor.is_leaf:
             held = (*self._root.named_parameters(), *self._root.named_buffers())
             name = next((name for name, each in held if each is tensor), "a tensor")
@@ -168,7 +168,7 @@ class _Copier:
         return twin
 
     def _is_bound(self, hook: Any) -> bool:
-        """Whether a hook refers to a module of the tree, so that its copy has to refer to that module's copy."""
+        """Return whether a hook refers to a module of the tree, so that its copy has to refer to the module's copy."""
         if isinstance(hook, MethodType):
             return id(hook.__self__) in self._in_tree
         if isinstance(hook, functools.partial):
@@ -189,14 +189,14 @@ def _hooks(module: nn.Module) -> Iterator[Any]:
 
 
 def _is_ordinary(module: nn.Module) -> bool:
-    """Whether a module is copied by its attributes; what defines another way is copied that way."""
+    """Return whether a module is copied attribute by attribute, because its class defines no other way."""
     cls: Any = type(module)
     own_way = hasattr(cls, "__deepcopy__") or cls.__reduce_ex__ is not object.__reduce_ex__
     return isinstance(module, GraphModule) or not (own_way or cls.__reduce__ is not object.__reduce__)
 
 
 def _copy_class(module: GraphModule, twin: GraphModule) -> None:
-    """Give the copy's own class what the original's has: name, compiled `forward`, how it pickles."""
+    """Give the copy's own class the name, compiled `forward` and pickling of the original's."""
     cls = type(twin)
     cls.__name__ = type(module).__name__
     for own in reversed(own_classes(module)):

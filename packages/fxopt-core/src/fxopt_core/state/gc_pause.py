@@ -7,16 +7,16 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 MANY = 5_000
-"""Up to so many young objects are collected in less than a tenth of a millisecond."""
+"""Collecting this many young objects takes less than a tenth of a millisecond."""
 
 
 @contextmanager
 def collector_paused() -> Iterator[None]:
     """Keep the garbage collector from running while many small objects are made that all stay alive.
 
-    Freezing and unfreezing moves them to the oldest generation in no time; without it, the first collection of the
-    young ones afterwards takes as long as the recording. Whoever has frozen objects themselves is left alone: to find
-    that out takes time in proportion to what is frozen, so that it is asked only where many objects were made.
+    Freezing and unfreezing moves them to the oldest generation at once; without it, the next collection of young
+    objects takes as long as making them did. This is skipped if the process has frozen objects of its own, which is
+    checked only after many objects were made, because the check takes time in proportion to what is frozen.
     """
     was_running = gc.isenabled()
     gc.disable()

@@ -1,4 +1,4 @@
-"""Graphs as they were: the rows of their nodes, from which a rollback fills a graph again; copies and pickles, too."""
+"""Graphs recorded as rows of nodes, from which rollbacks, copies and pickles fill a graph again."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ class NodeAt(int):
 
 
 class GraphRows:
-    """The nodes of a graph in order, what each of them is, its users in order, and the names that are taken.
+    """The nodes of a graph in order, the fields and users of each, and the names that are taken.
 
-    torch keeps the inputs of a node in the order of its arguments, so that they need no place here.
+    Inputs are not recorded: torch keeps them in the order of the arguments.
     """
 
     def __init__(self, graph: Graph) -> None:
@@ -52,9 +52,9 @@ class GraphRows:
         return same and exact
 
     def apart(self, part: Callable[[Node, str, Any], Any]) -> GraphRows:
-        """Return these rows with positions for nodes, and for other things what ``part`` returns for them.
+        """Return these rows with nodes replaced by positions, and other objects by what ``part`` returns for them.
 
-        It gets the node, the role of the thing and the thing.
+        ``part`` gets the node, the role of the object and the object.
         """
         at = {node: NodeAt(position) for position, node in enumerate(self.nodes)}
         rows = []
@@ -73,7 +73,7 @@ class GraphRows:
     def fill(self, graph: Graph, of: Callable[[Any], Any] = lambda value: value) -> dict[Node, Node]:
         """Make these nodes again in an empty graph; return the new ones by the old.
 
-        Targets, and what is in arguments and is no node, are what the function returns for them.
+        ``of`` maps targets, and everything in arguments that is not a node.
         """
         new = {
             node: add_node(graph, op, of(target), name, kind)
@@ -94,9 +94,9 @@ class GraphRows:
 
 
 class GraphState:
-    """A graph that can be what it was: the same object, with new nodes in it where nodes have changed.
+    """The state of a graph; restoring it keeps the graph object, and makes new nodes if nodes have changed.
 
-    `containers` gets what `meta` and attributes hold.
+    ``containers`` records what `meta` and attributes hold.
     """
 
     def __init__(self, graph: Graph, containers: Containers) -> None:
@@ -109,7 +109,7 @@ class GraphState:
             containers.add(held.values())
 
     def restore(self) -> None:
-        """Put everything back, but for what containers hold; linear in the number of nodes."""
+        """Restore everything except the contents of containers; linear in the number of nodes."""
         new: Mapping[Node, Node] = {}
         unchanged = self._rows.are_in(self._graph)
         if not unchanged:
@@ -127,7 +127,7 @@ class GraphState:
 
 
 def own_classes(graph_module: GraphModule) -> list[type]:
-    """Return the classes that belong to one graph module alone: its own, and torch's underneath a swapped one."""
+    """Return the classes that only this graph module has: its own, and the one of torch beneath a swapped class."""
     classes = type(graph_module).__mro__
     own = [cls for cls in classes if cls is classes[0] or cls.__qualname__.endswith("GraphModuleImpl")]
     return [cls for cls in own if cls is not GraphModule]

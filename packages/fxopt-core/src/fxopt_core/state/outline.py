@@ -1,4 +1,4 @@
-"""What a graph module is at one moment, as far as it takes to see whether anything has changed since."""
+"""`Outline`: the state of a graph module, in as much detail as it takes to see whether it has changed since."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from fxopt_core.state.graph import GraphRows
 class Outline:
     """Nodes with their arguments, modules, tensors and the code generator of a graph module.
 
-    It is no part of `Snapshot`, which a composition takes once and which holds all tensors for the rollback: each pass
-    takes an outline, and it holds modules and tensors weakly, so that a pass which drops them frees their memory. Nodes
-    and arguments are held, so that their identity means something.
+    It is separate from `Snapshot`, which a composition takes once and which holds all tensors for the rollback. Each
+    pass takes an outline, which holds modules and tensors weakly, so that a pass that drops them frees their memory. It
+    holds nodes and arguments strongly, so that they can be compared by identity.
 
     >>> import torch
     >>> graph_module = torch.fx.symbolic_trace(nn.Linear(2, 2))
@@ -50,7 +50,7 @@ class Outline:
 
 
 def _modules(graph_module: GraphModule) -> list[tuple[Any, ...]]:
-    """Return names, flags, and what is comparable by identity of modules and tensors; equal where nothing changed."""
+    """Return a row for each module with its tensors; the rows are equal as long as nothing has changed."""
     rows: list[tuple[Any, ...]] = []
     for name, module in graph_module.named_modules(remove_duplicate=False):
         tensors = (*module._parameters.items(), *module._buffers.items())

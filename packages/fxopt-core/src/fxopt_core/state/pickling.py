@@ -28,7 +28,7 @@ from fxopt_core.state.gc_pause import collector_paused
 from fxopt_core.state.graph import GraphRows, own_classes
 
 FORMAT = 5
-"""Raised when older versions of this module could not read what this one writes."""
+"""Incremented when older versions of this module could not read what this one writes."""
 
 _MADE_AGAIN = frozenset({"_graph", "_code", "_lineno_map", "_prologue_start", "_compiled_call_impl", "shape_env"})
 _LEFT_TO_PICKLE = frozenset({"_parameters", "_buffers", "_modules"})
@@ -94,7 +94,7 @@ def fill(graph_module: GraphModule, state: tuple[dict[str, Any], dict[str, Any]]
 
 
 def _base(graph_module: GraphModule) -> Any:
-    """The class that torch derives one class for each graph module from."""
+    """Return the class from which torch derives a class for each graph module."""
     return next(cls for cls in type(graph_module).__mro__ if not cls.__qualname__.endswith("GraphModuleImpl"))
 
 
@@ -149,7 +149,7 @@ class _Probe(pickle.Pickler):
 
 
 class _Writer:
-    """Says what stands in a pickle for the parts of a graph module, each one object, and which cannot be pickled."""
+    """Finds the picklable form of each part of a graph module, once for each object."""
 
     def __init__(self, protocol: int) -> None:
         self._protocol = protocol
@@ -164,7 +164,7 @@ class _Writer:
         return None
 
     def part(self, value: Any, what: str) -> Any:
-        """Return what stands for a value; raise if nothing can. ``what`` says where it is."""
+        """Return the picklable form of a value, or raise; ``what`` says where the value is."""
         if type(value) in _ATOMS:
             return value
         if id(value) not in self._parts:
@@ -174,7 +174,7 @@ class _Writer:
     def _written(self, value: Any, what: str) -> Any:
         if isinstance(value, _SYMBOLIC):
             raise FxoptError(
-                f"{what} is the symbolic value {value}, which has no form; compute it by a node of the graph "
+                f"{what} is the symbolic value {value}, which has no text form; compute it by a node of the graph "
                 "(`torch.ops.aten.sym_size.int`), or use a number"
             )
         if isinstance(value, TreeSpec):
@@ -227,7 +227,7 @@ def _class_or_text(path: str) -> object:
 
 
 class _Rebuilt:
-    """What stands for an object in a pickle: a function to call on reading, and its arguments."""
+    """The picklable form of an object: a function to call on loading, and its arguments."""
 
     def __init__(self, function: Callable[..., object], *arguments: object) -> None:
         self._call = function, arguments
@@ -237,7 +237,7 @@ class _Rebuilt:
 
 
 def _spec_reference(spec: TreeSpec | None) -> _Rebuilt | None:
-    """Return what stands for a pytree specification; pickled as it is, its leaves warn of a deprecated class."""
+    """Return the picklable form of a pytree specification, whose own form warns of a deprecated class."""
     if spec is None:
         return None
     if spec.is_leaf():

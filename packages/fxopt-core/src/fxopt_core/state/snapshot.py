@@ -1,21 +1,21 @@
 """Exact rollback of a graph module, or of any module: structure always, contents of tensors on request.
 
 A snapshot records references and shallow copies, never a deep copy, in time linear in nodes, modules and tensors. It
-brings back the same graph, modules and their classes, hooks, flags, attributes, and which tensor with which memory and
-dtype sits where. Where nodes have changed, the graph gets new ones, equal in all that can be seen. It calls no hook and
-compiles nothing.
+brings back the same graph, the modules with their classes, hooks, flags and attributes, and each tensor in its place
+with its memory and dtype. If nodes have changed, the graph gets new ones that look the same. Restoring calls no hook
+and compiles nothing.
 
-In `meta` and in plain attributes, what built-in containers hold comes back at any depth. Of all other objects, only the
-reference does: what a pass changes inside of an object of some class of its own stays.
+In `meta` and in plain attributes, the contents of built-in containers come back at any depth. Of other objects, only
+the reference does: what a pass changes inside an object of another class stays changed.
 
 Records refer to child modules and tensors through their records, never directly. From the first release of a tensor on,
-modules are held weakly, so that what a pass drops is really freed. If an object is still alive when restoring (a
-caller's model shares it), that very object returns; if nobody but the snapshot knew it, a new one is built from the
-record, and nobody is left to tell the difference.
+modules are held weakly, so that what a pass drops is really freed. An object that is still alive on restoring, because
+a caller's model shares it, returns itself; otherwise a new one is built from the record.
 
-`p.data = other`, `.double()`, `requires_grad_()` and their like change a tensor without touching the dictionaries of
-its module. They are undone from an alias, a second tensor over the same memory. Writes into that memory are noticed by
-the version counter, which `p.data.mul_(2)` and inference tensors escape; undoing them takes a copy (`protect_values`).
+`p.data = other`, `.double()`, `requires_grad_()` and similar calls change a tensor without touching the dictionaries
+of its module. They are undone from an alias, a second tensor over the same memory. Writes into that memory are noticed
+by the version counter, except `p.data.mul_(2)` and writes into inference tensors; undoing writes takes a copy
+(`protect_values`).
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _MOSTLY_EMPTY = frozenset({dict, OrderedDict, list, set})
 
 
 class _TensorState:
-    """One tensor object as it was. `registered` says that it is no plain attribute, but a parameter, buffer or part."""
+    """The state of one tensor. `registered`: it is a parameter, a buffer or part of a tensor, not a plain attribute."""
 
     registered = protected = False
     rebuild: Rebuild | None = None
@@ -71,7 +71,7 @@ class _TensorState:
         self.tensor = self.alias = None
 
     def restore_contents(self) -> bool:
-        """Put object and memory back; return whether the contents are what they were."""
+        """Restore object and memory; return whether the contents are unchanged."""
         tensor = self.tensor if self.tensor is not None or self.reference is None else self.reference()
         if tensor is None:
             data = self._rebuilt()
@@ -80,7 +80,7 @@ class _TensorState:
             return True
         self.tensor = tensor
         unwritten = self.protected or self.version is None or tensor.is_inference() or tensor._version == self.version
-        if _place(tensor.data) != self.place:  # a pass let it share the memory of what it made, say
+        if _place(tensor.data) != self.place:  # for example, a pass let it share the memory of a new tensor
             tensor.data = self._rebuilt() if self.alias is None else self.alias
         if self.alias is not None and _nbytes(self.alias) != self.nbytes:
             unwritten = self.protected
@@ -88,7 +88,7 @@ class _TensorState:
         return unwritten
 
     def restore_flags(self) -> bool:
-        """Put class, attributes, hooks, flags and gradient back; return whether that was possible."""
+        """Restore class, attributes, hooks, flags and gradient; return whether that was possible."""
         tensor, (hooks, held) = self.tensor, self.hooks
         assert tensor is not None
         if type(tensor) is not self.cls:
@@ -128,7 +128,7 @@ def _storage(tensor: Tensor) -> torch.UntypedStorage | None:
 
 
 def _place(tensor: Tensor) -> tuple[object, ...]:
-    """Return form and memory of a tensor, without keeping the memory alive; equal where nothing was exchanged."""
+    """Return form and memory of a tensor, without keeping the memory alive; equal if neither was replaced."""
     form = torch.Size() if is_lazy(tensor) else tensor.shape, tensor.dtype, tensor.device
     storage = _storage(tensor)
     if storage is not None:
@@ -154,21 +154,21 @@ class _ModuleState:
         self.registered: dict[str, dict[str, Any]] = {}
 
     def to_weak(self) -> None:
-        """Hold the module only weakly, and none of the dictionaries that hold its tensors and children."""
+        """Hold the module only weakly, and drop the dictionaries that hold its tensors and children."""
         if self.module is not None:
             self.reference = weakref.ref(self.module)
             self.module = None
             self.attributes.update((key, type(self.attributes[key])) for key in self.registered)
 
     def revive(self) -> nn.Module:
-        """Return the module, a new one of its class if it is gone; its attributes are set by `restore`."""
+        """Return the module, or a new one of its class if it is gone; `restore` sets its attributes."""
         if self.module is None:
             alive = None if self.reference is None else self.reference()
             self.module = object.__new__(self.cls) if alive is None else alive
         return self.module
 
     def restore(self) -> None:
-        """Put class, attributes and what is registered back; all records of the tree have been revived."""
+        """Restore class, attributes and registered members, after all modules of the tree were revived."""
         module = self.revive()
         now, attributes = dict(vars(module)), {key: _object_of(value) for key, value in self.attributes.items()}
         for value in attributes.values():
@@ -200,9 +200,9 @@ def _raw_tensors() -> Iterator[None]:
 class Snapshot:
     """The state of a module at one moment; `restore` goes back to it, any number of times.
 
-    It records the modules below, nested graph modules and their graphs included. ``protect_values`` copies the contents
-    of all tensors too, or of these, so that `restore` also undoes writes in place. It takes as much memory as the
-    tensors do.
+    It covers all submodules, and the graphs of nested graph modules. ``protect_values`` also copies the contents of all
+    tensors, or of the given ones, so that `restore` undoes writes in place; the copies take as much memory as the
+    tensors.
 
     >>> from fxopt_core import iter_nodes
     >>> import operator
@@ -238,7 +238,7 @@ class Snapshot:
             self._protect(self._tensors[id(tensor)] for tensor in protect_values)
 
     def _module(self, module: nn.Module, name: str) -> _ModuleState:
-        """Record a module with all that is below it, under however many names it is."""
+        """Record a module and everything below it, once, however many names it has."""
         state = self._modules.get(id(module))
         if state is None:
             state, prefix = _ModuleState(module, name), f"{name}." if name else ""
@@ -246,7 +246,7 @@ class Snapshot:
             for key, value in vars(module).items():
                 if type(value) in _LEAVES or (type(value) in _MOSTLY_EMPTY and not value):
                     continue  # settings, and hooks, which need no record to be emptied again
-                if key in _REGISTERED and isinstance(value, dict):  # those of scripts are no dictionaries
+                if key in _REGISTERED and isinstance(value, dict):  # script modules have none here
                     state.registered[key] = {each: self._part(item, prefix + each) for each, item in value.items()}
                 elif isinstance(value, Tensor):
                     state.attributes[key] = self._tensor(value, prefix + key)
@@ -286,15 +286,14 @@ class Snapshot:
                 state.protected = True
 
     def release(self, tensor: Tensor, rebuild: Rebuild) -> bool:
-        """Let go of one tensor, so that its memory is freed as soon as the caller of this drops it as well.
+        """Hold one tensor only weakly, so that its memory is freed as soon as the caller drops it as well.
 
-        From here on the snapshot refers to the tensor, and to the modules that hold it, only weakly. If they are gone
-        when restoring, `rebuild` makes the contents again, in the same shape and dtype and on the same device;
-        `requires_grad`, attributes, gradient and ties come from the record. A tensor that someone else holds comes back
-        itself. A protected one is not let go of: its contents were to be kept.
+        From then on the snapshot holds submodules only weakly, too. If the tensor is gone on restoring, `rebuild` makes
+        the contents again, in the same shape and dtype and on the same device; `requires_grad`, attributes, gradient
+        and ties come from the record. A tensor that is still alive comes back itself. A protected tensor stays held.
 
         Returns:
-            Whether the snapshot knows the tensor; one that came after it does not concern it.
+            Whether the snapshot held the tensor; False for one that is newer than the snapshot.
         """
         state = self._tensors.get(id(tensor))
         if state is None or state.tensor is not tensor:
@@ -308,21 +307,21 @@ class Snapshot:
         return True
 
     def restore(self) -> tuple[str, ...]:
-        """Put everything back.
+        """Restore everything.
 
         Returns:
-            Full names of the tensors whose contents may still differ, because they were written in place since: known
-            by their version counters, which writes through `.data` and into inference tensors do not move. Empty where
-            the snapshot protects values; they have been copied back then.
+            Full names of the tensors whose contents may still differ, because their version counters show writes in
+            place (which writes through `.data` and into inference tensors do not). Empty if the snapshot protects
+            values, which have then been copied back.
 
         Raises:
-            FxoptError: something could not be restored, such as a released tensor that is gone and was not rebuilt; all
-                else is.
+            FxoptError: something could not be restored, such as a released tensor that is gone and was not rebuilt;
+                everything else was.
         """
         written: dict[str, None] = {}
         failures: list[tuple[str, Exception]] = []
         tensors, modules = self._tensors.values(), self._modules.values()
-        # A gradient is set to a tensor of its own form: so all have their contents before any gets its flags.
+        # A gradient must have the form of its tensor, so all contents are restored before any flags.
         steps: list[tuple[str, Callable[[], bool | None]]] = [
             *((each.name, each.restore_contents) for each in tensors),
             ("values of tensors", self._restore_values),
@@ -356,9 +355,9 @@ class Snapshot:
 
 @contextmanager
 def kept(module: nn.Module) -> Iterator[None]:
-    """Bring a module back at the end of a ``with`` block that runs or traces it, and torch's CPU random numbers.
+    """Restore a module after a ``with`` block that runs or traces it, and the state of torch's CPU random numbers.
 
-    That is all that a `Snapshot` restores, and the values of tensors that are neither parameters nor buffers.
+    It restores what a `Snapshot` does, and the values of tensors that are neither parameters nor buffers.
 
     >>> linear = nn.Linear(2, 2)
     >>> linear.seen, linear.total = [], torch.zeros(1)

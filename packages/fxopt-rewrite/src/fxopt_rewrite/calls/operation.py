@@ -1,8 +1,8 @@
 """`read_operation`: what a node computes, with which arguments, in every form of graph.
 
-A product is ``operator.mul`` in a traced graph, ``torch.mul`` or the method ``mul`` where the model says so, and
-``aten.mul.Tensor`` in a graph of ``torch.export``; ``nn.ReLU``, ``F.relu`` and ``aten.relu.default`` are one, too. A
-pass that compares ``node.target`` with one of them finds nothing in the other graphs.
+A product is ``operator.mul`` in a traced graph, ``torch.mul`` or the method ``mul`` if the model calls them, and
+``aten.mul.Tensor`` in a graph of ``torch.export``; ``nn.ReLU``, ``F.relu`` and ``aten.relu.default`` are equal as well.
+A pass that compares ``node.target`` with one of them finds nothing in the other graphs.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Operation:
 
     Attributes:
         node: the call.
-        name: as torch's functional API has it: ``linear``, ``conv2d``, ``relu``, ``add``, ``view``.
+        name: its name in torch's functional API: ``linear``, ``conv2d``, ``relu``, ``add``, ``view``.
         module: the module that is called; None for a function, method or operator.
         module_name: full name of that module, or "".
     """
@@ -61,8 +61,8 @@ class Operation:
     def arguments(self) -> Mapping[str, Any]:
         """Its arguments by the names of torch's signature, with defaults; lists are tuples.
 
-        Weights, biases and running statistics that modules hold or ``get_attr`` nodes read are `TensorRef`; what the
-        graph computes is a node.
+        Weights, biases and running statistics that modules hold or ``get_attr`` nodes read are `TensorRef`; computed
+        values are nodes.
         """
         return self._bound[0]
 
@@ -73,7 +73,7 @@ class Operation:
 
     @property
     def input(self) -> Node | None:
-        """The value that it works on, its first argument, or that called ``input``; None if that is no node."""
+        """The argument called ``input``, or else the first one; None if it is not a node."""
         value = self.arguments.get("input", next(iter(self.arguments.values()), None))
         return value if isinstance(value, Node) else None
 
@@ -87,8 +87,8 @@ class Operation:
 def read_operation(index: GraphIndex, node: Node) -> Operation | None:
     """Return what a node computes, the same for modules, functions, methods, ``aten`` and Python's operators.
 
-    None for inputs, attributes and outputs, for what is not torch's, and for modules that are not plain: with hooks,
-    of a subclass, or with extra state.
+    None for inputs, attributes and outputs, for calls of what is not torch's, and for modules that are not plain: with
+    hooks, of a subclass, or with extra state.
 
     >>> import torch
     >>> model = nn.Sequential(nn.Conv2d(3, 8, 1))
@@ -112,7 +112,7 @@ def read_layer(index: GraphIndex, node: Node, names: frozenset[str] = frozenset(
 
 
 def read_call(node: Node) -> Operation | None:
-    """Return what a function or method computes, with nodes for the tensors that it reads; None for other nodes."""
+    """Return what a function or method node computes, with nodes for its tensors; None for other nodes."""
     target = called(node)
     return None if target is None else Operation(node, target.name, None, "", lambda: _arguments(None, node, target))
 
@@ -144,7 +144,7 @@ def _read_module(index: GraphIndex, node: Node, names: frozenset[str]) -> Operat
 
 
 def plain_input(node: Node, module: nn.Module, classes: tuple[type[nn.Module], ...]) -> Node | Obstacle:
-    """Return the value that a module is called with, or why it is no plain call of one of these classes."""
+    """Return the only argument of a module's call, or why it is not a plain call of one of these classes."""
     full, source = str(node.target), type(module).__module__
     if ".quantized." in source and not isinstance(module, classes):
         return Obstacle(full, "not-a-parameter", f"module `{full}` is quantized ({source})")
@@ -160,7 +160,7 @@ def plain_input(node: Node, module: nn.Module, classes: tuple[type[nn.Module], .
 
 @cache
 def name_of_module(cls: type[Any], conv1d: type[Any] | None) -> str | None:
-    """Return what modules of a class compute, or of the class that it is derived from, or a quantized form of."""
+    """Return what modules of a class compute, or of its base class, or of the class that it is a quantized form of."""
     if conv1d is not None and issubclass(cls, conv1d):
         return "addmm"
     found = next((MODULES[each] for each in cls.__mro__ if each in MODULES), None)
@@ -194,9 +194,9 @@ def _of_module(name: str, value: Node, full: str, module: Any) -> tuple[Mapping[
 
 
 def computed_by(module: nn.Module, value: Node) -> tuple[str, Mapping[str, Any]] | None:
-    """Return the operation that a call of a module with a value is, and its arguments by name, tensors as `TensorRef`.
+    """Return the operation that calling a module with a value computes, and its arguments; tensors are `TensorRef`.
 
-    None for modules of any class but those of ``torch.nn`` that compute one operation.
+    None unless the module is of a class of ``torch.nn`` that computes one operation.
     """
     name = MODULES.get(type(module))
     return None if name is None else (name, _of_module(name, value, "", module)[0])
@@ -210,9 +210,9 @@ def module_tensor(module: nn.Module, name: str, key: str) -> TensorRef | None:
 
 
 def input_of(node: Node) -> Node | None:
-    """Return the value that a layer's call works on: its first argument, or the one called ``input``.
+    """Return the input of a layer's call: its first argument, or the one called ``input``.
 
-    That of ``addmm`` is the second, after the bias.
+    The input of ``addmm`` is the second argument, after the bias.
     """
     target = called(node)
     if target is not None and target.name in ("addmm", "embedding"):
@@ -230,11 +230,11 @@ _INPUTS = ("input", "self", "x")
 def calls_of(graph_module: GraphModule, *operations: Callable[..., object]) -> list[Node]:
     """Return the nodes that call one of these operations in any form, in order.
 
-    See `is_call`. The list does not change with the graph, so that the graph may be edited on the way.
+    See `is_call`. The list does not change with the graph, so the graph may be edited while walking it.
 
     Raises:
-        PreconditionError: It is not a graph module.
-        TypeError: An operation is no function, or a class of layers that have parameters or settings.
+        PreconditionError: The first argument is not a graph module.
+        TypeError: An operation is not a function, or is a class of layers that have parameters or settings.
 
     >>> import operator, torch
     >>> class Product(nn.Module):
@@ -253,11 +253,11 @@ def calls_of(graph_module: GraphModule, *operations: Callable[..., object]) -> l
 def is_call(node: Node, *operations: Callable[..., object]) -> bool:
     """Return whether a node calls one of these operations: as function, method, ATen operator or module.
 
-    Synonyms count (``torch.multiply`` for ``torch.mul``). In-place forms (``mul_``, ``inplace=True``, ``out=``) do not,
-    unless they are asked for: they do more. Nor do ``torch.add`` with an ``alpha``, ``torch.div`` with a
-    ``rounding_mode``, ``rsub``, whose operands are exchanged, and modules that have hooks. Of modules, activations
-    without settings count; read layers by `read_operation` and its like. A function that is not torch's equals only
-    itself. Read one or two operands by `operands_of`.
+    Synonyms count (``torch.multiply`` for ``torch.mul``). In-place forms (``mul_``, ``inplace=True``, ``out=``) count
+    only if asked for. ``torch.add`` with an ``alpha``, ``torch.div`` with a ``rounding_mode``, ``rsub``, whose operands
+    are exchanged, and modules with hooks do not count. Of modules, only activations without settings count; read layers
+    by `read_operation` or the typed readers. A function that is not torch's equals only itself. `operands_of` returns
+    one or two operands.
 
     Raises:
         TypeError: See `calls_of`.
@@ -272,9 +272,9 @@ def is_call(node: Node, *operations: Callable[..., object]) -> bool:
 
 
 def operands_of(node: Node) -> tuple[Operand, ...]:
-    """Return the operands of a call of one or two, in order, whether they are given by position or by name.
+    """Return the one or two operands of a call in order, whether they are given by position or by name.
 
-    Of a function that is not torch's, they are its first two positional arguments, whatever these are.
+    For a function that is not torch's, they are its first two positional arguments, whatever these are.
 
     >>> import torch
     >>> graph = torch.fx.Graph()
@@ -318,4 +318,4 @@ def _is_one_of(node: Node, owner: nn.Module | None, wanted: list[tuple[object, t
 
 
 _MODIFIERS: Mapping[str, object] = {"alpha": 1, "rounding_mode": None, "out": None}
-"""Arguments that make another operation of one, unless they have this value."""
+"""Arguments that change the operation, unless they have this value."""

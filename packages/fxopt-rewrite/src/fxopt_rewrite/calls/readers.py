@@ -1,7 +1,8 @@
 """Typed views of operations: linear layers, convolutions, norms, embeddings, activations, arithmetic.
 
-A reader returns a record of `fxopt_rewrite.calls.records` for a node that makes its call, an `Obstacle` where the call
-cannot be rewritten, and None for any other node. All of them stand on `read_operation`, and know no forms of graph.
+A reader returns a record of `fxopt_rewrite.calls.records` for a node that makes such a call, an `Obstacle` if the call
+cannot be rewritten, and None for any other node. All readers are built on `read_operation`, which knows the forms of
+graph.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ def module_running(node: Node) -> str:
 
 
 def trains(index: GraphIndex, node: Node, owner: str) -> bool:
-    """Return whether an operation trains: ATen operators say so themselves, else the owner of the weight does."""
+    """Return whether an operation trains: by its arguments for ATen operators, else by the owner of the weight."""
     module = index.modules.get(owner)
     if isinstance(node.target, OpOverload) or module is None:
         return index.training
@@ -93,7 +94,7 @@ def _tensors(index: GraphIndex, node: Node, found: Mapping[str, object]) -> dict
 def _weighted(
     index: GraphIndex, operation: Operation, value: object, weight: object, bias: object = None
 ) -> tuple[Node, TensorRef, TensorRef | None, nn.Module | None, str, bool] | Obstacle:
-    """Return the first fields of a view: input, weight, bias, module, its name, and whether it trains."""
+    """Return the first fields of a record: input, weight, bias, module, its name, and whether it trains."""
     node, module, name = operation.node, operation.module, operation.module_name
     if module is not None and weight is None:
         return Obstacle(name, "not-a-parameter", f"module `{name}` has no weight")
@@ -110,7 +111,7 @@ def _weighted(
 
 
 def _holder(index: GraphIndex, operation: Operation, *refs: TensorRef | None) -> tuple[nn.Module | None, str, bool]:
-    """Return the module of a call, its name, or that of the one that holds its tensors, and whether it trains."""
+    """Return the module of a call, its name or else that of the owner of its tensors, and whether it trains."""
     if operation.module is not None:
         return operation.module, operation.module_name, operation.module.training
     owner = owner_of(next((ref.name for ref in refs if ref is not None), ""))
@@ -172,7 +173,7 @@ def _read_linear(index: GraphIndex, node: Node) -> LinearCall | Obstacle | None:
 
 
 def _fitting(call: LinearCall) -> LinearCall | Obstacle:
-    """Return the call, or an obstacle if its tensors have no layer's shapes: ``F.linear`` takes others too."""
+    """Return the call, or an obstacle if its tensors do not have a layer's shapes: ``F.linear`` takes others too."""
     weight, bias = call.weight.tensor, call.bias
     if weight.dim() != 2:
         message = f"`{call.weight.name}` has shape {tuple(weight.shape)}, and a layer's weight has two dimensions"
@@ -261,7 +262,7 @@ _LAYER_NORMS = _DECOMPOSED_LAYER_NORMS | {"layer_norm", "rms_norm"}
 
 
 def read_layer_norm(index: GraphIndex, node: Node) -> LayerNormCall | Obstacle | None:
-    """Read a layer norm, or an RMS norm, as a call that is not ``centred``.
+    """Read a layer norm, or an RMS norm as a call that is not ``centred``.
 
     >>> import torch
     >>> index = GraphIndex(torch.fx.symbolic_trace(nn.Sequential(nn.LayerNorm(4))))
@@ -368,8 +369,8 @@ _ARITHMETIC = frozenset({"add", "sub", "mul", "div", "rsub"})
 def read_elementwise(node: Node) -> ElementwiseCall | Obstacle | None:
     """Read ``+``, ``-``, ``*`` or ``/`` of two operands, in place or not, and ``rsub`` with its operands exchanged.
 
-    Arithmetic on sizes is read alike: ask `is_python_number`. A call with ``out=``, or an ``alpha`` that the graph
-    computes, is an obstacle.
+    Arithmetic on sizes is read in the same way; `is_python_number` tells it. A call with ``out=``, or an ``alpha`` that
+    the graph computes, is an obstacle.
 
     >>> import torch
     >>> graph = torch.fx.Graph()

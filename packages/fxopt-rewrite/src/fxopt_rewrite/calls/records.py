@@ -15,7 +15,7 @@ PLAIN: tuple[Any, ...] = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 TRANSPOSED: tuple[Any, ...] = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 
 Operand: TypeAlias = Node | Tensor | int | float | complex
-"""What arithmetic is done with: a node of the graph, a tensor, or a Python number."""
+"""An operand of arithmetic: a node of the graph, a tensor, or a Python number."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,10 +53,10 @@ class ParameterisedCall:
 
     Attributes:
         node: the call.
-        input: the node whose value it takes.
+        input: the node of its input.
         weight: its weight; None for a normalisation without affine parameters.
         bias: its bias, or None.
-        module: the module that is called; None where the graph calls an operation.
+        module: the module that is called; None if the graph calls an operation.
         module_name: full name of that module, or of the module that holds the weight.
         training: whether it runs in train mode.
     """
@@ -112,7 +112,7 @@ class LinearCall(ParameterisedCall):
 class ConvolutionCall(ParameterisedCall):
     """A convolution over 1, 2 or 3 dimensions; the attributes are those of ``nn.Conv2d`` and its siblings.
 
-    The weight is ``(out, in / groups, *kernel)``, or ``(in, out / groups, *kernel)`` of a transposed convolution.
+    The weight is ``(out, in / groups, *kernel)``, or ``(in, out / groups, *kernel)`` for a transposed convolution.
     """
 
     weight: TensorRef
@@ -190,11 +190,11 @@ class BatchNormCall(ParameterisedCall):
 
 @dataclass(frozen=True, eq=False, slots=True)
 class LayerNormCall(ParameterisedCall):
-    """``(input - mean) / sqrt(variance + eps) * weight + bias`` over the last dimensions, with statistics of its own.
+    """``(input - mean) / sqrt(variance + eps) * weight + bias``, with statistics over the last dimensions.
 
     Attributes:
         normalized_shape: the sizes of those dimensions.
-        eps: added to the variance; None for that of the dtype, in RMS norms only.
+        eps: added to the variance; None, in RMS norms only, for the eps of the dtype.
         centred: whether the mean is subtracted; False for an RMS norm.
     """
 
@@ -203,7 +203,7 @@ class LayerNormCall(ParameterisedCall):
     centred: bool
 
     def build(self) -> nn.Module:
-        """Return a new module that normalises alike, without weight and bias."""
+        """Return a new module that normalises in the same way, without weight and bias."""
         cls: Any = nn.LayerNorm if self.centred else nn.RMSNorm
         module: nn.Module = cls(self.normalized_shape, eps=self.eps, elementwise_affine=False)
         return module.train(self.training)

@@ -1,7 +1,7 @@
-"""The ledger as JSON text, and back: what an archive of a graph module holds of it, and a pickle of a journal.
+"""The ledger as JSON text, and back: for archives of graph modules, and for journals in pickles.
 
 The text is an object: ``{"fxopt_ledger": version, "next_id": ..., "next_run": ..., "records": [...]}``. Records, and
-the edits in their journals, are written by `fxopt_rewrite.data.forms.Fields`. Nothing is imported by reading.
+the edits in their journals, are written by `fxopt_rewrite.data.forms.Fields`. Reading imports nothing.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ def ledger_to_json(ledger: Ledger) -> str:
     """Write a ledger as text.
 
     Raises:
-        FxoptError: A value in it has no form in JSON; node, module or pass and the value are named. Of a node's
-            ``meta``, such values are left out instead.
+        FxoptError: JSON cannot express a value in it; the message names the value and its node, module or pass. Such
+            values in a node's ``meta`` are left out instead.
 
     >>> ledger_to_json(Ledger())
     '{"fxopt_ledger":1,"next_id":0,"next_run":0,"records":[]}'
@@ -65,16 +65,16 @@ def ledger_to_json(ledger: Ledger) -> str:
 
 
 def ledger_from_json(text: str, names: Names = LOADED) -> Ledger:
-    """Read a ledger that `ledger_to_json` has written; ``names`` says what the values in it may name.
+    """Read a ledger that `ledger_to_json` has written; ``names`` is the policy for names in its values.
 
     Raises:
-        FxoptError: The text is no ledger, or one of a newer version; the place and what was found there are named.
+        FxoptError: The text is not a ledger, or one of a newer version; the message says where, and what was found.
     """
     return _checked("this ledger", lambda: _read_ledger(text, names))
 
 
 def tag_to_json(tag: NodeTag) -> dict[str, Any]:
-    """Return what fxopt knows of a node as plain JSON data.
+    """Return the tag of a node as plain JSON data.
 
     >>> tag_to_json(NodeTag(3, ("a1b2",), ("merge-linears", ("q", "k"))))
     {'id': 3, 'marks': ['a1b2'], 'origin': ['merge-linears', ['q', 'k']]}
@@ -94,7 +94,7 @@ def tag_from_json(data: object) -> NodeTag:
 
 
 def pack(journal: Journal) -> tuple[bytes, bytes]:
-    """Return a journal as its text, compressed, and a pickle of what JSON has no form for."""
+    """Return a journal as compressed text, and a pickle of the values that JSON cannot express."""
     objects: list[object] = []
     with collector_paused():
         text = json.dumps(ValueWriter(FIELDS.writers, objects).write(journal), separators=(",", ":"))
@@ -103,7 +103,7 @@ def pack(journal: Journal) -> tuple[bytes, bytes]:
 
 
 def restore_journal(text: bytes, objects: bytes) -> Journal:
-    """Return what `pack` was given. Pickles of all versions name this function: it keeps its name and parameters."""
+    """Return what `pack` was given. Pickles name this function, so it must keep its name and parameters."""
 
     def read() -> Journal:
         load_journals()
@@ -132,7 +132,7 @@ def _read_ledger(text: str, names: Names) -> Ledger:
     read = ValueReader(FIELDS.readers, (), names).read
 
     def early(data: dict[str, Any]) -> object:
-        """Read each record as soon as its text is, so that JSON's objects do not pile up."""
+        """Read each record as soon as its text is parsed, so that JSON's objects do not pile up."""
         with suppress(FxoptError, ValueError):  # raised again below, unless a newer version has written it
             return read(data) if "Record" in data else data
         return data
@@ -156,6 +156,6 @@ def load_journals() -> None:
     for point in entry_points(group="fxopt_journal"):
         try:
             point.load()
-        except Exception as error:  # of a stranger's code
+        except Exception as error:  # third-party code
             text = f"entry point {point.name!r} of the group fxopt_journal, {point.value}, failed to load: {error!r}"
             warnings.warn(f"{text}; records with its edits cannot be read", RuntimeWarning, stacklevel=2)

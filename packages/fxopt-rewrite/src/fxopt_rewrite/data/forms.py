@@ -1,8 +1,8 @@
 """Values as data: one typed form, which JSON can hold, for ledgers, key maps and archives.
 
-Text, whole numbers, booleans and None are themselves, and a tuple is an array. Everything else is an object whose one
-key says what it is, ``{"dtype": "float32"}``: ``1``, ``1.0``, ``True`` and ``"1"`` differ, as do ``[1]``, ``(1,)``.
-`ValueWriter` and `ValueReader` bring back equal values of equal types, in any process.
+Text, numbers, booleans and None are themselves, and a tuple is an array. Everything else is an object whose one key
+says what it is, ``{"dtype": "float32"}``: ``1``, ``1.0``, ``True`` and ``"1"`` differ, as do ``[1]`` and ``(1,)``.
+`ValueReader` brings back equal values of equal types from what `ValueWriter` wrote, in any process.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ Write = Callable[[Any], Form]
 
 
 class InexpressibleError(FxoptError):
-    """A value has no form."""
+    """A value cannot be expressed as data."""
 
 
 class MalformedError(FxoptError):
-    """Data is no form of a value."""
+    """Data is not the form of any value."""
 
 
 _AS_THEY_ARE = frozenset({str, bool, type(None)})
@@ -98,9 +98,9 @@ class ValueWriter:
     """Writes values.
 
     Args:
-        own: for classes of one's own, the function that writes their instances.
-        objects: a list that takes what has no form, so that its place there is written; None makes that an error.
-        names: what may be named.
+        own: for further classes, the function that writes their instances.
+        objects: a list that collects values without a form, whose index is written; with None, they are an error.
+        names: the policy for names.
     """
 
     _forms: ClassVar[Forms] = {
@@ -145,7 +145,7 @@ class ValueWriter:
         return self._named(value) if found is None else found
 
     def _of_subclass(self, value: Any) -> Form | None:
-        """Return the form of what an exact type does not decide; None where there is none."""
+        """Return the form of a value whose exact type is not known, or None."""
         cls = type(value)
         if isinstance(value, enum.Enum) and self.names.name(cls):
             return {"enum": [self.names.name(cls), self.write(value.value)]}
@@ -175,9 +175,9 @@ class ValueReader:
     """Reads what `ValueWriter` wrote.
 
     Args:
-        own: for each key of one's own, the function that reads its content.
-        objects: what had no form.
-        names: what may be named, and how it is found.
+        own: for each further key, the function that reads its content.
+        objects: the values that had no form.
+        names: the policy for names, which also finds them.
     """
 
     def __init__(
@@ -222,7 +222,7 @@ class ValueReader:
         return self._objects[number]
 
     def _instance(self, key: str, base: type, data: Any, call: Callable[[Any, Any], Any]) -> Any:
-        """Return an instance of a class, which may not be loaded."""
+        """Return an instance of a class, or an `Unresolved` if the class is not loaded."""
         name, content = data
         cls = self.names.cls(name)
         if isinstance(cls, Unresolved):
@@ -278,12 +278,12 @@ _READERS: dict[str, Callable[[ValueReader, Any], Any]] = {
 class Fields:
     """Writes and reads instances of dataclasses by their fields, as ``{"Name": {"field": ...}}``.
 
-    Fields that have their defaults are left out, and those that `repr` leaves out. Of a `Mapping`, the entries that
-    have a form are written; it is read-only when it comes back.
+    Fields that have their defaults are left out, as are those that `repr` leaves out. Only those entries of a `Mapping`
+    that have a form are written; on reading, it is read-only.
 
     Args:
         classes: the classes; `add` takes further ones.
-        kinds: by the name of a class, what errors call its instances, which have a ``name`` or ``pass_name``.
+        kinds: by class name, the word for its instances in errors; they have a ``name`` or ``pass_name``.
     """
 
     def __init__(
@@ -297,10 +297,10 @@ class Fields:
             self.add(cls)
 
     def add(self, cls: type[T]) -> type[T]:
-        """Write and read instances of a class, too; a decorator.
+        """Add a class; usable as a decorator.
 
         Raises:
-            FxoptError: Another class of this name is there already.
+            FxoptError: Another class of this name has been added already.
         """
         for known in self.writers:
             if known.__name__ == cls.__name__ and class_path(known) != class_path(cls):
@@ -376,7 +376,7 @@ def _read_instance(
 
 
 def _check_of(hint: Any) -> Callable[[Any], bool]:
-    """Return the function that says whether a value is of a type as the fields of records have them.
+    """Return a function that tells whether a value is of an annotated type.
 
     >>> _check_of(tuple[int, ...])((1, 2)), _check_of(int)(True), _check_of(float | None)(1)
     (True, False, True)

@@ -1,9 +1,9 @@
-"""A graph as rows of data, and back, node for node: what archives and tables of sizes hold of it.
+"""A graph as rows of data, and back, node for node: for archives and tables of sizes.
 
-Each node is one row: operation, name, target, arguments with other nodes by position, and where the node came from.
-Besides the rows there are the orders of users and inputs that building the graph from them would not give, and the
+Each node is one row: operation, name, target, arguments with other nodes by position, and the origin of the node.
+Besides the rows, the data holds the orders of users and inputs that building the graph would not reproduce, and the
 names that are taken. Fake tensors and shapes (`val`, `tensor_meta`) are left out. torch generates Python from a graph,
-so that reading one checks whatever becomes code.
+so reading one checks whatever becomes code.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ def write_graph(
     extra: Callable[[Node], Mapping[str, Form]] = lambda node: {},
     nodes: Iterable[Node] | None = None,
 ) -> dict[str, Form]:
-    """Return a graph as data, or only some of its nodes; ``extra`` gives what else a node's row holds.
+    """Return a graph as data, or only some of its nodes; ``extra`` returns further entries of a node's row.
 
-    An `InexpressibleError` of the writer of targets and arguments gets the name of the node.
+    An `InexpressibleError` for a target or an argument names the node.
     """
     writer = _Writer(list(iter_nodes(graph) if nodes is None else nodes), values)
     rows = [{**writer.row(node), **extra(node)} for node in writer.nodes]
@@ -72,7 +72,7 @@ class _Writer:
         args = [self._part(node, "argument", argument) for argument in node.args]
         kwargs = {name: self._part(node, "argument", argument) for name, argument in node.kwargs.items()}
         if node.op == "call_method" and not self._values.names.is_method(target):
-            raise InexpressibleError(f"node `{node.name}` calls method `{target}`, which is none of tensors")
+            raise InexpressibleError(f"node `{node.name}` calls method `{target}`, which tensors do not have")
         row = {"op": node.op, "name": node.name, "target": target, "args": args, "kwargs": kwargs}
         if node.type is not None:
             with suppress(InexpressibleError):  # torch does not read it
@@ -111,7 +111,7 @@ class _Writer:
         return users
 
     def orders(self, actual: Callable[[Node], Iterable[Node]], natural: list[dict[int, None]]) -> list[Form]:
-        """Return the positions of nodes whose users or inputs are in another order than the natural one, with these."""
+        """Return the positions and orders of nodes whose users or inputs are not in the natural order."""
         found = [[self._positions[other] for other in actual(node) if other in self._positions] for node in self.nodes]
         return [[position, order] for position, order in enumerate(found) if order != list(natural[position])]
 
@@ -128,7 +128,7 @@ def read_graph(
 ) -> Graph:
     """Return the graph that `write_graph` has written; its code generator is torch's plain one.
 
-    For data that is none, errors are `FxoptError`, `KeyError`, `TypeError` or `ValueError`.
+    Malformed data raises `FxoptError`, `KeyError`, `TypeError` or `ValueError`.
     """
     graph = Graph()
     nodes: list[Node] = []
@@ -180,12 +180,12 @@ def _target(op: str, form: Form, values: ValueReader) -> Any:
     if op in ("placeholder", "output") and not is_identifier(form.lstrip("*")):
         raise MalformedError(f"{form!r:.60} is not the name of an input")
     if op == "call_method" and not values.names.is_method(form):
-        raise MalformedError(f"a node calls method {form!r:.60}, which is none of tensors")
+        raise MalformedError(f"a node calls method {form!r:.60}, which tensors do not have")
     return form
 
 
 def _fill(node: Node, row: Mapping[str, Form], values: ValueReader) -> None:
-    """Give a node its arguments and what is known of its origin."""
+    """Set the arguments and the origin of a node."""
     args = tuple(values.read(argument) for argument in row["args"])
     if node.target is getattr and not (len(args) > 1 and values.names.is_attribute(args[1])):
         raise MalformedError(f"node `{node.name}` reads attribute {args[1:]!r:.60}, which is private")

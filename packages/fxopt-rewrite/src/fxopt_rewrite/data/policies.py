@@ -1,4 +1,4 @@
-"""What data may name, and how it is found."""
+"""Policies: which functions, classes and methods data may name, and how they are found."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from fxopt_core import name_of
 
 @dataclass(frozen=True)
 class Unresolved:
-    """A name whose module is not loaded, kept until it is needed, or a value of that class as JSON text."""
+    """A name whose module is not loaded, kept until it is needed, or a value of such a class as JSON text."""
 
     name: str
     form: str | None = None
 
 
 def find(name: str) -> Any:
-    """Return what has a name, where its module is loaded, else an `Unresolved`; nothing is imported.
+    """Return the object with this name if its module is loaded, else an `Unresolved`; nothing is imported.
 
     >>> find("math:sqrt"), find("nowhere:function")
     (<built-in function sqrt>, Unresolved(name='nowhere:function', form=None))
@@ -39,7 +39,7 @@ def is_identifier(name: object) -> bool:
 
 
 class Names(NamedTuple):
-    """What data may name, and how it is found."""
+    """A policy: what data may name, and how it is found."""
 
     function: Callable[[str], Any]  # from a name to a function, a class or an operator
     cls: Callable[[str], Any]  # from a name to the class of a value

@@ -1,12 +1,12 @@
 """`Effects`: what may share memory in a graph, and where it is written.
 
-Values that may share memory form classes (a union-find over nodes and storages). Each class keeps the places of the
-nodes that write it, so that a question costs a binary search. The answer is "yes" unless "no" can be shown. One class
-are:
+Values that may share memory form classes (a union-find over nodes and storages). Each class keeps the positions of the
+nodes that write it, so that a query costs a binary search. The answer is "yes" unless "no" can be proved. One class
+holds:
 
-- a node and what its result may be, or be a view of, by schemas of operators and by `fxopt_rewrite.ops.tables`;
+- a node and the inputs that its result may be, or be a view of, by schemas and by `fxopt_rewrite.ops.tables`;
 - ``get_attr`` nodes of one storage, whatever their names;
-- what an opaque call (of what is not torch's, or has hooks) takes, returns and owns: it may write all of it;
+- inputs, results and tensors of an opaque call (of what is not torch's, or has hooks), which may write all of them;
 - all inputs of the graph, as soon as one is written: a caller may pass the same tensor twice.
 
 Not covered are a caller who passes a parameter of the module itself, and functions that keep tensors between calls.
@@ -49,9 +49,9 @@ def _any_between(places: list[int], first: int, last: int) -> bool:
 
 
 class Effects:
-    """What the nodes of one graph module write, and what may share memory; made in about linear time.
+    """What the nodes of one graph module write, and which values may share memory; made in about linear time.
 
-    Answers hold for the graph at that time. A node that was added later counts as written everywhere.
+    Answers hold for the graph at that time. The value of a node that was added later counts as written everywhere.
 
     >>> import torch
     >>> def double(x):
@@ -90,7 +90,7 @@ class Effects:
         self._rules.clear()  # an id may be given again
 
     def effect(self, node: Node) -> Effect:
-        """Return what a node may write, and what its result may share memory with."""
+        """Return which inputs a node may write, and which its result may share memory with."""
         found = self._effects.get(node)
         return self._rule(node).apply(node, self._kind) if found is None else found
 
@@ -120,7 +120,7 @@ class Effects:
         return _any_between(self._written.get(self._classes.find(node), []), first, last)
 
     def tensor_written(self, tensor: Tensor) -> bool:
-        """Return whether a parameter or buffer, or what shares its storage, may be written anywhere in the graph.
+        """Return whether a parameter or buffer, or a tensor over its storage, may be written anywhere in the graph.
 
         In-place operations on ``get_attr`` nodes, batch norms in train mode and opaque modules write.
         """
@@ -130,9 +130,9 @@ class Effects:
         """Return whether the graph may notice that a value becomes a slice of a larger tensor's last dimension.
 
         A slice has the same values, but other strides. In-place writes notice them, and so do ``view`` across rows,
-        ``as_strided`` and the like, opaque calls, and the caller if the value or a view of it is returned. A ``view``
-        that splits the last dimension is fine if that can be shown, by constants (``view(b, -1, 12, 64)`` of 768
-        columns) or by known shapes.
+        ``as_strided`` and similar operations, opaque calls, and the caller if the value or a view of it is returned. A
+        ``view`` is fine if it provably splits the last dimension, by constants (``view(b, -1, 12, 64)`` of 768 columns)
+        or by known shapes.
         """
         return needs_own_memory(node, self.effect, self._graph_module)
 
@@ -206,7 +206,7 @@ _NOTHING = Rule()
 
 
 class _Classes:
-    """Disjoint sets of what may share memory."""
+    """Disjoint sets of values that may share memory."""
 
     def __init__(self) -> None:
         self._parents: dict[Hashable, Hashable] = {}

@@ -1,11 +1,11 @@
 """Whether a graph may notice that a value becomes a slice of a larger tensor's last dimension.
 
-The users of the value and of its views are visited with what is known of the layout there:
+The users of the value and of its views are visited, each with what is known of the layout at that point:
 
 - SLICE: the value itself, or a copy or alias of the same shape. The distance between rows is constant, and larger than
   their length: ``view`` may regroup rows or split the last dimension, but not join the two.
-- PACKED: after ``contiguous()``, memory is as it would have been.
-- VIEW: any other view. Nothing is known of its strides, so that ``view`` counts as noticing.
+- PACKED: after ``contiguous()``, the layout is the same as without the slice.
+- VIEW: any other view. Nothing is known of its strides, so ``view`` counts as noticing.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Layout(Enum):
 
 EffectOf = Callable[[Node], Effect]
 _BUDGET = 20_000
-"""How many uses are visited before a value counts as noticed: questions about large tangles stay cheap."""
+"""How many uses are visited before the slice counts as noticed, to bound the time of a query."""
 
 
 def needs_own_memory(node: Node, effect_of: EffectOf, graph_module: GraphModule) -> bool:
@@ -124,7 +124,7 @@ def _keeps_rows(view: Node, name: str, member: Node, columns: int | None) -> boo
 
 
 def _sizes_given(view: Node) -> Sequence[object] | None:
-    """Return the sizes that a call of ``view`` is given one by one; None if they come from one value."""
+    """Return the sizes given to a call of ``view``; None if they come as one value."""
     given = view.args[1:] or tuple(view.kwargs.values())
     if len(given) == 1 and isinstance(given[0], (list, tuple)):
         return given[0]
@@ -132,7 +132,7 @@ def _sizes_given(view: Node) -> Sequence[object] | None:
 
 
 def _end_with(sizes: Sequence[object], columns: int | None) -> bool:
-    """Return whether the product of constants at the end of the sizes is the number of columns."""
+    """Return whether trailing constant sizes multiply to the number of columns."""
     product = 1
     for size in reversed(sizes):
         if not isinstance(size, int) or size <= 0 or columns is None:

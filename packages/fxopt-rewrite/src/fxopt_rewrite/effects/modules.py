@@ -1,9 +1,9 @@
 """What calling a module may write, and what its result may share memory with.
 
 Exact types of ``torch.nn`` are in `fxopt_rewrite.ops.tables`; a ``Sequential`` and a nested graph module follow from
-what they call; classes of ours whose results are new tensors have ``only_computes``, and ``overwritten`` holds the
-position and name of each input that a call may write to and return instead.
-Everything else, and whatever has hooks, is opaque: it may write and share its inputs, parameters and buffers.
+what they call. fxopt's layers whose results are new tensors set ``only_computes``; ``overwritten`` lists position and
+name of each input that a call may write to and return instead. Every other module, and any with hooks, is opaque: it
+may write and share its inputs, parameters and buffers.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_
 
 @dataclass(frozen=True)
 class ModuleRule:
-    """What calls of one module do to their inputs, and the parameters and buffers that they write."""
+    """The effect of calling one module on its inputs, and the parameters and buffers that it writes."""
 
     rule: Rule
     written: tuple[Tensor, ...] = ()
@@ -57,13 +57,13 @@ def tensors_of(module: nn.Module) -> Iterator[Tensor]:
 
 
 def is_plain_module(module: nn.Module) -> bool:
-    """Return whether calling a module just calls its class's ``forward``: no hooks, no ``forward`` of its own."""
+    """Return whether calling a module just calls its class's ``forward``: no hooks, no patched ``forward``."""
     state = module.__dict__
     return "forward" not in state and not any(map(state.get, _HOOKS))
 
 
 def _is_guards_function(module: nn.Module) -> bool:
-    """Return whether a module only checks its inputs: that of ``torch.export``, or one that sets the attribute."""
+    """Return whether a module only checks its inputs: it is that of ``torch.export``, or its class says so."""
     if getattr(type(module), "only_checks_inputs", False):
         return True
     return type(module).__name__ == "GuardsFn" and type(module).__module__ == "torch.export._unlift"
@@ -88,7 +88,7 @@ def _written(module: nn.Module) -> Iterator[Tensor]:
 
 
 def _rule_of_sequential(parts: list[ModuleRule]) -> ModuleRule:
-    """Return the rule for a chain, where a part reaches the input while all parts before it may return it."""
+    """Return the rule for a chain; a part can write the input only if all parts before it may return the input."""
     whole = Rule("nn.Sequential", aliases_all=True)
     reaches, written = True, tuple(tensor for part in parts for tensor in part.written)
     for part in parts:

@@ -1,7 +1,7 @@
 """What a call may write, and what its result may share memory with, by its target.
 
 A `Rule` describes a function, method or operator; applied to a call, it gives an `Effect`, which names nodes. Rules
-follow from the schemas of operators, and from `fxopt_rewrite.ops.tables` where schemas are silent. What is not known
+follow from the schemas of operators, and from `fxopt_rewrite.ops.tables` where schemas are silent. An unknown target
 may write and share everything.
 """
 
@@ -30,7 +30,7 @@ class Effect:
     Attributes:
         writes: inputs whose memory it may write.
         aliases: inputs with which its result may share memory.
-        opaque: whether nothing is known of it: it may also read strides, or write what its module owns.
+        opaque: whether nothing is known of it: it may also read strides, or write tensors of its module.
         operation: name of what it calls, ``"view"`` or ``"nn.Linear"``; None if that is not torch's.
     """
 
@@ -151,7 +151,7 @@ def rule_of_aten(name: str) -> Rule:
 
 
 def _is_trusted(operator_name: str) -> bool:
-    """Return whether to believe a schema that names no shared memory: kernels of others may return their input."""
+    """Return whether to trust a schema that names no shared memory: third-party kernels may return their input."""
     return operator_name.startswith(("aten::", "prims::"))
 
 
@@ -247,7 +247,7 @@ def _rule_of_operator(name: str) -> Rule:
 
 @cache
 def rule_of_method(name: str) -> Rule:
-    """Return the rule for a method, taken for Tensor's if Tensor has one of this name."""
+    """Return the rule for a method, assumed to be Tensor's if Tensor has one of this name."""
     if name.startswith("__") and name.endswith("__"):
         return _rule_of_dunder(name)
     if name in tables.PURE_METHODS:
@@ -278,7 +278,7 @@ _TRANSPOSING = frozenset({"T", "mT", "H", "mH"})
 
 
 def _rule_of_torch(name: str) -> Rule:
-    """Return the rule for a function of torch that is no operator."""
+    """Return the rule for a function of torch that is not an operator."""
     if name in tables.PURE_TORCH_FUNCTIONS:
         return Rule(name)
     return Rule(name, aliases_all=True) if name in tables.ALIASING_TORCH_FUNCTIONS else OPAQUE

@@ -1,6 +1,6 @@
 """Nodes of a graph that make the same view of a value, such as layers that each reshape their input.
 
-``a = x.view(-1, 4); b = x.view(-1, 4)``: what reads ``b`` could read ``a``.
+``a = x.view(-1, 4); b = x.view(-1, 4)``: the readers of ``b`` could read ``a``.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from fxopt_rewrite.ops.vocabulary import called
 VIEWS = frozenset(
     {"view", "reshape", "transpose", "permute", "t", "unsqueeze", "squeeze", "flatten", "unflatten", "size"}
 )
-"""Views that follow from their arguments alone, and the sizes that they take."""
+"""Views that are determined by their arguments, and ``size``, whose results they take."""
 
 
 class SameValues:
@@ -74,7 +74,7 @@ def _is_size(node: object) -> bool:
 
 
 def _may_have_a_twin(node: Node, candidates: Container[Node]) -> bool:
-    """Return whether another node may make the same view: the input has other users, or may have a twin itself."""
+    """Return whether another node may make the same view: the input has other users, or may itself be made twice."""
     value = node.args[0] if node.args else None
     return not isinstance(value, Node) or len(value.users) > 1 or value in candidates
 

@@ -1,4 +1,4 @@
-"""Whether the functions that a pass names for its arithmetic take what they are going to be given."""
+"""Checks that the functions of a pass's arithmetic accept the arguments that they will be called with."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from fxopt_rewrite.data.policies import find
 
 
 def check_arguments(derived: Derived) -> None:
-    """Check names before they are recorded; what the functions compute is checked when a checkpoint needs it.
+    """Check names of arguments before they are recorded; results are checked when a checkpoint needs them.
 
-    A function whose module is not loaded is not looked at.
+    A function whose module is not loaded is not checked.
 
     Raises:
         ValueError: A name occurs twice, or a function does not take it.

@@ -1,7 +1,7 @@
 """The functions that ledgers and key maps may name: exactly those that passes list as their ``arithmetic``.
 
-A ledger may come from a stranger, and loading a checkpoint calls what it names. A name that is not on the list is
-refused before anything is looked up. What the functions are given is data.
+A ledger may be untrusted, and loading a checkpoint calls the functions that it names. A name that is not on the list is
+refused before anything is looked up. The arguments of the functions are data.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from fxopt_rewrite.data.policies import find, is_identifier
 
 
 def registered_functions() -> dict[str, Callable[..., Any]]:
-    """Return by ``"module:name"`` what passes list: those of installed plugins, and of classes imported so far.
+    """Return the functions that passes list, by ``"module:name"``: installed plugins, and classes imported so far.
 
     >>> "os:system" in registered_functions()
     False
@@ -32,7 +32,7 @@ def _listed(cls: type[Any]) -> Iterator[Callable[..., Any]]:
 
 
 def derived_problem(derived: Derived, functions: dict[str, Callable[..., Any]]) -> str | None:
-    """Return what is wrong with a record of arithmetic, given the registered functions; None where nothing is."""
+    """Return what is wrong with a record of arithmetic, given the registered functions, or None."""
     for path in (derived.function, derived.restore):
         if path is not None and path not in functions:
             return unregistered(path)

@@ -1,4 +1,4 @@
-"""Dead code: passes may rewrite it, others remove it afterwards, and undo then leaves it out."""
+"""Dead code: a pass may rewrite it, another pass may remove it afterwards, and undo then leaves it out."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ def dead_nodes(nodes: Iterable[Node]) -> set[Node]:
 
 @dataclass(frozen=True)
 class LeftOut:
-    """What undoing neither restores nor looks for, because dead code was removed since: nodes by number."""
+    """Nodes, by number, that undoing neither restores nor looks for, because dead code has been removed since."""
 
-    old: set[int] = field(default_factory=set)  # removed by the pass, and to stay out
-    new: set[int] = field(default_factory=set)  # added by it, and gone
+    old: set[int] = field(default_factory=set)  # removed by the pass, not to be restored
+    new: set[int] = field(default_factory=set)  # added by the pass, gone since
     before: dict[int, int | None] = field(default_factory=dict)  # for each of ``old``, the node before it
 
     def previous(self, number: int | None) -> int | None:
-        """Return this number, or else that of the last node before it that is not left out."""
+        """Return the number of the last node, this one included, that is not left out."""
         while number in self.before:
             number = self.before[number]
         return number
@@ -50,8 +50,8 @@ class LeftOut:
 def left_out(edits: Sequence[Edit], is_there: Callable[[int], bool]) -> LeftOut:
     """Return what to leave out when edits are undone; ``is_there`` says whether a numbered node is in the graph.
 
-    Of what the pass added, that is what is gone and was read only by dead code; of what it removed, what those nodes
-    replaced, and what only those read.
+    Left out are the nodes that the pass added, that are gone and were read only by dead code; and of the nodes that it
+    removed, those that the former replaced, and those that only such nodes read.
     """
     result = LeftOut()
     replacements = of_kind(edits, NodeReplaced)

@@ -1,6 +1,6 @@
 """`Editor`: the operations by which a pass edits a graph module.
 
-Each is recorded, so that it can be undone from the ledger alone, in another process too.
+Each is recorded, so that it can be undone from the ledger, even in another process.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ _PLAIN = frozenset(vars(nn.Module()))
 
 @dataclass
 class SiteLog:
-    """The names of what was taken out and put in at one site, with the pass's note on it."""
+    """The names of the nodes and modules that were removed and inserted at one site, and the pass's note on it."""
 
     nodes_before: list[str] = field(default_factory=list)
     nodes_after: list[str] = field(default_factory=list)
@@ -67,12 +67,11 @@ class SiteLog:
 class Editor:
     """Edits one graph module during one run of one pass, and records every edit.
 
-    Later sites may name nodes that earlier ones replaced: arguments follow them to what replaced them, as `current`
-    does.
+    Later sites may name nodes that earlier sites replaced: such arguments become their replacements, as by `current`.
 
     Attributes:
         index: facts about the graph module, from before the edits.
-        edits: the edits so far, those of other editors of the same run included, in order.
+        edits: the edits so far, in order, including those of other editors of the same run.
     """
 
     def __init__(self, index: GraphIndex, transformation: Transformation) -> None:
@@ -112,7 +111,7 @@ class Editor:
 
     @contextmanager
     def site(self, name: str) -> Iterator[None]:
-        """Record what is done inside the ``with`` block as one rewrite, of the site with this name."""
+        """Record the edits inside the ``with`` block as one rewrite, of the site with this name."""
         self._log = SiteLog()
         yield
         log = self._log
@@ -128,13 +127,13 @@ class Editor:
         """Record how new tensors are computed from original ones.
 
         Raises:
-            ValueError: Its functions do not take what they are going to be given.
+            ValueError: Its functions do not accept the arguments that they will be called with.
         """
         check_arguments(derived)
         self._run.derived.append(derived)
 
     def record(self, edit: edits.CustomEdit) -> None:
-        """Record an edit of a kind of the pass's own, which the pass has just made.
+        """Record an edit of the pass's own kind, which the pass has just made.
 
         Raises:
             TypeError: Its class is not decorated with `fxopt_core.stored`, so that no ledger could hold it.
@@ -144,17 +143,17 @@ class Editor:
         self.edits.append(edit)
 
     def neutral(self, piece: edits.Piece, value: float = 0.0) -> None:
-        """Record that a region of a new tensor, which no original fills, holds a constant that changes no result."""
+        """Record that a region of a new tensor that no original fills holds a constant without effect on results."""
         self.edits.append(edits.Neutral(piece, value))
 
     def current(self, node: Node) -> Node:
-        """Return what replaced a node, followed to the last; the node itself if nothing did."""
+        """Return the node that now stands for a node: its last replacement, or the node itself."""
         while node in self._replaced:
             node = self._replaced[node]
         return node
 
     def is_stale(self, nodes: Iterable[Node]) -> bool:
-        """Return whether one of these nodes was taken out already."""
+        """Return whether one of these nodes has been removed already."""
         return any(node in self._erased for node in nodes)
 
     def call_module(
@@ -179,9 +178,9 @@ class Editor:
             function: what to call.
             args: its arguments; replaced nodes are followed.
             before: the node to insert it before.
-            like: the nodes that it takes the place of; the first one gives its ``meta``.
-            value_of: the node whose value is described like its own; by default the first of ``like``.
-            last_dim: size of the last dimension of its value, where that differs.
+            like: the nodes that it replaces; its ``meta`` is that of the first.
+            value_of: the node whose described value the new one copies; by default the first of ``like``.
+            last_dim: size of the last dimension of its value, if it differs.
             kwargs: its keyword arguments; replaced nodes are followed.
 
         Returns:
@@ -229,10 +228,9 @@ class Editor:
         return node
 
     def undescribed(self, node: Node) -> Node:
-        """Return a node without its shape and strides, or those of the node that it is like.
+        """Drop the description of a node's value, such as shape and strides, and return the node.
 
-        They are computed at the end of the run, without guards on symbolic sizes, as far as those of its inputs are
-        known.
+        It is computed at the end of the run, without guards on symbolic sizes, as far as the inputs are described.
         """
         self._described_last.append(node)
         for key in VALUE_KEYS:
@@ -240,7 +238,7 @@ class Editor:
         return node
 
     def replace(self, node: Node, replacement: Node) -> None:
-        """Let all users of a node read its replacement instead, and take the node out."""
+        """Let all users of a node read its replacement instead, and remove the node."""
         for each in (node, replacement):
             self._note_users(each)
         for user in node.users:
@@ -254,7 +252,7 @@ class Editor:
         self.erase(node)
 
     def erase(self, node: Node) -> None:
-        """Take a node without users out of the graph."""
+        """Remove a node without users from the graph."""
         row = self._row(node, with_meta=True)
         self._note_inputs(node)
         self.graph.erase_node(node)
@@ -271,7 +269,7 @@ class Editor:
                 self._note_users(value)
 
     def _note_users(self, node: Node) -> None:
-        """Record the order of a node's users before it first changes, if it is not that of the graph."""
+        """Record the order of a node's users before it first changes, if it differs from the order in the graph."""
         if node in self._users_noted:
             return
         self._users_noted.add(node)
@@ -280,7 +278,7 @@ class Editor:
             self.edits.append(edits.UsersOrdered(self._id(node), tuple(map(self._id, users))))
 
     def _now_used(self, node: Node) -> Node:
-        """Return what an argument stands for now, with the order of its users recorded before it gets another one."""
+        """Return the node that now stands for an argument, after recording the order of its users."""
         node = self.current(node)
         self._note_users(node)
         return node
@@ -319,7 +317,7 @@ class Editor:
 
         Args:
             beside: full name of a module or tensor; the new module gets the same parent.
-            label: its name beneath that parent; a number is added where the name is taken.
+            label: its name within that parent; a number is appended if the name is taken.
             module: the module.
         """
         parent_name = beside.rpartition(".")[0]
@@ -339,12 +337,12 @@ class Editor:
         return name
 
     def drop_module(self, name: str, pieces: Mapping[str, edits.Piece | None], *, twin: str | None = None) -> None:
-        """Take out a module that no node calls any more, with the nodes that read its tensors.
+        """Remove a module that no node calls any more, with the nodes that read its tensors.
 
         Args:
             name: its full name.
             pieces: for each of its tensors by local name, where its values are now; absent or None if they are gone.
-            twin: full name of the module that replaces it; after an undo, the module trains if that one did.
+            twin: full name of the module that replaces it, from which undo takes the training flag.
 
         Raises:
             ValueError: A node still calls it.
@@ -368,7 +366,7 @@ class Editor:
         self._log.modules_before.append(name)
 
     def drop_unused(self, node: Node, twin: str | None = None) -> None:
-        """Take out the module without tensors that a node called, unless another one calls it or it has two names.
+        """Remove the module without tensors that a node called, unless another node calls it or it has two names.
 
         Args:
             node: the node.
@@ -388,7 +386,7 @@ class Editor:
                 self.erase(node)
 
     def drop_tensor(self, name: str, piece: edits.Piece | None) -> None:
-        """Take out a parameter or buffer that nothing uses any more, with the nodes that read it.
+        """Remove a parameter or buffer that nothing uses any more, with the nodes that read it.
 
         Args:
             name: its full name.
@@ -410,7 +408,7 @@ class Editor:
         self._log.modules_before.append(name)
 
     def _emptied(self, name: str, module: nn.Module) -> edits.ModuleRow | None:
-        """Return the row of a plain container that holds nothing any more, which torch drops from copies; else None."""
+        """Return the row of a plain container that is empty now, which torch drops from copies; else None."""
         held = module._parameters or module._buffers or module._modules
         if not name or held or type(module) is not nn.Module or vars(module).keys() != _PLAIN:
             return None
@@ -419,14 +417,13 @@ class Editor:
         return edits.ModuleRow(name, class_path(nn.Module), (("training", module.training),), (), previous, None)
 
     def drop(self, call: ParameterisedCall, pieces: Mapping[str, edits.Piece | None], *, twin: str) -> None:
-        """Take out what only a replaced call used: its module, or its parameters and buffers one by one.
+        """Remove what only a replaced call used: its module, or its parameters and buffers one by one.
 
-        A module that `drop_unused` has taken out, as it holds no tensor, is passed over.
+        A module without tensors that `drop_unused` has already removed is skipped.
 
         Args:
             call: the call.
-            pieces: for each of its tensors by full name, or by local name where those differ, where its values are
-                now; absent if they are gone.
+            pieces: for each of its tensors by full or local name, where its values are now; absent if they are gone.
             twin: full name of the module that replaces it.
 
         Raises:
@@ -460,13 +457,13 @@ class Editor:
     def finish(self) -> None:
         """Complete the arguments of nodes with many inputs, and note the next free node number in the ledger.
 
-        A run does so after the pass; call it yourself before anything else reads the graph.
+        A run does so after the pass; call it yourself if anything reads the graph earlier.
         """
         self._run.flush()
 
 
 def _release(graph_module: GraphModule, tensor: Tensor, piece: edits.Piece) -> None:
-    """Free the memory of a large tensor that a rollback can cut out of the one that holds its values now."""
+    """Free the memory of a large tensor that a rollback can cut out of the tensor that holds its values now."""
     if tensor.numel() * tensor.element_size() < RELEASED_FROM:
         return
     owner, _, key = piece.key.rpartition(".")

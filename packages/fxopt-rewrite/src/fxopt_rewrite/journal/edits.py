@@ -1,7 +1,6 @@
-"""The edits of a pass, with rows that describe the nodes, modules and tensors which they added or removed.
+"""The edits of a pass, with rows that describe the nodes, modules and tensors that they added or removed.
 
-All of it is immutable data without tensors. What an edit means is up to an `EditVisitor`: undo, key maps and drawings
-are visitors.
+All of it is immutable data without tensors. Undo, key maps and drawings interpret edits as `EditVisitor`.
 """
 
 from __future__ import annotations
@@ -66,7 +65,7 @@ class Piece:
 @stored
 @dataclass(frozen=True, slots=True)
 class TensorRow:
-    """A parameter or buffer that was taken out; one that was None has no piece, shape and dtype."""
+    """A parameter or buffer that was removed; one that was None has no piece, shape and dtype."""
 
     name: str  # full name
     piece: Piece | None  # where its values are now; None if they are gone
@@ -95,7 +94,7 @@ def frozen(value: object) -> object:
 @stored
 @dataclass(frozen=True, slots=True)
 class ModuleRow:
-    """A module that was taken out, with what it takes to build it again."""
+    """A module that was removed, with everything needed to build it again."""
 
     name: str  # full name
     cls: str  # ``"module:qualified.name"``
@@ -110,8 +109,8 @@ class ModuleRow:
 class NodeRow:
     """A node: its number in the ledger, operation, target, arguments with `Ref` for nodes, name and type annotation.
 
-    ``previous`` is the number of the node before it. Of a node that was removed, ``meta`` without values and what fxopt
-    noted at it are kept, too.
+    ``previous`` is the number of the node before it. For a node that was removed, ``meta`` (without values) and its tag
+    are kept, too.
     """
 
     id: int
@@ -135,7 +134,7 @@ class Edit(ABC):  # so that the codec takes subclasses where a field is an Edit
     """Name of the method for edits of this kind."""
 
     def accept(self, visitor: EditVisitor) -> None:
-        """Call the visitor's method for edits of this kind; an error of the visitor's where no visitor has one."""
+        """Call the visitor's method for edits of this kind; raise the visitor's error for an unknown kind."""
         if self.visit not in EditVisitor.__abstractmethods__:
             raise visitor.unknown(
                 f"the record has an edit of the kind {type(self).__name__}, which is none of fxopt's and no CustomEdit"
@@ -147,13 +146,13 @@ EditT = TypeVar("EditT", bound=Edit)
 
 
 class EditVisitor(ABC):
-    """Something to do for edits: a method for each kind.
+    """An interpretation of edits: a method for each kind.
 
-    What a visitor takes no notice of, it says so: ``users_ordered = ignored``.
+    A visitor declares the kinds that do not concern it: ``users_ordered = ignored``.
     """
 
     def unknown(self, found: str) -> FxoptError:
-        """Return the error for an edit of a kind that it has no method for."""
+        """Return the error for an edit of an unknown kind."""
         return UndoError(f"{found}. Nothing was changed; install the version of fxopt-rewrite that wrote it")
 
     @abstractmethod
@@ -166,7 +165,7 @@ class EditVisitor(ABC):
 
     @abstractmethod
     def node_replaced(self, edit: NodeReplaced) -> None:
-        """A pass gave the users of a node another one."""
+        """A pass let the users of a node read another node."""
 
     @abstractmethod
     def users_ordered(self, edit: UsersOrdered) -> None:
@@ -194,7 +193,7 @@ class EditVisitor(ABC):
 
 
 def ignored(visitor: EditVisitor, edit: Edit) -> None:
-    """Do nothing for an edit: the method of a visitor for the kinds that do not concern it."""
+    """Do nothing: the method of a visitor for kinds of edits that do not concern it."""
 
 
 def of_kind(edits: Iterable[Edit], kind: type[EditT]) -> list[EditT]:
@@ -207,7 +206,7 @@ def of_kind(edits: Iterable[Edit], kind: type[EditT]) -> list[EditT]:
 class NodeAdded(Edit):
     """A pass added this node.
 
-    The first node of a pass with a base of names has ``counted``: the base, and torch's counter for it before.
+    ``counted``, at the first node with this base of names: the base, and torch's counter for it before.
     """
 
     visit = "node_added"
@@ -229,8 +228,8 @@ class NodeRemoved(Edit):
 class NodeReplaced(Edit):
     """The users of the node ``old`` were given the node ``new``.
 
-    If ``new`` had users of its own already, ``places`` has each user of ``old`` with the places among its nested
-    arguments that read it. If ``old`` was ``dead``, no output depended on it, and others may remove it as dead code.
+    If ``new`` already had users, ``places`` has each user of ``old`` with the places among its nested arguments that
+    read it. If ``old`` was ``dead``, no output depended on it, and other passes may remove it as dead code.
     """
 
     visit = "node_replaced"
@@ -284,7 +283,7 @@ class TensorRemoved(Edit):
 @stored
 @dataclass(frozen=True, slots=True)
 class Neutral(Edit):
-    """A region of a new tensor that no original fills: the rewrite computes the same only while it holds ``value``."""
+    """A region of a new tensor that no original fills, and that has to hold ``value`` for the rewrite to be exact."""
 
     visit = "neutral"
     piece: Piece
@@ -292,11 +291,11 @@ class Neutral(Edit):
 
 
 class CustomEdit(Edit):
-    """An edit of a kind that a pass brings: what it changed besides nodes, modules and tensors, and the way back.
+    """An edit of a pass's own kind: a change besides nodes, modules and tensors, and the way back.
 
     A kind is a frozen dataclass, decorated with `fxopt_core.stored`; `Editor.record` records an edit. The ledger holds
-    the fields, plain data that may come out of a file from a stranger. An entry point of the group ``fxopt_journal``
-    names the module that defines the kind, so that records with it are read in every process.
+    the fields, which are plain data and may come from an untrusted file. An entry point of the group ``fxopt_journal``
+    names the module that defines the kind, so that every process can read records with it.
     """
 
     __slots__ = ()
@@ -304,7 +303,7 @@ class CustomEdit(Edit):
 
     @property
     def concerns(self) -> tuple[str, ...]:
-        """Names of what it changed: of two edits that share one, the later is undone first. A module's is its own."""
+        """Names of what it changed, such as a module's: of two edits that share one, the later is undone first."""
         return ()
 
     @abstractmethod

@@ -1,4 +1,4 @@
-"""What an `Editor` needs of graphs beyond torch's own methods: quick insertion, notes of origin, names, targets."""
+"""Graph operations that torch lacks and an `Editor` needs: quick insertion, notes of origin, names, targets."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ def insert_node(
 ) -> Node:
     """Insert a node before another one.
 
-    `Graph.create_node` searches all arguments for symbolic numbers, to warn of them, which takes as long as all else
-    that it does; plain arguments are therefore set afterwards.
+    `Graph.create_node` searches all arguments for symbolic numbers, to warn of them, which takes half of its time;
+    plain arguments are therefore set afterwards.
 
     >>> graph = Graph()
     >>> x = graph.placeholder("x")
@@ -51,8 +51,7 @@ def _is_plain(argument: object) -> bool:
 def source_note(node: Node, pass_name: str) -> NodeSource:
     """Return torch's note of the node that another one replaces, for ``meta["from_node"]``.
 
-    Where the node was made from another one itself, torch copies all its notes deeply. Notes never change: a list of
-    the same ones is enough.
+    torch would copy the earlier notes of the node deeply; since notes never change, this one refers to them.
     """
     note = NodeSource(None, pass_name, NodeSourceAction.REPLACE)
     note.node_info = NodeSource.NodeInfo(node.name, str(node.target), id(node.graph))
@@ -62,7 +61,7 @@ def source_note(node: Node, pass_name: str) -> NodeSource:
 
 
 class NameCounts:
-    """How far torch had counted at one moment, so that an undo can let torch count from there again.
+    """torch's counters of names at one moment, so that an undo can restore them.
 
     >>> graph = Graph()
     >>> counts = NameCounts(graph)
@@ -75,7 +74,7 @@ class NameCounts:
         self._asked: set[str] = set()
 
     def before(self, name: str) -> tuple[str, int | None] | None:
-        """Return the base of a new name and its count before; None where this base was asked for already."""
+        """Return the base of a new name and its earlier count; None if this base was asked for before."""
         head, _, number = name.rpartition("_")
         base = head if head and number.isdigit() else name
         if base in self._asked:
@@ -101,12 +100,12 @@ class TargetNodes:
             self.add(node)
 
     def add(self, node: Node) -> None:
-        """Record a node that was put in."""
+        """Record a node that was inserted."""
         if node.op in ("call_module", "get_attr"):
             self._nodes.setdefault((node.op, str(node.target)), {})[node] = None
 
     def discard(self, node: Node) -> None:
-        """Record a node that was taken out."""
+        """Record a node that was removed."""
         if node.op in ("call_module", "get_attr"):
             self._nodes.get((node.op, str(node.target)), {}).pop(node, None)
 
@@ -118,8 +117,8 @@ class TargetNodes:
 def nodes_by_id(graph: Graph) -> dict[int, list[Node]]:
     """Return the nodes of a graph by their number.
 
-    A node whose meta was copied to another one shares its number. Where one of them has the name that came with the
-    number, it is the one, and is alone in the list.
+    A node shares its number with nodes that its meta was copied to. If one of them has the name that came with the
+    number, the list holds only this one.
     """
     found: dict[int, list[Node]] = {}
     for node in iter_nodes(graph):
@@ -130,7 +129,7 @@ def nodes_by_id(graph: Graph) -> dict[int, list[Node]]:
 
 
 def by_name(nodes: list[Node]) -> list[Node]:
-    """Return those of the nodes with one number that have the name that came with it; all, where none has."""
+    """Return the nodes, among those with one number, that have the name that came with it; all if none has."""
     return nodes if len(nodes) == 1 else [node for node in nodes if node.name == tag_of(node).name] or nodes
 
 

@@ -33,7 +33,7 @@ class Edits(Journal):
         return restore_journal, pack(self)  # as text, so that reading it imports nothing that it names
 
     def take_back(self, graph_module: GraphModule, pass_name: str, memo: Memo) -> None:
-        """Undo the edits, from the last to the first; after an `UndoError` the graph module is half undone."""
+        """Undo the edits, last first; after an `UndoError` the graph module is half undone."""
         if Tables not in memo:
             memo[Tables] = Tables(graph_module)
         tables = memo[Tables]
@@ -41,7 +41,7 @@ class Edits(Journal):
         Live(graph_module, self.edits, pass_name, tables).run()
 
     def dependent(self, later: Iterable[Journal]) -> Journal | None:
-        """Return the first of later journals that used, replaced or removed what these edits made or need."""
+        """Return the first of the later journals that used, replaced or removed what these edits made or need."""
         own: _Footprint | None = None  # mostly there are no later ones
         for journal in later:
             own = own or _Footprint(self.edits)
@@ -83,8 +83,8 @@ class _Shapes(EditVisitor):
 class _Footprint(EditVisitor):
     """What edits made, removed and need: nodes by number, modules and tensors by name, and places.
 
-    A place, named by what is before it, is where undoing puts something back: two edits that emptied the same place
-    have to be undone in order. An order of users needs nothing: undoing does without it if others changed the users.
+    A place, named by its predecessor, is where undoing restores something: two edits that emptied the same place have
+    to be undone in order. An order of users needs nothing: undoing skips it if the users have changed since.
     """
 
     def __init__(self, steps: Iterable[Edit]) -> None:

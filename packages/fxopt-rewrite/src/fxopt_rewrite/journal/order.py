@@ -1,4 +1,4 @@
-"""Dictionaries whose entries are taken out and put back at their old places in constant time."""
+"""Dictionaries whose entries are removed and restored at their old places in constant time."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class KeyOrder(Generic[K, V]):
         self.mapping[key] = value
 
     def remove(self, key: K) -> K | None:
-        """Take an entry out; return the key before it, None where it was the first."""
+        """Remove an entry; return the key before it, None if it was the first."""
         del self.mapping[key]
         previous = self._previous.pop(key)
         self._link(previous, self._following.pop(key))
@@ -61,7 +61,7 @@ class KeyOrder(Generic[K, V]):
         return self._previous[key]
 
     def insert_after(self, previous: K | None, key: K, value: V) -> None:
-        """Add an entry after another key, first for None; at the end where that key is gone."""
+        """Add an entry after another key, or first for None; at the end if that key is gone."""
         if previous not in self._following:
             self.append(key, value)
             return

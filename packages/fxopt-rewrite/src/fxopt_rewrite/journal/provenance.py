@@ -1,4 +1,4 @@
-"""`provenance`: from which nodes and modules a node of a graph came, and by which passes."""
+"""`provenance`: the nodes and modules from which a node of a graph came, and the passes that made it."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ class Provenance:
     Attributes:
         pass_name: the pass that made or changed the node; None if no record says.
         signature: the signature of that pass, if it has one.
-        nodes: names at that time of the nodes that it replaced.
-        modules: full names of the modules, parameters and buffers that were taken out at its site.
-        sources: where those of the nodes came from that an earlier pass had made, in the order of `nodes`.
+        nodes: names of the nodes that it replaced, as of then.
+        modules: full names of the modules, parameters and buffers that were removed at its site.
+        sources: the provenance of those of the nodes that an earlier pass had made, in the order of `nodes`.
         stack_trace: the place in the model's source from which the first of the nodes came, if known.
     """
 
@@ -43,7 +43,7 @@ class Provenance:
     stack_trace: str | None = None
 
     def chain(self) -> tuple[str, ...]:
-        """Return the names of all passes on the way here, each once, the last one first."""
+        """Return the names of all passes that led to the node, each once, last first."""
         names = (self.pass_name, *(name for source in self.sources for name in source.chain()))
         return tuple(dict.fromkeys(name for name in names if name is not None))
 
@@ -64,9 +64,9 @@ class Provenance:
 def provenance(node: Node) -> Provenance | None:
     """Return from which nodes and modules a node came, and by which pass; None for a node of the original graph.
 
-    It reads what copies, pickles and archives keep: the note at the node, and the ledger of its graph module. Nodes
-    that a pass made through an `Editor` are known exactly; of a node that a pass merely marked as transformed, the pass
-    and the node that was there before, if any.
+    It reads what copies, pickles and archives keep: the tag of the node, and the ledger of its graph module. The
+    provenance of nodes that a pass made through an `Editor` is exact; for a node that a pass merely marked as
+    transformed, it is the pass and the node that was there before, if any.
 
     Raises:
         PreconditionError: The argument is not a node.
@@ -115,7 +115,7 @@ class _Origins:
         return known
 
     def made(self, tag: NodeTag, name: str, before: int | None = None) -> Provenance:
-        """Return where a node came from that a pass made, by the records up to the place ``before``."""
+        """Return the provenance of a node that a pass made, by the records up to the position ``before``."""
         assert tag.origin is not None
         pass_name, nodes = tag.origin
         for place, record, rewrite in reversed(self._sites.get(name, [])):

@@ -1,7 +1,7 @@
 """`Live`: a graph module on which the edits of a pass are taken back.
 
 Original tensors are cut out of those that the module has now, so that training, `load_state_dict` and changes of dtype
-or device since are kept. Whatever does not fit any more is an `UndoError`.
+or device since then are kept. Anything that no longer fits raises an `UndoError`.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from fxopt_rewrite.shapes.meta import value_entries
 
 
 class Tables:
-    """What `Live` looks up in a graph module: made once, and kept up while one journal after another is taken back."""
+    """Lookup tables of a graph module: made once, and kept up to date while journals are taken back."""
 
     def __init__(self, graph_module: GraphModule) -> None:
         self.graph = graph_module.graph
@@ -64,7 +64,7 @@ class Tables:
         self.modules.apply()
 
     def settle(self, created: Iterable[Node]) -> None:
-        """Where another node has the number of a restored one, let the one of the right name be found alone."""
+        """If another node shares the number of a restored one, keep only the one with the right name."""
         for node in created:
             number = tag_of(node).id
             if number in self.by_id:
@@ -96,7 +96,7 @@ class Live(edits.EditVisitor):
     def run(self) -> None:
         """Take everything back; after an `UndoError` the graph module is half undone.
 
-        What takes time for each of its nodes is left to the call of the tables.
+        Work that is linear in the size of the graph is left to the call of the tables.
         """
         self._rebuild_containers()
         for edit in reversed(self.steps):
@@ -116,12 +116,12 @@ class Live(edits.EditVisitor):
             self.counts.update({} if number is None else {base: number})
 
     def node_removed(self, edit: edits.NodeRemoved) -> None:
-        """Create the node, unless its dead code is left out."""
+        """Create the node, unless it is dead code to be left out."""
         if edit.row.id not in self.left_out.old:
             self._create(edit.row)
 
     def users_ordered(self, edit: edits.UsersOrdered) -> None:
-        """Note the order, in which users are brought at the end."""
+        """Note the order of users, to be restored at the end."""
         self.ranks[edit.node] = {number: rank for rank, number in enumerate(edit.users)}
 
     def module_removed(self, edit: edits.ModuleRemoved) -> None:
@@ -132,16 +132,16 @@ class Live(edits.EditVisitor):
         """Let the edit take itself back."""
         try:
             edit.take_back(self.graph_module)
-        except Exception as error:  # of a stranger's code
+        except Exception as error:  # third-party code
             found = f"{type(edit).__name__} cannot be taken back ({type(error).__name__}: {error})"
             raise self.refuse(found) from error
 
     def unknown(self, found: str) -> UndoError:
-        """Return the error for an edit that it has no method for."""
+        """Return the error for an edit of an unknown kind."""
         return self.refuse(found)
 
     def _order_users(self) -> None:
-        """Bring users into their former order; refuse where a value would be read before it is computed."""
+        """Restore the order of users; refuse if a value would be read before it is computed."""
         for node in self.touched:
             if node in self.erased:
                 continue
@@ -167,7 +167,7 @@ class Live(edits.EditVisitor):
         return found[0]
 
     def _row_node(self, row: edits.NodeRow) -> Node:
-        """Return the node of a row; of several with its number, the one with its name."""
+        """Return the node of a row; if several have its number, the one with its name."""
         numbered = self.by_id.get(row.id, [])
         found = [node for node in numbered if node.name == row.name] or numbered
         if len(found) != 1:
@@ -221,14 +221,14 @@ class Live(edits.EditVisitor):
         self.created[node] = None
 
     def _recall(self, row: edits.NodeRow, node_of: Callable[[edits.Ref], Any], *values: Any) -> Any:
-        """Return target, arguments and keyword arguments of a row, or other values, with nodes for their numbers."""
+        """Return target, arguments and keyword arguments of a row, or other values, with numbers resolved to nodes."""
         try:
             return recall(values[0] if values else (row.target, row.args, row.kwargs), node_of)
         except (ImportError, AttributeError) as error:
             raise self.refuse(f"node `{row.name}` calls or takes what cannot be found here ({error})") from error
 
     def _place(self, row: edits.NodeRow, args: Any, kwargs: Any) -> Node:
-        """Return the node after which a node was; if that is gone, its replacement, or the last of its inputs."""
+        """Return the node before a row's place; if that is gone, the row's replacement, or the last of its inputs."""
         for number in (self.left_out.previous(row.previous), self.replacements.get(row.id)):
             found = [] if number is None else self.by_id.get(number, [])
             if found:
@@ -292,12 +292,12 @@ class Live(edits.EditVisitor):
         self.tables.modules.of(parent._modules).remove(key)
 
     def _count(self, parent: nn.Module, module: nn.Module, times: int) -> None:
-        """Record the names of a module and of what it holds: as many as its parent has."""
+        """Count the names of a module and of what it holds, as many as its parent has, ``times`` 1 or -1."""
         for item in identities(module):
             self.uses[item] += times * self.uses[id(parent)]
 
     def _release(self, name: str, tensor: Tensor) -> None:
-        """Free the memory of a tensor that a rollback can join from what was cut out of it."""
+        """Free the memory of a tensor that a rollback can join from the parts cut out of it."""
         parts = self.parts.pop(name, [])
         slices = sorted(piece.slices[0] for piece, _ in parts if len(piece.slices) == 1)
         for (dim, start, length), (other, following, _) in pairwise(slices):
@@ -308,7 +308,7 @@ class Live(edits.EditVisitor):
             release(self.graph_module, tensor, rebuild)
 
     def _check_unused(self, name: str, module: nn.Module, tensors: Mapping[str, Tensor | None]) -> None:
-        """Refuse if something else calls or holds a module that is to go, or reads or holds one of its tensors."""
+        """Refuse if something else calls or holds a module to be removed, or reads or holds one of its tensors."""
         using = self.targets.of("call_module", name)
         for target in (name, *(f"{name}.{key}" for key in tensors)):
             using += self.targets.of("get_attr", target)
@@ -319,7 +319,7 @@ class Live(edits.EditVisitor):
                 raise self.refuse(f"module `{name}`, which the pass made, or a tensor of it has a second name now")
 
     def _current(self, row: edits.TensorRow) -> Tensor | None:
-        """Return an original tensor with the values that it has now, cut out of the new one."""
+        """Return an original tensor with its current values, cut out of the new tensor."""
         if row.piece is None:
             return None
         owner, _, key = row.piece.key.rpartition(".")
@@ -343,7 +343,7 @@ class Live(edits.EditVisitor):
         return made
 
     def _rebuild_containers(self) -> None:
-        """Make the empty containers again that torch dropped from a copy, each after the one before it."""
+        """Recreate the empty containers that torch dropped from a copy, each at its place."""
         missing = {}
         for owner in [edit.owner for edit in edits.of_kind(self.steps, edits.TensorRemoved) if edit.owner is not None]:
             parent, _, key = owner.name.rpartition(".")
@@ -359,7 +359,7 @@ class Live(edits.EditVisitor):
                 self._rebuild_module(row)
 
     def tensor_removed(self, edit: edits.TensorRemoved) -> None:
-        """Put the tensor back."""
+        """Restore the tensor."""
         row = edit.row
         owner_name, _, key = row.name.rpartition(".")
         owner = self._module(owner_name)
@@ -396,7 +396,7 @@ class Live(edits.EditVisitor):
         self._count(parent, module, 1)
 
     def neutral(self, edit: edits.Neutral) -> None:
-        """Check that the region holds its constant still."""
+        """Check that the region still holds its constant."""
         owner, _, key = edit.piece.key.rpartition(".")
         tensor = getattr(self._module(owner), key, None)
         if not isinstance(tensor, Tensor):
@@ -411,7 +411,7 @@ class Live(edits.EditVisitor):
 
 
 def _missing(module: nn.Module) -> str | None:
-    """Return what a layer of torch lacks; None where nothing is missing."""
+    """Return what a layer of torch lacks; None if nothing is missing."""
     declared = [item for cls in type(module).__mro__ for item in vars(cls).get("__annotations__", {}).items()]
     for name, kind in declared:
         if kind in (Tensor, "Tensor") and not hasattr(module, name):
@@ -429,7 +429,7 @@ def _signature(cls: Any) -> inspect.Signature:
 
 
 def _takes(module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
-    """Return whether a layer of torch takes these arguments: nodes, where it says that it takes tensors."""
+    """Return whether a layer of torch takes these arguments, with nodes for parameters annotated as tensors."""
     cls: Any = type(module)
     if not cls.__module__.startswith("torch.nn.") or "forward" in vars(module) or module._forward_pre_hooks:
         return True  # nobody knows
@@ -442,7 +442,7 @@ def _takes(module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) ->
 
 
 def copied(piece: Tensor, strides: tuple[int, ...] | None) -> Tensor:
-    """Return a copy with these strides, or else contiguous, unless the new tensor got another memory format since."""
+    """Return a copy with these strides, else a contiguous one unless the tensor has since changed its memory format."""
     if strides is None and piece.dim() > 2 and not piece.is_contiguous():
         return piece.clone()
     empty = piece.new_empty(piece.shape) if strides is None else _strided(piece, strides)
@@ -453,7 +453,7 @@ _GAPS = 16  # a file may ask for any strides
 
 
 def _strided(piece: Tensor, strides: tuple[int, ...]) -> Tensor:
-    """Return an empty tensor with these strides; without gaps, in their order, where they overlap or gaps are large."""
+    """Return an empty tensor with these strides, or dense in the same order if they overlap or leave large gaps."""
     dense = torch.empty_like(torch.empty_strided(piece.shape, strides, device="meta")).stride()
     room, overlap = 1, False
     for stride, size in sorted(zip(strides, piece.shape, strict=True)):

@@ -1,4 +1,4 @@
-"""From records back to values: nodes for their numbers, functions and classes for their names, modules for rows."""
+"""From records back to values: numbers become nodes, names become functions and classes, rows become modules."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fxopt_rewrite.journal.edits import Listed, ModuleRow, NodeRow, Ref, TensorR
 
 
 def recall(value: Any, node_of: Callable[[Ref], Any]) -> Any:
-    """Return a recorded value with ``node_of(ref)`` in place of each reference, and with all names imported.
+    """Return a recorded value with ``node_of(ref)`` in place of each reference, and all names imported.
 
     >>> recall((1, [Ref(2)], Unresolved("math:sqrt")), lambda ref: f"node {ref.id}")
     (1, ['node 2'], <built-in function sqrt>)
@@ -26,7 +26,7 @@ def recall(value: Any, node_of: Callable[[Ref], Any]) -> Any:
 def mapped(
     value: Any, node_of: Callable[[Ref], Any], named: Callable[[Unresolved], Any] = lambda unresolved: unresolved
 ) -> Any:
-    """Return a recorded value with ``node_of`` of each reference, and ``named`` of each name that is not imported.
+    """Return a recorded value with ``node_of`` applied to each reference, and ``named`` to each unresolved name.
 
     >>> mapped({"a": (1, slice(Ref(2), None))}, lambda ref: Ref(ref.id + 1))
     {'a': (1, slice(Ref(id=3), None, None))}
@@ -80,7 +80,7 @@ def _with_text(value: Any) -> Any:
     if isinstance(value, Unresolved):
         try:
             return _import(value)
-        except Exception:  # importing a stranger's module may raise anything
+        except Exception:  # importing a third-party module may raise anything
             return value.name.replace(":", ".")
     if type(value) in (tuple, list):
         return type(value)(_with_text(item) for item in value)
@@ -90,7 +90,7 @@ def _with_text(value: Any) -> Any:
 
 
 def module_of(row: ModuleRow, cls: type[nn.Module], value_of: Callable[[TensorRow], Tensor | None]) -> nn.Module:
-    """Return a module of this class as a row describes it, with ``value_of`` of each tensor; nothing is initialised."""
+    """Return a module of this class as a row describes it; ``value_of`` makes its tensors, nothing is initialised."""
     module: nn.Module = cls.__new__(cls)
     nn.Module.__init__(module)
     vars(module).update((key, list(v.items) if isinstance(v, Listed) else v) for key, v in row.attributes)

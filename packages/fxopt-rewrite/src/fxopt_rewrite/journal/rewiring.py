@@ -1,4 +1,4 @@
-"""Give users of a node another one to read, in linear time even for users that read thousands of nodes."""
+"""Redirect users from one node to another, in linear time even for users that read thousands of nodes."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Rewiring:
             self._waiting.setdefault(user, {})[node] = replacement
 
     def current(self, user: Node, value: Node) -> Node:
-        """Return what a user really reads where its arguments name a node."""
+        """Return the node that a user really reads where its arguments name a node."""
         followed = self._waiting.get(user, {})
         while value in followed:
             value = followed[value]
@@ -53,7 +53,7 @@ class Rewiring:
             args: Any = map_arg(each.args, read)
             kwargs: Any = map_arg(each.kwargs, read)
             for value in inputs_of(each):
-                value.users[each] = None  # where torch expects it, to take it out
+                value.users[each] = None  # where torch expects it, to remove it
             each.args, each.kwargs = (), {}
             each.args, each.kwargs = args, kwargs
             del self._waiting[each]

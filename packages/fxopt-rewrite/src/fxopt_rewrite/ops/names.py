@@ -24,7 +24,7 @@ from fxopt_rewrite.ops.tables import PYTHON_METHODS_OF_THEIR_OWN, PYTHON_OPERATO
 
 @cache
 def aten_overloads(name: str) -> tuple[OpOverload, ...]:
-    """Return the overloads of an aten operator that work on tensors; none where there is no such operator.
+    """Return the overloads of an aten operator that work on tensors; none if there is no such operator.
 
     >>> [overload._overloadname for overload in aten_overloads("relu")]
     ['default', 'out']
@@ -56,8 +56,8 @@ def aten_name(target: OpOverload | OpOverloadPacket) -> str | None:
 def source_of(target: object) -> tuple[str, str]:
     """Return where a function comes from, and its name there; two empty texts for one that is not torch's or Python's.
 
-    That is ``operator``, ``math``, ``builtins``, ``functional`` (written in Python there), ``method`` (of ``Tensor``,
-    called as a function), ``aten`` (torch's function for that operator) or ``torch`` (any other of its functions).
+    The source is ``operator``, ``math``, ``builtins``, ``functional`` (written in Python), ``method`` (of ``Tensor``,
+    called as a function), ``aten`` (torch's function for an operator) or ``torch`` (any other function of torch).
 
     >>> [source_of(each) for each in (F.softmax, torch.softmax, torch.Tensor.add, abs)]
     [('functional', 'softmax'), ('aten', 'softmax'), ('method', 'add'), ('builtins', 'abs')]
@@ -84,7 +84,7 @@ def source_of(target: object) -> tuple[str, str]:
 
 @cache
 def method_overloads(name: str) -> tuple[OpOverload, ...]:
-    """Return the operators that a method of Tensor reaches; none where it has no operator of its own name."""
+    """Return the operators that a method of Tensor reaches; none if no operator has its name."""
     if not hasattr(torch.Tensor, name) or name in PYTHON_METHODS_OF_THEIR_OWN:
         return ()
     return aten_overloads(name)
@@ -101,7 +101,7 @@ def argument(node: Node, position: int | None, name: str) -> object:
 
 
 NUMPY = {"axis": "dim", "keepdims": "keepdim", "a": "input", "x": "input", "x1": "input", "x2": "other"}
-"""Names of NumPy that torch's functions and methods take besides their own: ``torch.cat(tensors, axis=1)``."""
+"""NumPy's names of arguments, which torch's functions and methods also take: ``torch.cat(tensors, axis=1)``."""
 
 MISSING = object()
 """Stands for an argument that a call does not give."""

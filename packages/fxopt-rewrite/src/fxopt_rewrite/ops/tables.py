@@ -1,7 +1,7 @@
-"""What torch's schemas do not say: which operations give fresh memory, share it silently, write, or notice strides.
+"""What torch's schemas do not say: which operations return fresh memory, share it silently, write, or notice strides.
 
-All of it was checked by running the operations on torch's own samples while watching storages and version counters. A
-missing name only costs precision: what is not listed counts as sharing memory.
+The tables were checked by running the operations on torch's own samples while watching storages and version counters. A
+missing name only costs precision: an operation that is not listed counts as sharing memory.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ FRESH_COMPOSITES = words(
     var_mean vstack where
     """
 )
-"""Operators made of others whose schema names no shared memory, and that share none, unlike ``dropout``."""
+"""Composite operators whose schema names no shared memory, and that really share none, unlike ``dropout``."""
 
 FRESH_OF_SEVERAL = words("chain_matmul einsum")
 """Operators whose result is fresh if they take two tensors or more, and may be a view if they take one."""
@@ -63,7 +63,7 @@ FRESH_OF_SEVERAL = words("chain_matmul einsum")
 SILENT_ALIASES = words(
     "_unsafe_view unsafe_split unsafe_split_with_sizes lift dequantize _mkldnn_reshape _mkldnn_transpose"
 )
-"""Operators with a kernel of their own that may return their input's memory though their schema does not say so."""
+"""Operators with their own kernel that may return their input's memory though their schema does not say so."""
 
 RUNNING_STATISTICS: dict[str, tuple[int, int, int | None]] = {
     "batch_norm": (3, 4, 5),
@@ -102,7 +102,7 @@ DROPOUTS = words("dropout dropout1d dropout2d dropout3d alpha_dropout feature_al
 SEVERAL_RESULTS = frozenset({"multi_head_attention_forward"}) | {
     name for name in FRESH_FUNCTIONALS if name.endswith("_with_indices") or "max_pool" in name
 }
-"""Functions of `FRESH_FUNCTIONALS` that may return a tuple, so that it is not known to be one tensor."""
+"""Functions of `FRESH_FUNCTIONALS` that may return a tuple instead of one tensor."""
 
 ALIASING_METHODS = words(
     """
@@ -110,7 +110,7 @@ ALIASING_METHODS = words(
     numpy storage untyped_storage _typed_storage to_sparse_coo
     """
 )
-"""Methods without an operator of their own that may return the tensor itself, or something that reaches its memory."""
+"""Methods without their own operator that may return the tensor itself, or an object that reaches its memory."""
 
 PURE_METHODS = words(
     """
@@ -140,7 +140,7 @@ PURE_BUILTINS = words(
 COLLECTING_BUILTINS = words(
     "tuple list dict set frozenset zip enumerate reversed sorted iter next max min sum slice abs map filter"
 )
-"""Built-in functions that write nothing and whose result may hold, or be, what they are given."""
+"""Built-in functions that write nothing and whose result may hold, or be, their argument."""
 
 PURE_TORCH_FUNCTIONS = words(
     """
@@ -164,7 +164,7 @@ SAME_LAYOUT = (
     )
     | DROPOUTS
 )
-"""Operations that return their input, or a copy of it that is laid out alike."""
+"""Operations that return their input, or a copy of it with the same layout."""
 
 ANY_STRIDES = words(
     """
@@ -174,7 +174,7 @@ ANY_STRIDES = words(
     unsafe_split_with_sizes unsqueeze vsplit nn.Flatten nn.Unflatten
     """
 )
-"""Operations that give a view, or a copy, of values with any strides."""
+"""Operations that return a view or a copy of a value with any strides."""
 
 STRIDE_SENSITIVE = words(
     """
@@ -184,7 +184,7 @@ STRIDE_SENSITIVE = words(
     sym_storage_offset sym_stride take_along_dim untyped_storage view_as_complex
     """
 )
-"""Operations that fail for, tell, or hand on the strides of their input, even where their result is fresh."""
+"""Operations that fail for, reveal, or pass on the strides of their input, even where their result is fresh."""
 
 SAFE_PRIVATE_OPERATORS = words(
     """

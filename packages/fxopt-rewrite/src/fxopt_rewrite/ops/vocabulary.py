@@ -38,7 +38,7 @@ negative; numel nelement sym_numel; outer ger; pad constant_pad_nd; sigmoid spec
 split_with_sizes; sub subtract; transpose swapaxes swapdims; trunc fix
 """
 SYNONYMS = {name: row.split()[0] for row in _SYNONYMS.split(";") for name in row.split()[1:]}
-"""Names of operators to the name of the one that they are another name of."""
+"""From the name of a synonym to the name of the operator."""
 
 _PYTHON = """
 abs add and:bitwise_and and_:bitwise_and eq floordiv:floor_divide ge getitem gt inv:bitwise_not invert:bitwise_not le
@@ -46,10 +46,10 @@ lshift:bitwise_left_shift lt matmul mod:remainder mul ne neg or:bitwise_or or_:b
 rshift:bitwise_right_shift setitem sub truediv:div xor:bitwise_xor
 """
 _OPERATORS = {each.partition(":")[0]: each.rpartition(":")[2] for each in _PYTHON.split()}
-"""Functions of ``operator`` to the names of torch's operators that do the same for tensors."""
+"""From functions of ``operator`` to the torch operators that do the same for tensors."""
 
 _ATTRIBUTES = {"shape": "size", "ndim": "dim", **{name: name for name in ("T", "mT", "H", "mH", "dtype", "device")}}
-"""Attributes of tensors to what reading them computes."""
+"""From attributes of tensors to the operations that reading them computes."""
 
 _MODULES = """
 adaptive_avg_pool1d adaptive_avg_pool2d adaptive_avg_pool3d alpha_dropout avg_pool1d avg_pool2d avg_pool3d conv1d
@@ -72,14 +72,14 @@ MODULES: Mapping[type[nn.Module], str] = {
     **{getattr(nn, name): "batch_norm" for name in _NORMS},
     **{getattr(nn, name): "pad" for name in _PADS},
 }
-"""Modules to what they compute; its arguments are attributes of the module by the same names."""
+"""From modules to the operations that they compute; the arguments are attributes of the module by the same names."""
 
 _RENAMED = {"self": "input", "train": "training", "indices": "input", "tensor": "input"}
 _RENAMED_IN = {
     "split": dict.fromkeys(("split_size", "split_sizes"), "split_size_or_sections"),
     "transpose": {"axis0": "dim0", "axis1": "dim1"},
 }
-"""What operators and modules call arguments otherwise than torch's functions."""
+"""From names of arguments of operators and modules to those of torch's functions, where they differ."""
 
 _IMPLIED: Mapping[str, Mapping[str, object]] = {
     "div": {"rounding_mode": None},
@@ -92,14 +92,14 @@ _IMPLIED: Mapping[str, Mapping[str, object]] = {
 """Parameters and defaults that no signature has."""
 
 _NO_SETTINGS = frozenset({"inplace", "_stacklevel", "cudnn_enable", "cudnn_enabled"})
-"""Parameters that change nothing of what is computed."""
+"""Parameters that do not change what is computed."""
 
 _WINDOWS = frozenset({"kernel_size", "stride", "padding", "dilation", "output_padding", "output_size"})
 """Sizes that may be given as one number for all dimensions."""
 
 
 class Parameter(NamedTuple):
-    """A parameter of one form: its name there, default (`MISSING` for none), and type."""
+    """A parameter of one form: its name in the form, default (`MISSING` for none), and type."""
 
     name: str
     default: object
@@ -154,7 +154,7 @@ def called_function(target: Any) -> Called | None:
 
 @cache
 def called_method(name: str) -> Called | None:
-    """Return what a method of ``Tensor`` is; None where it has no such method."""
+    """Return what a method of ``Tensor`` is; None if there is no such method."""
     if name.startswith("__") and name.endswith("__"):
         return _read_operator(name.strip("_"))
     method = getattr(torch.Tensor, name, None)
@@ -344,7 +344,7 @@ def _fits(value: object, kind: str) -> bool:
 
 
 def says_training(node: Node) -> bool:
-    """Return whether an ATen operator is told by an argument of its own to train."""
+    """Return whether an argument of an ATen operator tells it to train."""
     if not isinstance(node.target, OpOverload) or (flag := _training_flag(node.target)) is None:
         return False
     place, name = flag

@@ -45,13 +45,13 @@ class TensorFacts:
 
 
 def tensor_facts(node: Node, like: Tensor | None = None) -> TensorFacts | None:
-    """Return what is known of the tensor that a node gives, or None.
+    """Return what is known of the tensor that a node returns, or None.
 
     Args:
         node: the node.
         like: a tensor with the dtype and device of the value, such as a parameter of its call: facts that contradict it
-            are out of date, after ``graph_module.half()`` say, and count as unknown. The device ``meta`` contradicts
-            no other.
+            are out of date, for example after ``graph_module.half()``, and count as unknown. The device ``meta``
+            contradicts no other.
 
     >>> from fxopt_rewrite import infer_shapes
     >>> graph_module = infer_shapes(torch.fx.symbolic_trace(torch.nn.Linear(4, 2)), torch.zeros(3, 4))
@@ -93,10 +93,10 @@ _IS_NUMBER = {Kind.NUMBER: True, Kind.TENSOR: False}
 
 
 def is_python_number(node: Node) -> bool | None:
-    """Return True for a node that gives a Python number, False for one that gives a tensor, None if that is unknown.
+    """Return True for a node that returns a Python number, False for one that returns a tensor, None if unknown.
 
-    It follows from ``node.meta``, or else from what makes the value: sizes, ``len``, ``item()`` and arithmetic on
-    numbers alone are numbers; parameters and results of torch's modules and functions are tensors.
+    It follows from ``node.meta``, or else from the call: sizes, ``len``, ``item()`` and arithmetic on numbers only are
+    numbers; parameters and results of torch's modules and functions are tensors.
 
     >>> from fxopt_core import iter_nodes
     >>> graph_module = torch.fx.symbolic_trace(lambda x: torch.relu(x) / (x.shape[0] // 2))

@@ -28,11 +28,11 @@ from fxopt_rewrite.shapes.meta import ONE_AT_A_TIME
 
 
 def infer_shapes(graph_module: GraphModule, *args: object, **kwargs: object) -> GraphModule:
-    """Note in ``node.meta["val"]`` the value of every node for these inputs, as a fake tensor: nothing is computed.
+    """Set ``node.meta["val"]`` of every node to its value for these inputs, as a fake tensor: nothing is computed.
 
     Fake tensors have shape, dtype, device and strides but no memory. The graph runs on a copy of the module tree:
-    parameters, buffers, random state and grad mode stay as they are. Sizes are those of the inputs; give fake tensors
-    with symbolic sizes for symbolic ones.
+    parameters, buffers, random state and grad mode stay as they are. Sizes are those of the inputs; for symbolic sizes,
+    give fake tensors that have them.
 
     Args:
         graph_module: a graph in any form.
@@ -44,8 +44,8 @@ def infer_shapes(graph_module: GraphModule, *args: object, **kwargs: object) -> 
         The graph module itself.
 
     Raises:
-        PreconditionError: The module does not take these inputs, or a node cannot run on fake tensors, because it
-            depends on values, say; nothing is changed.
+        PreconditionError: The module does not take these inputs, or a node cannot run on fake tensors, for example
+            because it depends on values; nothing is changed.
 
     >>> graph_module = torch.fx.symbolic_trace(nn.Sequential(nn.Linear(4, 8), nn.ReLU()))
     >>> [tuple(node.meta["val"].shape) for node in infer_shapes(graph_module, torch.zeros(3, 4)).graph.nodes]
@@ -66,14 +66,14 @@ def infer_shapes(graph_module: GraphModule, *args: object, **kwargs: object) -> 
 
 
 def fake_values(graph: Graph) -> list[FakeTensor]:
-    """Return the fake tensors that the nodes of a graph note as their values."""
+    """Return the fake tensors in ``meta["val"]`` of a graph's nodes."""
     return [value for node in iter_nodes(graph) if isinstance(value := node.meta.get("val"), FakeTensor)]
 
 
 def describe_values(graph_module: GraphModule, nodes: Iterable[Node], fakes: Sequence[FakeTensor]) -> None:
-    """Note the values of new and restored nodes, in a graph whose other nodes note theirs, or noted them before.
+    """Set ``meta["val"]`` of new and restored nodes, in a graph whose other nodes have or had it.
 
-    No guard is added to symbolic sizes. A node that cannot run on the values of its inputs stays without one.
+    No guard is added to symbolic sizes. A node that cannot run on the values of its inputs stays without a value.
     """
     nodes = sorted(node for node in nodes if "val" not in node.meta)
     if not nodes:
@@ -101,7 +101,7 @@ _VALUES = (Tensor, SymInt, int, float, tuple, list)
 
 
 def _noted(node: Node, mode: FakeTensorMode) -> object:
-    """Return the value that a node notes, or a fake tensor as its ``tensor_meta`` describes it; None without either."""
+    """Return ``meta["val"]`` of a node, or a fake tensor as its ``tensor_meta`` describes it; None without either."""
     described = node.meta.get("tensor_meta")
     if "val" in node.meta or not isinstance(described, TensorMetadata):
         return node.meta.get("val")

@@ -1,4 +1,4 @@
-"""The kind of a node's value: a number, sizes, a tensor or unknown, from ``meta`` or else from what makes it."""
+"""The kind of a node's value: a number, sizes, a tensor or unknown, from ``meta`` or else from the call."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def _kind_of_value(value: object) -> Kind | None:
 
 
 def kind_of_node(node: Node, known: Known, graph_module: GraphModule | None = None) -> Kind:
-    """Return the kind of a node's value; ``known`` returns those of the nodes that it takes."""
+    """Return the kind of a node's value; ``known`` returns the kinds of its operands."""
     noted = _kind_of_value(node.meta.get("val"))
     if noted is not None:
         return noted
@@ -221,9 +221,9 @@ _BUDGET = 500
 
 
 def kind_of(node: Node, found: dict[Node, Kind] | None = None, graph_module: GraphModule | None = None) -> Kind:
-    """Return the kind of a node's value, looking back through the graph as far as it takes.
+    """Return the kind of a node's value, looking back through the graph as far as necessary.
 
-    New kinds are added to ``found``, those that are known already; without it, the number of visits is bounded.
+    ``found`` is a cache of known kinds; without it, the number of visits is bounded.
     """
     kinds: dict[Node, Kind] = {} if found is None else found
     missing: list[Node] = []

@@ -30,7 +30,7 @@ def value_entries(node: Node) -> Mapping[str, object]:
 class Resized:
     """Descriptions of contiguous values with another size of the last dimension.
 
-    They are made once for each shape: torch takes most of a millisecond to make a fake tensor of symbolic sizes.
+    Each is made once for a shape: torch takes most of a millisecond to make a fake tensor of symbolic sizes.
 
     >>> node = torch.fx.symbolic_trace(torch.nn.ReLU()).graph.output_node()
     >>> node.meta["val"] = torch.empty(2, 3, device="meta")

@@ -1,4 +1,4 @@
-"""What may differ: as the dtype has it, as the caller states, or as passes that approximate promise."""
+"""Bounds of differences: by the dtype, as the caller states, or as approximating passes promise."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ from fxopt_tools.verification.isolated_run import ONE_AT_A_TIME
 
 @dataclass(frozen=True)
 class Bounds:
-    """What a caller or passes allow in place of the tolerance of the dtype.
+    """The bounds that a caller or passes set in place of the tolerance of the dtype.
 
     Attributes:
-        rtol: relative tolerance, or None for that of the dtype.
-        atol: absolute tolerance, or None for that of the dtype.
-        sqnr: the least signal-to-noise ratio in dB, which replaces both tolerances; None if they apply.
+        rtol: relative tolerance, or None for the dtype's.
+        atol: absolute tolerance, or None for the dtype's.
+        sqnr: the lowest signal-to-noise ratio in dB, which replaces both tolerances; None if they apply.
         source: where the ratio comes from: "as stated", or "promised by fuse-linears".
     """
 
@@ -48,11 +48,11 @@ class Bounds:
         return self != UNSTATED
 
     def between(self, before: Iterable[Record], after: Iterable[Record]) -> Bounds:
-        """Return the bounds for two states of a model, given the records of passes that each is a result of.
+        """Return the bounds for two states of a model, given the records of the passes that led to each.
 
-        Where nothing is stated, passes that approximate and were applied to one of the two alone are held to what they
-        promise (`fxopt_core.Transformation.promised_sqnr`). The noise of several adds up: two that promise 40 dB keep
-        37 dB together. A pass that ran several times counts once, since it promises the same for any number of sites.
+        If nothing is stated, approximating passes that were applied to only one of the two are held to their promises
+        (`fxopt_core.Transformation.promised_sqnr`). The noise of several adds up: two that promise 40 dB keep 37 dB
+        together. A pass that ran several times counts once, since it promises the same for any number of sites.
         """
         if self.stated:
             return self
@@ -91,7 +91,7 @@ def read_bounds(rtol: float | None, atol: float | None, sqnr: float | None = Non
 
 
 def records_of(module: nn.Module) -> tuple[Record, ...]:
-    """Return the records of all passes that were applied to a module or to graph modules inside of it."""
+    """Return the records of all passes that were applied to a module or to graph modules in it."""
     records: list[Record] = []
     with ONE_AT_A_TIME:
         modules = [*module.modules()]
@@ -125,13 +125,13 @@ def promise_of(record: Record) -> float | None:
         return None
     try:
         made: object = construct(cls, dict(record.options))
-    except Exception:  # options of another version, say: what the class says
+    except Exception:  # for example, options of another version: use the promise of the class
         made = cls
     return getattr(made, "promised_sqnr", None)
 
 
 def _promise(record: Record) -> float | None:
-    """Return what a pass promises; None if it does not approximate, or is not installed here."""
+    """Return the promise of a pass; None if it does not approximate, or is not installed here."""
     if known_class(record.transformation) is None:
         registry().available()  # plugins are imported on first use
     promised = promise_of(record)

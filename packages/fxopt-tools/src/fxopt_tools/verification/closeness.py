@@ -6,38 +6,38 @@ and atol (`fxopt_rewrite.tolerances` derives these):
     |a - b| <= rtol * max(|a|, s) + atol * max(1, s)
 
 An element of a deep network's output is a sum of terms that may cancel. Its rounding error grows with the terms, not
-with what remains of them. Their magnitude is unknown, but that of the elements like it is known: that is its scale, as
-`fxopt_tools.verification.magnitudes` defines it. It is close to the root mean square of ordinary elements, whatever
-extreme ones there are beside them: masked scores, outliers of hidden states, rows a million times larger. atol is not
-scaled below 1: a few elements may be small by chance. Zeros have the scale 0; but if there is no run in float64 to tell
-what became zero by rounding, and values reach down to zero, that of the smallest elements.
+with their sum. The magnitude of the terms is unknown, but that of similar elements is known: it is the element's scale,
+as `fxopt_tools.verification.magnitudes` defines it. The scale is close to the root mean square of ordinary elements,
+however extreme others are: masked scores, outliers of hidden states, rows a million times larger. atol is not scaled
+below 1: a few elements may be small by chance. Zeros have the scale 0, or, if there is no run in float64 to tell which
+values became zero by rounding, and values reach down to zero, the scale of the smallest elements.
 
 For elements that are small, such as probabilities over a large vocabulary, atol alone would accept anything. So in
 addition, for the elements of each magnitude m, together with those of comparable magnitude,
 
     rms(a - b) <= 0.1 * s, unless s <= 64 * eps
 
-must hold, where these are at least eight and a 64th of all (or all): below 64 units of rounding they may be merely
-what remains of terms that cancel. There is no such exception if a run t of the original in float64 shows
-rms(a - t) <= 0.025 * s: then they are meaningful. Below the smallest normal number of float32 nothing is, since some
-kernels take it for zero.
+must hold, if these are at least eight and a 64th of all (or all): below 64 units of rounding they may merely be the
+remainder of terms that cancel. There is no such exception if a run t of the original in float64 shows
+rms(a - t) <= 0.025 * s: then they are meaningful. Elements below the smallest normal number of float32 never are, since
+some kernels flush them to zero.
 
 Depth is the other difficulty: each layer passes on and amplifies the rounding of those before it, by a factor that no
-table knows. In half precision 24 residual blocks already exceed any tolerance that would still find mistakes. So what
-is beyond the tolerance passes nevertheless if a run t of the original in float64 shows that the original itself is
+table knows. In half precision 24 residual blocks already exceed any tolerance that would still find mistakes. So a
+difference beyond the tolerance still passes if a run t of the original in float64 shows that the original itself is
 about as far from the truth, for each magnitude at which something is beyond:
 
     rms(a - b) <= 4 k * rms(a - t)  and  max |a - b| <= 4 k * max |a - t|  with  k = 1 + 4 / sqrt(n)
 
-over the elements of comparable magnitude, of which about n contribute. Left out of both sides is what the rounding of
-each result itself may contribute: masks of -1e4 are off by several units in half precision, and say nothing of scores.
-k allows for chance among few. The original must be trusted: its ratio of signal and noise is at least 20 dB. Measured
-in three dtypes over networks of 12 and 24 layers, harmless changes stayed below 1.6 and 2.6; batch norms folded in
+over the elements of comparable magnitude, of which about n contribute. Both sides omit the rounding of each result
+itself: masks of -1e4 are off by several units in half precision, which says nothing about scores. k allows for chance
+among few elements. The original must be trustworthy: its signal-to-noise ratio is at least 20 dB. Measured in three
+dtypes over networks of 12 and 24 layers, harmless changes stayed below 1.6 and 2.6; batch norms folded in
 EfficientNet-Lite0, which rounds its weights once more, are further off (`benchmarks.verification`). A mistake smaller
 than the original's own rounding cannot be distinguished from it.
 
-The ratio of signal and noise is the least of that of the whole and of those of elements that a gap of a factor of 128
-separates from larger ones: masks do not make scores look exact.
+The signal-to-noise ratio is the lowest of that of the whole and of those of groups of elements that a gap of a factor
+of 128 separates from larger ones: masks do not make scores look exact.
 
 A tolerance given by the caller is taken literally, |a - b| <= rtol * |a| + atol, and no other condition applies.
 NaN equals NaN and an infinity equals itself at the same place; any other difference in non-finite values is infinite.
@@ -66,13 +66,13 @@ _SUBNORMAL = torch.finfo(torch.float32).tiny
 
 @dataclass(frozen=True)
 class Criterion:
-    """What to allow.
+    """The criterion for one comparison.
 
     Attributes:
         tolerance: rtol and atol, or None if values must be equal or are judged by their ratio.
         eps: the unit of rounding, or None if the caller gave the tolerance, which is then taken literally.
         source: where the tolerance or the ratio comes from, as in `OutputReport`; None if values must be equal.
-        sqnr: the least signal-to-noise ratio in dB; None if single values are judged.
+        sqnr: the lowest signal-to-noise ratio in dB; None if single values are judged.
     """
 
     tolerance: Tolerance | None
@@ -116,7 +116,7 @@ class Measurement:
         max_relative_error: largest ``|a - b| / |a|`` over nonzero elements of a.
         differing: how many elements differ by more than is allowed.
         worst: the worst element, or None for empty tensors.
-        nans: how many elements are NaN in both, and say nothing.
+        nans: how many elements are NaN in both, and not compared.
         relative_rms: the largest rms(a - b) / s of elements of one magnitude, if it is too large; None otherwise.
         lost_nans: how many elements are NaN only in the original.
     """
@@ -168,8 +168,8 @@ def measure(expected: Tensor, found: Tensor, criterion: Criterion, truth: Tensor
 def sqnr_db(reference: Tensor, found: Tensor) -> float:
     """Return the signal-to-quantisation-noise ratio 10 log10(sum |r|^2 / sum |r - f|^2) in dB, of float tensors.
 
-    Of values that lie far below others, it is theirs if it is lower. Infinite if nothing differs, minus infinity if a
-    value is finite in only one of the two.
+    It is the ratio of values that lie far below others, if theirs is lower. Infinite if nothing differs, minus infinity
+    if a value is finite in only one of the two.
 
     >>> round(sqnr_db(torch.tensor([10.0, 0.0]), torch.tensor([10.0, 1.0])))
     20
@@ -188,14 +188,14 @@ def _ratio(signal: Tensor, noise: Tensor) -> float:
 
 
 def least_sqnr_db(allowed: float, own: float | None) -> float:
-    """Return the least ratio for an output whose original has a ratio of its own, since the noises add up."""
+    """Return the lowest ratio for an output whose original has its own ratio, since the noises add up."""
     return allowed if own is None else -10 * math.log10(10 ** (-allowed / 10) + 10 ** (-own / 10))
 
 
 def cosine(reference: Tensor, found: Tensor) -> float:
-    """Return the cosine similarity of two float tensors; of several samples (entries of the first dimension) the least.
+    """Return the cosine similarity of two float tensors, the lowest over samples (entries of the first dimension).
 
-    A sample that is zero is similar to itself alone. NaN if values are not finite.
+    A sample that is zero is similar only to itself. NaN if values are not finite.
 
     >>> cosine(torch.tensor([[1.0, 0.0], [1.0, 0.0]]), torch.tensor([[2.0, 0.0], [1.0, 1.0]]))
     0.7071...
@@ -279,7 +279,7 @@ def _allowed(size: Tensor, criterion: Criterion, magnitudes: Magnitudes | None, 
 
 
 def _coarse(magnitudes: Magnitudes, error: Tensor, own: Tensor | None, eps: float) -> dict[int, float]:
-    """Return rms(a - b) / s of the elements of each magnitude for which it is too large for a scale of any size."""
+    """Return rms(a - b) / s of the elements of each magnitude at which it is too large for any scale."""
     noise = magnitudes.per_power(error)
     rounding = None if own is None else magnitudes.per_power(own)
     scales = magnitudes.scales(of_zeros=False).tolist()

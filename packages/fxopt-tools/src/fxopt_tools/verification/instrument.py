@@ -19,7 +19,7 @@ from fxopt_tools.verification.verify import Baseline, baselines, check_modules, 
 
 @dataclass(frozen=True)
 class Check:
-    """What `Verify` found out about one run of a pass.
+    """The result of `Verify` for one run of a pass.
 
     Attributes:
         pass_name: the pass.
@@ -51,9 +51,9 @@ class Verify(Instrument):
     `verify` does, by the same criterion, and checks every pass, whether or not it claims to preserve the computation
     (``preserves_computation``), since many authors do not say.
 
-    Each pass costs four runs of the module for each input, and a copy of it in float64 with a run of that. If a pass
-    calls another pass on another graph module (a part of the whole, say), the inner pass is compared with that module
-    before it, and is not checked if the inputs do not fit.
+    Each pass costs four runs of the module for each input, and a float64 copy of the module with one run. If a pass
+    calls another pass on another graph module (for example, a part of the whole), that module is compared before and
+    after the inner pass, and is not checked if the inputs do not fit.
 
     Attributes:
         checks: a `Check` for each run of a pass, in order.
@@ -87,9 +87,9 @@ class Verify(Instrument):
                 rounding does not add up unnoticed. It is run once.
             rtol: relative tolerance instead of the dtype's.
             atol: absolute tolerance instead of the dtype's.
-            sqnr: the least signal-to-noise ratio in dB, in place of tolerances and of what passes promise.
-            on_failure: "raise" a `VerificationError`, which rolls back the whole run, or "veto", which rolls back this
-                pass alone and continues with the next one.
+            sqnr: the lowest signal-to-noise ratio in dB, in place of tolerances and of the passes' promises.
+            on_failure: "raise" a `VerificationError`, which rolls back the whole run, or "veto", which rolls back only
+                this pass and continues with the next one.
 
         Raises:
             PreconditionError: An argument is invalid.
@@ -109,7 +109,7 @@ class Verify(Instrument):
         self._pending: dict[int, tuple[list[Baseline] | str, GraphModule, tuple[Record, ...]]] = {}
 
     def before_pass(self, run: PassRun, graph_module: GraphModule) -> None:
-        """Find out what the module computes before the pass; a `PreconditionError` if it refuses the inputs."""
+        """Run the module before the pass; raise a `PreconditionError` if it refuses the inputs."""
         caller = run.parent
         while caller is not None and id(caller) not in self._pending:  # a composition
             caller = caller.parent
@@ -130,7 +130,7 @@ class Verify(Instrument):
         self._pending[id(run)] = expected, graph_module, records_of(compared)
 
     def after_pass(self, run: PassRun, graph_module: GraphModule, record: Record) -> bool | None:
-        """Compare what the module computes now; veto the pass, or raise, if it differs."""
+        """Run the module again and compare; veto the pass, or raise, if the results differ."""
         expected, _, known = self._pending.pop(id(run))
         check = Check(run.name, run.index, run.reverse, None)
         if isinstance(expected, str):

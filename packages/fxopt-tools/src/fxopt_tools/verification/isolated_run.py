@@ -30,14 +30,14 @@ class Outcome:
     """The outcome of a run.
 
     Attributes:
-        output: the parts of what the module returned, with copies of its tensors.
+        output: the parts of the module's output, with copies of its tensors.
         arguments: the parts of its arguments after the run.
         touched: the paths of arguments that the run wrote to, replaced, added or removed.
         shared: for each output tensor that shares memory with arguments, their paths.
         parameters_written: names of the parameters that the run wrote to.
         buffers: the buffers after the run, by their full names, and weights of embeddings that renormalise themselves.
         buffers_written: names of those that the run wrote to or replaced.
-        strides: of each output tensor that has some, by its path.
+        strides: strides of each output tensor that has some, by its path.
         random: the states of Python's and torch's random numbers after the run, as numbers.
     """
 
@@ -52,7 +52,7 @@ class Outcome:
     random: tuple[int, int]
 
     def equals(self, other: Outcome) -> bool:
-        """Return whether another run came out the same bit for bit."""
+        """Return whether another run had the same outcome, bit for bit."""
         if (self.strides, self.random) != (other.strides, other.random):
             return False
         trees = ((self.output, other.output), (self.arguments, other.arguments))
@@ -65,11 +65,11 @@ class Outcome:
 
 
 def run_thrice(module: nn.Module, inputs: Inputs) -> list[Outcome]:
-    """Return the outcomes of three calls, one after the other, and put the module back after the last.
+    """Return the outcomes of three calls, one after the other, and restore the module after the last.
 
-    Fast paths may start later than at the first call, and may be kept in attributes. Where the first call has written
-    to no buffer, the others have the module's own instead of copies, as calls have afterwards. A call that came out as
-    the first one gives its outcome, the very same object.
+    Fast paths may start later than at the first call, and may be kept in attributes. If the first call has written to
+    no buffer, the others get the module's own buffers instead of copies, like later calls in use. A call with the same
+    outcome as the first one gives the very same object.
     """
     with ONE_AT_A_TIME, torch.inference_mode(False), kept(module):
         first = run_once(module, inputs, restores=False)
@@ -118,10 +118,10 @@ def run_once(
 
 
 def gradients_once(module: nn.Module, inputs: Inputs, *, widened: bool = False) -> dict[str, Tensor]:
-    """Run a module with gradients, as `run_once` does without; return those of a weighted sum of what it returns.
+    """Run a module as `run_once` does, but with gradients; return those of a weighted sum of its outputs.
 
-    They are given as "gradient of `x`", for floating-point inputs and for parameters that require gradients; zero where
-    the sum does not depend on one. The weights are random, and the same in every run.
+    They are named "gradient of `x`", for floating-point inputs and for parameters that require gradients; zero if the
+    sum does not depend on one. The weights are random, and the same in every run.
 
     Raises:
         PreconditionError: The inputs cannot be copied, or the module is not initialised.
@@ -150,7 +150,7 @@ def gradients_once(module: nn.Module, inputs: Inputs, *, widened: bool = False) 
 
 
 def _same(one: Tensor, other: Tensor) -> bool:
-    """Return whether tensors are equal, NaN included: some kernels write without counting it."""
+    """Return whether tensors are equal, including NaN; version counters do not tell, since some kernels skip them."""
     if (one.shape, one.dtype, one.layout) != (other.shape, other.dtype, other.layout):
         return False
     if one.is_meta or other.is_meta:
@@ -163,7 +163,7 @@ def _tensors(module: nn.Module) -> dict[str, Tensor]:
 
 
 def _strides(tensor: Tensor) -> tuple[int, ...]:
-    """Return the strides of the dimensions with several entries: others mean nothing."""
+    """Return the strides of a tensor, with 0 for dimensions of one entry, whose strides mean nothing."""
     if tensor.layout is not torch.strided or not tensor.numel():
         return ()
     return tuple(stride if size > 1 else 0 for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
@@ -173,7 +173,7 @@ def _call(module: nn.Module, inputs: Inputs, *, own_buffers: bool) -> tuple[obje
     """Call a module with copies of tensors that it may write to; a ScriptModule accepts none and is restored after.
 
     Returns:
-        The output, and what became of the copies.
+        The output, and the copies afterwards.
     """
     if own_buffers:
         return module(*inputs.args, **inputs.kwargs), dict(module.named_buffers())

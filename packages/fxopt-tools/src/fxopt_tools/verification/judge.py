@@ -37,8 +37,8 @@ class Judge:
     Attributes:
         number: which of the inputs it is.
         computed_in: the dtypes that the original computes in. An output is judged by the coarsest of these and its own
-            dtype: a bfloat16 model that returns float32 is no more exact for it.
-        bounds: what the caller or passes allow in place of the tolerance of the dtype.
+            dtype: a bfloat16 model is not more exact because it returns float32.
+        bounds: the bounds that replace the tolerance of the dtype.
     """
 
     number: int = 0
@@ -48,8 +48,8 @@ class Judge:
     def compare(self, expected: Outcome, found: Outcome, reference: Outcome | None = None) -> Iterator[OutputReport]:
         """Compare all values of the outputs, and the arguments and buffers that either run wrote to.
 
-        The reference is the outcome of the original in float64, if there is one. What passes that approximate compute
-        for padding is not compared: nobody reads it.
+        The reference is the outcome of the original in float64, if there is one. With a bound on the signal-to-noise
+        ratio, values for padding are not compared: nobody reads them.
         """
         tokens = None if self.bounds.sqnr is None else tokens_of(expected)
         trees = (expected.output, found.output, {} if reference is None else reference.output)
@@ -88,7 +88,7 @@ class Judge:
         return [self._tensors(path, a, found[path], exact.get(path)) for path, a in expected.items() if path in found]
 
     def criterion(self, dtype: torch.dtype) -> Criterion:
-        """Return what to allow for an output of a dtype."""
+        """Return the criterion for an output of a dtype."""
         if not (dtype.is_floating_point or dtype.is_complex):
             return Criterion(None)
         bounds = self.bounds
@@ -109,7 +109,7 @@ class Judge:
         return max({dtype.to_real(), *self.computed_in}, key=lambda candidate: torch.finfo(candidate).eps)
 
     def _truth(self, a: Tensor, exact: object) -> Tensor | None:
-        """Return the original's output in float64, or None if that is another quantity or hardly more exact."""
+        """Return the original's output in float64, or None if it is another quantity or hardly more exact."""
         if not isinstance(exact, Tensor) or exact.shape != a.shape or not a.numel():
             return None
         if not all(tensor.is_floating_point() or tensor.is_complex() for tensor in (a, exact)):
@@ -215,19 +215,19 @@ def differing(
     *,
     sqnr: float | None = None,
 ) -> Iterator[OutputReport]:
-    """Compare values by name, by the criterion of `verify`, and yield what differs.
+    """Compare values by name, by the criterion of `verify`, and yield reports on those that differ.
 
     Args:
-        expected: what the original has.
-        found: what the other has.
-        computes_with: the parameters of the original, or else its inputs, whose dtypes say how exact it is.
-        sqnr: the least signal-to-noise ratio in dB, in place of the tolerance.
+        expected: values of the original.
+        found: values of the other.
+        computes_with: the parameters of the original, or else its inputs, whose dtypes tell how exact it is.
+        sqnr: the lowest signal-to-noise ratio in dB, in place of the tolerance.
 
     >>> [each.path for each in differing({"x": torch.ones(2), "y": 1}, {"x": torch.ones(2) + 1e-7, "y": 2})]
     ['y']
     """
     judge = Judge(0, dtypes_of(computes_with), UNSTATED if sqnr is None else Bounds(sqnr=sqnr, source="promised"))
-    # Judging takes a second for some million elements, and most of what is compared is equal.
+    # Judging takes a second for some million elements, and most of the values are equal.
     others = {path for path in {**expected, **found} if not _are_equal(expected.get(path), found.get(path))}
     left, right = ({path: each for path, each in tree.items() if path in others} for tree in (expected, found))
     return (report for report in judge.parts(left, right) if not report.passed)
@@ -240,7 +240,7 @@ def _are_equal(a: object, b: object) -> bool:
 
 
 def dtypes_of(tensors: Iterable[object]) -> frozenset[torch.dtype]:
-    """Return the dtypes in which something computes that computes with these tensors, and that of autocast."""
+    """Return the dtypes in which a model with these tensors computes, including that of autocast."""
     usual = {torch.float64, torch.float32, torch.bfloat16, torch.float16}  # narrower ones are only for storage
     given = [each for each in tensors if isinstance(each, Tensor)]
     found = {each.dtype.to_real() for each in given if each.is_floating_point() or each.is_complex()}
@@ -269,7 +269,7 @@ def _other_kind(a: Tensor, b: Tensor) -> str | None:
 
 
 def _unseen(a: Tensor, b: Tensor, measurement: Measurement) -> str | None:
-    """Return why no number of two tensors of one kind was compared; None if there was one."""
+    """Return why no number of two tensors of the same kind was compared; None if one was."""
     if not a.numel():
         return "has no elements"
     if measurement.nans == a.numel():
@@ -280,9 +280,9 @@ def _unseen(a: Tensor, b: Tensor, measurement: Measurement) -> str | None:
 
 
 def _by_ratio(report: OutputReport, criterion: Criterion) -> OutputReport:
-    """Return a report with the verdict by its ratio of signal and noise."""
+    """Return a report with the verdict by its signal-to-noise ratio."""
     ratio = report.sqnr_db
-    if criterion.sqnr is None or ratio is None:  # None of a tensor with nothing in it
+    if criterion.sqnr is None or ratio is None:  # an empty tensor has no ratio
         return report
     least = least_sqnr_db(criterion.sqnr, report.original_sqnr_db)
     problem = None
@@ -312,7 +312,7 @@ def _differences(measurement: Measurement, criterion: Criterion) -> str | None:
 
 
 def tokens_of(outcome: Outcome) -> Tensor | None:
-    """Return where the attention mask of a call has tokens, if it has padding, too; else None."""
+    """Return where the attention mask of a call has tokens, if it also has padding; else None."""
     mask = outcome.arguments.get("kwargs['attention_mask']")
     if not isinstance(mask, Tensor) or mask.dim() != 2:
         return None

@@ -1,15 +1,15 @@
 """The magnitudes of a tensor's elements, by powers of two, so that ordinary ones are not measured by extreme ones.
 
 The scale of an element is m / F, where m is the largest magnitude between the same two powers of two, and F the share
-of elements that are no larger. Where magnitudes are spread as those of a normal distribution, this is close to the
-standard deviation for all but the largest elements, and for those it is their own magnitude: near zero, such a
-distribution has few elements, and as many fewer as they are smaller. Elements that are small in great number have a
-scale of their own, however large the others are: of scores of which 70 % are masked with -1e9, the others have 1 / 0.3
-of their own size; and so has a half beside another half that is a million times larger.
+of elements that are no larger. If magnitudes are spread as in a normal distribution, the scale is close to the standard
+deviation for all but the largest elements, and for those it is their own magnitude: near zero, such a distribution has
+few elements, in proportion to their size. A large group of small elements has its own scale, however large the others
+are: if 70 % of the scores are masked with -1e9, the others have 1 / 0.3 of their own size; likewise if one half is a
+million times larger than the other.
 
-A few elements may be small by chance. A scale needs the company of eight elements (of an eighth of them in a small
-tensor): with fewer it is that of the next larger ones, unless a gap of a factor of 256 lies between. The share is of
-those up to such a gap, or a gap of 128 above enough of them. Zeros have no magnitude.
+A few elements may be small by chance. A scale needs at least eight elements (or an eighth of a small tensor): with
+fewer it is that of the next larger ones, unless a gap of a factor of 256 lies between. The share F refers to the
+elements up to such a gap, or up to a gap of 128 above enough of them. Zeros have no magnitude.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _GROUP = 64
 
 @dataclass(frozen=True, slots=True)
 class Sums:
-    """What is known of some values.
+    """Sums over some values.
 
     Attributes:
         squares: the sum of their squares.
@@ -61,7 +61,7 @@ class Magnitudes:
     """The elements of a tensor by power of two.
 
     Attributes:
-        bins: for each element the number of its power of two, 0 for zeros and what is not finite.
+        bins: for each element the number of its power of two, 0 for zeros and non-finite elements.
         present: the numbers of nonzero powers that occur, in order.
         total: how many elements are finite and not zero.
     """
@@ -100,7 +100,7 @@ class Magnitudes:
         return torch.tensor(found, dtype=torch.float64)
 
     def is_many(self, count: int) -> bool:
-        """Return whether so many elements are enough to judge them together."""
+        """Return whether this many elements are enough to judge them together."""
         return count >= min(max(self.total / _GROUP, _COMPANY), self.total)
 
     def windows(self) -> Iterator[tuple[int, list[int], int]]:
@@ -121,7 +121,7 @@ class Magnitudes:
             yield number, near, size
 
     def cuts(self) -> list[float]:
-        """Return the magnitudes below which a group of elements lies, apart from larger ones, and infinity."""
+        """Return the magnitudes at which a gap separates a group of elements from larger ones, and infinity."""
         least = max(2, self.total / _GROUP)
         triples = zip(self.present, self.present[1:], self._up_to, strict=False)
         return [math.ldexp(1, one - _LOWEST) for one, other, n in triples if other - one >= _GAP and n >= least] + [

@@ -38,16 +38,16 @@ class OutputReport:
         measurement: how far apart the tensors are; None if they cannot be compared.
         sqnr_db: signal-to-quantisation-noise ratio of the transformed output against `reference`, in dB; infinite if
             nothing differs. None unless it is a floating-point or complex tensor with elements.
-        original_sqnr_db: the same of the original; None if the reference is not in float64.
-        reference: what the ratio is against: "float64", a run of the original in float64, or "original", its own
+        original_sqnr_db: the ratio of the original's output; None if the reference is not in float64.
+        reference: the reference of the ratio: "float64", a run of the original in float64, or "original", its own
             output. None if there is no ratio.
-        least_sqnr_db: the least ratio that was allowed; None if values were judged one by one. It is what was stated or
-            promised, less the noise of the original itself.
-        cosine: least cosine similarity with the original over the first dimension, where the ratio decides.
-        tolerance: what was allowed, before scaling; None if values must be equal, or the ratio decides.
-        tolerance_source: where it comes from: "of float32", that of the dtype; "of bfloat16, in which the original
-            computes", since that is coarser; "as stated" by the caller; or of the ratio,
-            "as stated" or "promised by fuse-linears".
+        least_sqnr_db: the lowest ratio that was allowed; None if values were judged one by one. It is the stated or
+            promised ratio, less the noise of the original itself.
+        cosine: lowest cosine similarity with the original over the first dimension, if the ratio decides.
+        tolerance: the tolerance, before scaling; None if values must be equal, or if the ratio decides.
+        tolerance_source: where the tolerance comes from: "of float32", that of the dtype; "of bfloat16, in which the
+            original computes", since it is coarser; "as stated" by the caller; or where the ratio comes from, "as
+            stated" or "promised by fuse-linears".
         problem: what is wrong, or None.
         excused: a difference beyond the tolerance that the original's own rounding explains; or None.
         unseen: why no number in it was compared, such as "has no elements"; or None.
@@ -88,7 +88,7 @@ class OutputReport:
 
     @property
     def allowed_text(self) -> str:
-        """What was allowed, with its source."""
+        """The tolerance or the ratio, with its source."""
         return Criterion(self.tolerance, source=self.tolerance_source, sqnr=self.least_sqnr_db).text
 
     def __str__(self) -> str:
@@ -115,7 +115,7 @@ class VerificationReport:
 
     @property
     def saw_something(self) -> bool:
-        """Whether any floating-point number was compared: where there is none, no error of a pass would show."""
+        """Whether any floating-point number was compared; without one, no error of a pass would show."""
         return any(output.floating for output in self.outputs)
 
     @property
@@ -125,7 +125,7 @@ class VerificationReport:
 
     @property
     def worst(self) -> OutputReport | None:
-        """The output furthest from what is allowed, with another structure furthest of all; None if none failed."""
+        """The output furthest beyond its bound, where a different structure is worst; None if none failed."""
         return max(self.failures, key=_severity, default=None)
 
     def __bool__(self) -> bool:
@@ -167,7 +167,7 @@ class VerificationReport:
 
     @property
     def problem(self) -> str | None:
-        """What is wrong, in a sentence: that of the worst output, or that there was nothing to see; None if passed."""
+        """What is wrong, in a sentence: with the worst output, or that there was nothing to see; None if passed."""
         if self.worst is not None:
             return str(self.worst)
         if self.saw_something:

@@ -44,18 +44,17 @@ def verify(
 
     Every tensor in nested tuples, lists, mappings, dataclasses, named tuples and other objects is compared, and so are
     arguments and buffers that either module writes to. Floating-point and complex tensors must agree within the
-    tolerance of their dtype (or of the dtype in which the original computes, if that is coarser);
-    `fxopt_tools.verification.closeness` states the criterion. Python's float and complex are held to that of float32.
-    Everything else must be equal, and so must structure, shapes, dtypes, devices and layouts. What could not be
-    compared is reported, and if that leaves no floating-point number (no elements, NaN throughout, only integers),
-    the verification fails: it compared nothing.
+    tolerance of their dtype (or of the dtype in which the original computes, if it is coarser);
+    `fxopt_tools.verification.closeness` states the criterion. Python's float and complex are judged as float32.
+    Everything else must be equal, and so must structure, shapes, dtypes, devices, layouts and strides of outputs.
+    Values that could not be compared are reported; if no floating-point number is left (no elements, NaN throughout,
+    only integers), the verification fails: it compared nothing.
 
-    Where passes that approximate were applied to one of the two, floating-point and complex tensors are held to the
+    If approximating passes were applied to one of the two, floating-point and complex tensors are held to the
     signal-to-noise ratio that these passes promise (``promised_sqnr``), and their cosine similarity is reported, too.
-    What is computed for tokens that the argument ``attention_mask`` leaves out is not compared then.
+    Then values for tokens that the argument ``attention_mask`` leaves out are not compared.
 
-    Reported in notes, and not judged: other strides of outputs, other memory that they share, and other random numbers
-    consumed.
+    Notes report, without judging, if outputs share other memory, or if other random numbers are consumed.
 
     Args:
         original: the module before the transformation. Passes work in place, so keep a copy of it.
@@ -65,13 +64,13 @@ def verify(
         rtol: relative tolerance instead of the dtype's.
         atol: absolute tolerance instead of the dtype's. If either is given, both are taken literally: atol is not
             scaled by the magnitude of the output.
-        sqnr: the least signal-to-noise ratio in dB, in place of tolerances and promises.
-        gradients: whether to compare gradients, too: of a weighted sum of the outputs, by floating-point inputs and
-            by parameters that both have under one name.
+        sqnr: the lowest signal-to-noise ratio in dB, in place of tolerances and promises.
+        gradients: whether to compare gradients, too: of a weighted sum of the outputs, with respect to floating-point
+            inputs and to parameters that both modules have under the same name.
 
     Returns:
-        The report: true if all agree, and a table when printed. Its signal-to-noise ratios are against a run of the
-        original in float64 where possible.
+        The report: true if all values agree, and a table when printed. Its signal-to-noise ratios are against a run of
+        the original in float64 where possible.
 
     Raises:
         PreconditionError: A module rejects the inputs (its error is chained), or inputs or bounds are invalid.
@@ -106,7 +105,7 @@ def check_modules(**modules: object) -> None:
     """Check that arguments, given by name, are modules.
 
     Raises:
-        PreconditionError: One is not.
+        PreconditionError: One of them is not a module.
     """
     for name, module in modules.items():
         if not isinstance(module, nn.Module):
@@ -117,11 +116,11 @@ def check_modules(**modules: object) -> None:
 
 @dataclass(frozen=True)
 class Baseline:
-    """What the original computes on one input.
+    """The results of the original on one input.
 
     Attributes:
         number: which of the inputs it is.
-        outcomes: those of three calls, one after the other; of one that came out as the first, the very same object.
+        outcomes: those of three calls, one after the other; equal outcomes are the very same object as the first.
         reference: its outcome in float64, or why there is none.
         computed_in: the dtypes in which it computes.
     """
@@ -135,8 +134,8 @@ class Baseline:
 class Original:
     """A module before it is transformed, and a copy of it in float64 that is made on first use.
 
-    The output of the copy, on inputs cast to float64, is what the original's would be without rounding. Not every model
-    can have one: dtype casts in its code, kernels without float64 or a lack of memory may prevent it.
+    The output of the copy, on inputs cast to float64, is that of the original without rounding. Not every model can
+    have such a copy: dtype casts in its code, kernels without float64 or a lack of memory may prevent it.
     """
 
     def __init__(self, module: nn.Module, who: str) -> None:
@@ -155,7 +154,7 @@ class Original:
             return Baseline(number, outcomes, reference, self._dtypes(inputs))
 
     def gradients(self, inputs: Inputs, number: int) -> tuple[dict[str, Tensor], Mapping[str, Tensor], Judge]:
-        """Return the gradients of the original, those of its copy in float64, if it has any, and who judges others.
+        """Return the gradients of the original, those of its copy in float64, if it has one, and the judge of others.
 
         Raises:
             PreconditionError: The original rejects the inputs; its error is chained.
@@ -191,7 +190,7 @@ def baselines(module: nn.Module, inputs: Sequence[Inputs], who: str) -> list[Bas
 def report_on(
     pairs: Iterable[tuple[Baseline, Iterable[Outcome]]], bounds: Bounds, records: Sequence[Record] = ()
 ) -> VerificationReport:
-    """Compare the outcomes of each input's calls with its baseline; records of passes explain what differs."""
+    """Compare the outcomes of each input's calls with its baseline; records of passes explain differences."""
     outputs: list[OutputReport] = []
     notes: dict[str, None] = {}  # a dictionary keeps the order and drops repetitions
     for base, calls in pairs:
@@ -226,7 +225,7 @@ def run_or_refuse(
     """Run a module in some way.
 
     Raises:
-        PreconditionError: It raises; its error is chained.
+        PreconditionError: The module raises; its error is chained.
     """
     try:
         return run(module, inputs)
@@ -295,7 +294,7 @@ def _notes(base: Baseline, expected: Outcome, found: Outcome, outputs: Iterable[
 
 
 def _hidden_nans(base: Baseline, outputs: Iterable[OutputReport], records: Sequence[Record]) -> Iterator[str]:
-    """Yield which outputs have lost NaN, and what passes say of that."""
+    """Yield notes on outputs that have lost NaN, with the notes of passes on it."""
     said = dict.fromkeys(
         f"; {record.pass_name}: {rewrite.note}"
         for record in records
