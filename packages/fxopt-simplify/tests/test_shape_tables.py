@@ -141,6 +141,67 @@ def test_what_a_parameter_makes_element_by_element_is_no_table() -> None:
         assert isinstance(tables_of(CacheShapeTables()(traced(places), expect=1)), ShapeTables)
 
 
+class Relative2d(nn.Module):
+    """Scores with a learned number for each distance, counted in place, as T5 and MPNet have them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bias = nn.Embedding(8, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        places = torch.arange(x.shape[0])
+        distance = places[None, :] - places[:, None]
+        buckets = (distance < 0).long() * 4
+        buckets.add_(torch.min(distance.abs(), torch.full_like(distance, 3)))
+        return x @ x.mT + self.bias(buckets).permute(2, 0, 1)
+
+
+def test_positions_that_are_counted_in_place_are_kept_with_what_they_look_up() -> None:
+    model, others = Relative2d(), [(X[:2],), (torch.cat([X, X]),)]
+    dynamic = ({0: torch.export.Dim.DYNAMIC},)
+    for found in (
+        assert_rewrites(CacheShapeTables(), model, X, count=2, form="export-dynamic", others=others),  # one for a check
+        CacheShapeTables()(capture(model, (X,), dynamic_shapes=dynamic)),
+    ):
+        targets = [str(node.target) for node in iter_nodes(found.graph)]
+        assert not [target for target in targets if "add_" in target or "embedding" in target or target == "bias"]
+        weight = found.get_parameter("bias.weight")
+        with torch.no_grad():
+            model.bias.weight.copy_(weight.fill_(float(weight.mean()) + 2))
+        torch.testing.assert_close(found(X), model(X))
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x, places: x + places.add_(1)[:, None] + places[:, None],
+        lambda x, places: x + places.add_(1)[:, None] + places.view(1, -1).sum(),
+        lambda x, places: (x + places.add_(1)[:, None], places),
+        lambda x, places: x + places.view(-1, 1) * places.add_(1)[:, None],
+    ],
+    ids=["read again", "viewed later", "returned", "viewed before"],
+)
+def test_what_is_written_in_place_and_seen_by_others_is_no_table(function: Callable[[Tensor, Tensor], Any]) -> None:
+    graph_module = graph_of(Computes(lambda x: function(x, torch.arange(x.shape[0]) * 2)), "export-dynamic", X)
+    expected = graph_module(X)
+    CacheShapeTables()(graph_module)
+    torch.testing.assert_close(graph_module(X), expected)
+    torch.testing.assert_close(graph_module(X), expected)
+
+
+def test_positions_that_are_added_to_inputs_stay_with_their_layer() -> None:
+    class Positions(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.places = nn.Embedding(8, 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x + self.places(torch.arange(x.shape[0]) + 2)
+
+    found = CacheShapeTables()(graph_of(Positions(), "export-dynamic", X))
+    assert [str(node.target) for node in iter_nodes(found.graph) if "embedding" in str(node.target)]
+
+
 # -- live buffers
 
 

@@ -31,8 +31,10 @@ def fxopt_pipelines() -> Mapping[str, str]:
 
     Those that approximate round the layers that are worth it, and leave the others in float32.
     """
-    prepared = "remove-no-ops,fold-weights,fuse-products,fold-batch-norm,simplify,fuse-activations,merge-linears"
-    fused = "fuse-scaled-dot-product-attention,fuse-attention,fuse-norms"
+    # Attention first: tables of sizes hide that masks are finite, and layers that share a mask add it up once.
+    prepared = "fuse-scaled-dot-product-attention,fold-batch-norm,simplify,fuse-activations,merge-linears"
+    prepared = f"remove-no-ops,fold-weights,fuse-products,{prepared}"
+    fused = "fuse-attention,fuse-norms"
     packed = "fuse-linears,fuse-convolutions,plan-regions"
     rounded = {
         "int8": "fuse-linears{weights='int8'},fuse-convolutions{weights='int8'}",
@@ -41,7 +43,7 @@ def fxopt_pipelines() -> Mapping[str, str]:
         "bf16": "fuse-linears{weights='bfloat16'}",
     }
     return {
-        "kernels": f"{fused},fuse-linears",
+        "kernels": f"fuse-scaled-dot-product-attention,{fused},fuse-linears",
         "cpu-inference": f"{prepared},{fused},{packed}",
         **{f"cpu-inference-{name}": f"{prepared},{fused},{first},{packed}" for name, first in rounded.items()},
     }

@@ -6,11 +6,14 @@ import operator
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch._ops import OpOverload
 from torch.fx import Graph, Node
+from torch.fx.node import map_arg
 
 from fxopt_core import Refusal
 from fxopt_rewrite import (
@@ -21,12 +24,16 @@ from fxopt_rewrite import (
     LayerNormCall,
     LinearCall,
     ReversibleSitePass,
+    TensorRef,
     input_of,
     is_plain_method,
+    is_plain_module,
     plain_name,
     read_layer_norm,
     read_linear,
+    read_operation,
     replacement_refusal,
+    tensor_facts,
     words,
 )
 from fxopt_simplify.purity import Purity
@@ -40,10 +47,10 @@ _COMPUTED = words(
     narrow transpose permute t flatten unflatten movedim contiguous clone detach alias lift_fresh_copy repeat tile
     repeat_interleave chunk split meshgrid stack cat concat flip roll unbind to _to_copy type float half double bfloat16
     long int short bool add sub rsub mul div truediv floordiv floor_divide remainder mod neg abs pow reciprocal sqrt
-    rsqrt exp exp2 log log2 log1p sin cos tan tanh sigmoid floor ceil round trunc sign clamp clamp_min clamp_max minimum
-    maximum eq ne lt le gt ge and_ or_ xor invert __and__ __or__ __xor__ bitwise_and bitwise_or bitwise_xor bitwise_not
-    logical_and logical_or logical_xor logical_not isin where masked_fill tril triu cumsum any all gather index
-    index_select take_along_dim one_hot
+    rsqrt exp exp2 log log2 log1p sin cos tan tanh sigmoid floor ceil round trunc sign clamp clamp_min clamp_max
+    min minimum max maximum eq ne lt le gt ge and_ or_ xor invert __and__ __or__ __xor__ bitwise_and bitwise_or
+    bitwise_xor bitwise_not logical_and logical_or logical_xor logical_not isin where masked_fill tril triu cumsum any
+    all gather index index_select take_along_dim one_hot
     """
 )
 _REDUCED = words(
@@ -165,6 +172,19 @@ def _groups(outputs: list[Output]) -> Iterator[list[Output]]:
         yield group
 
 
+class _Call(NamedTuple):
+    """What stands for a call in a table: functions of tensors of the model, and of new tensors, not of written ones."""
+
+    function: Any
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any] = MappingProxyType({})
+
+    @property
+    def tensors(self) -> tuple[TensorRef, ...]:
+        """The tensors of the model among the arguments."""
+        return tuple(each for each in self.args if isinstance(each, TensorRef))
+
+
 @dataclass
 class Tables:
     """The nodes of a graph that can be computed before it runs, once sizes are known; linear in its size."""
@@ -176,7 +196,7 @@ class Tables:
     _sizes: set[Node] = field(default_factory=set)
     _weights: dict[Node, bool] = field(default_factory=dict)  # what parameters decide, with whether it is worth keeping
     _sized: set[Node] = field(default_factory=set)  # what sizes decide, of what is computed
-    _layers: dict[Node, LinearCall | LayerNormCall] = field(default_factory=dict)  # of weights, as of positions
+    _calls: dict[Node, _Call] = field(default_factory=dict)  # of layers, and of operations that write in place
     _purity: Purity = field(init=False)
 
     def __post_init__(self) -> None:
@@ -186,7 +206,7 @@ class Tables:
                 self._sizes.add(node)
             elif self._is_layer(node):
                 self._computed[node] = self._last_input(node.all_input_nodes[0])
-                self._weights[node] = True
+                self._weights[node] = not self._looks_up(node)
                 if node.all_input_nodes[0] in self._sized:
                     self._sized.add(node)
             elif self._is_table(node):
@@ -197,7 +217,9 @@ class Tables:
                     value for value in node.all_input_nodes if value in self._weights or self._is_parameter(value)
                 ]
                 if of_weights:
-                    reduced = self.elementwise or self.index.effects.effect(node).operation in _REDUCED
+                    # A lookup costs as much as finding its result; what is made of it is worth keeping.
+                    reduced = self.elementwise or any(map(self._looks_up, of_weights))
+                    reduced = reduced or self.index.effects.effect(node).operation in _REDUCED
                     # What only repeats a weight to a size stays apart: the weight is computed once for all sizes.
                     alike = [value for value in of_weights if (value in self._sized) == (node in self._sized)]
                     self._weights[node] = reduced or any(self._weights.get(value) for value in alike)
@@ -237,11 +259,18 @@ class Tables:
         return name in _READ_SIZES or all(value in self._sizes for value in node.all_input_nodes)
 
     def _is_table(self, node: Node) -> bool:
-        if node.op not in ("call_function", "call_method") or not self._purity.is_pure(node):
+        if node.op not in ("call_function", "call_method"):
             return False
-        name = self.index.effects.effect(node).operation or ""
-        plain = is_plain_method(node.target) if node.op == "call_method" else plain_name(node.target) is not None
-        if not plain or name not in _KEPT:
+        name, target = self.index.effects.effect(node).operation or "", node.target
+        written = self.index.effects.writes(node)
+        if len(written) == 1 and written[0] in self._computed and self._overwriter(written[0]) is node:
+            name = name.rstrip("_").removeprefix("i")
+            target = _out_of_place(target)
+            self._calls[node] = _Call(target, node.args, node.kwargs)
+        elif not self._purity.is_pure(node):
+            return False
+        plain = is_plain_method(target) if isinstance(target, str) else plain_name(target) is not None
+        if not plain or (name not in _KEPT and not self._looks_up(node)):
             return False
         if self._purity.kind(node) not in (Kind.TENSOR, Kind.TENSORS):
             return False
@@ -250,21 +279,64 @@ class Tables:
             return False
         if any(self._role(node, name, value) is None for value in inputs if value not in self._computed):
             return False
-        return not self.index.effects.written_between(node, node, self.index.nodes[-1])
+        return self._is_settled(node)
+
+    def _looks_up(self, node: Node) -> bool:
+        """Return whether a node takes rows of a table by indices."""
+        return not self.elementwise and self.index.effects.effect(node).operation in ("embedding", "nn.Embedding")
+
+    def _is_settled(self, node: Node) -> bool:
+        """Return whether nothing writes a value later but calls that can compute a new tensor instead."""
+        end = self.index.nodes[-1]
+        current: Node | None = node
+        while current is not None and self.index.effects.written_between(current, current, end):
+            current = self._overwriter(current)
+        return current is not None
+
+    def _overwriter(self, node: Node) -> Node | None:
+        """Return the call that writes a value in place, if nothing else sees what it writes there."""
+        *others, last = sorted(node.users, key=self.index.position.__getitem__) or (node,)
+        call, facts = read_operation(self.index, last), [tensor_facts(each) for each in (node, last)]
+        if call is None or not call.inplace or self.index.effects.writes(last) != (node,) or None in facts:
+            return None
+        operands = [tensor_facts(each) for each in last.all_input_nodes]
+        alike = len({None if each is None else each.dtype for each in (*facts, *operands)}) == 1
+        apart = not any(node in self.index.effects.aliases(each) for each in others)
+        return last if alike and apart and _out_of_place(last.target) is not None else None
 
     def _is_layer(self, node: Node) -> bool:
         """Return whether a node calls a layer with what is computed, or with a weight."""
         value = input_of(node) if node.op == "call_module" else None
         if value is None or (value not in self._computed and not (value.op == "get_attr" and self._is_watched(value))):
             return False
-        for read in (read_linear, read_layer_norm):
-            call = read(self.index, node)
-            if isinstance(call, LinearCall | LayerNormCall) and all(
-                self._may_watch(ref.tensor) for ref in call.tensors
-            ):
-                self._layers[node] = call
-                return not self.index.effects.written_between(node, node, self.index.nodes[-1])
-        return False
+        call = self._layer_call(node, value)
+        if call is None or not all(self._may_watch(ref.tensor) for ref in call.tensors):
+            return False
+        self._calls[node] = call
+        return not self.index.effects.written_between(node, node, self.index.nodes[-1])
+
+    def _layer_call(self, node: Node, value: Node) -> _Call | None:
+        """Return the call of a function that a layer makes."""
+        module, linear, norm = (
+            self.index.module_of(node),
+            read_linear(self.index, node),
+            read_layer_norm(self.index, node),
+        )
+        if isinstance(linear, LinearCall):
+            return _Call(F.linear, (value, linear.weight, linear.bias))
+        if isinstance(norm, LayerNormCall):
+            bias = (norm.bias,) if norm.centred else ()
+            function: Any = F.layer_norm if norm.centred else F.rms_norm
+            return _Call(function, (value, norm.normalized_shape, norm.weight, *bias, norm.eps))
+        if (
+            type(module) is nn.Embedding
+            and not self.elementwise
+            and module.max_norm is None
+            and is_plain_module(module)
+        ):
+            names = self.index.tensor_names(module.weight)
+            return _Call(F.embedding, (value, TensorRef(names[0], module.weight, None))) if names else None
+        return None
 
     def _role(self, node: Node, name: str, value: Node) -> str | None:
         """Return the role of an outside input in `ShapeTables`; None if more of it matters than its size."""
@@ -306,16 +378,16 @@ class Tables:
             return None
         roles: dict[Node | str, str] = {}
         for node in region:
-            if node in self._layers:
-                roles.update((ref.name, BUFFER) for ref in self._layers[node].tensors)
+            tensors = self._calls[node].tensors if node in self._calls else ()
+            roles.update((ref.name, BUFFER) for ref in tensors)
             name = self.index.effects.effect(node).operation or ""
             for value in node.all_input_nodes:
                 if value not in self._computed:
-                    role = BUFFER if node in self._layers else self._role(node, name, value)
+                    role = BUFFER if tensors else self._role(node, name, value)
                     assert role is not None  # else the node would not be in the region
                     if roles.setdefault(value, role) != role:
                         return None
-        graph = graph_of(region, tuple(roles), outputs, self._layers)
+        graph = graph_of(region, tuple(roles), outputs, self._calls)
         before = self.index.nodes[min(output.first_use for output in group)]
         return TablesSite(outputs, tuple(roles), region, before, graph, tuple(roles.values()))
 
@@ -330,9 +402,10 @@ class Tables:
         return tuple(sorted(found, key=self.index.position.__getitem__))
 
     def _count_removed(self, region: tuple[Node, ...], outputs: tuple[Node, ...]) -> int:
+        """Return how many nodes go, if what is computed of them for other tables goes, too."""
         removed = set(outputs)
         for node in reversed(region):
-            if removed.issuperset(node.users):
+            if all(user in removed or user in self._computed for user in node.users):
                 removed.add(node)
         return len(removed)
 
@@ -341,14 +414,19 @@ def graph_of(
     region: tuple[Node, ...],
     inputs: Sequence[Node | str],
     outputs: tuple[Node, ...],
-    layers: Mapping[Node, LinearCall | LayerNormCall] = MappingProxyType({}),
+    calls: Mapping[Node, _Call] = MappingProxyType({}),
 ) -> Graph:
     """Return the computation as a graph of its own, without the provenance of its nodes."""
     graph = Graph()
     copies: dict[Any, Node] = {value: graph.placeholder(f"input_{place}") for place, value in enumerate(inputs)}
     for node in region:
-        if node in layers:
-            copies[node] = _call_of(layers[node], graph, copies)
+        if node in calls:
+            function, args, kwargs = calls[node]
+            args = tuple(copies[each.name] if isinstance(each, TensorRef) else each for each in args)
+            op = "call_method" if isinstance(function, str) else "call_function"
+            copies[node] = graph.create_node(
+                op, function, *map_arg((args, kwargs), lambda each: copies.get(each, each))
+            )
             continue
         copy = graph.node_copy(node, copies.__getitem__)
         copy.meta.clear()
@@ -359,12 +437,12 @@ def graph_of(
     return graph
 
 
-def _call_of(call: LinearCall | LayerNormCall, graph: Graph, copies: Mapping[Any, Node]) -> Node:
-    """Call the function of a layer; its tensors are inputs."""
-    value = copies[call.input]
-    weight, bias = (None if ref is None else copies[ref.name] for ref in (call.weight, call.bias))
-    if isinstance(call, LinearCall):
-        return graph.call_function(F.linear, (value, weight, bias))
-    if call.centred:
-        return graph.call_function(F.layer_norm, (value, call.normalized_shape, weight, bias, call.eps))
-    return graph.call_function(F.rms_norm, (value, call.normalized_shape, weight, call.eps))
+def _out_of_place(target: Any) -> Any:
+    """Return what computes in a new tensor what a method, operator or function of Python writes in place; else None."""
+    if isinstance(target, str):
+        return target[:-1] if target.endswith("_") and not target.endswith("__") else None
+    if isinstance(target, OpOverload) and target.namespace == "aten":
+        packet = getattr(torch.ops.aten, target._opname.removesuffix("_"), None)
+        return getattr(packet, target._overloadname, None)
+    own = getattr(operator, getattr(target, "__name__", ""), None)
+    return getattr(operator, target.__name__.removeprefix("i"), None) if target is own else None

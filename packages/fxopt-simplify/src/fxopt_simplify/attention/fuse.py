@@ -86,8 +86,11 @@ class FuseScaledDotProductAttention(ReversibleSitePass[Attention]):
         masks = [_summand(mask, site, edit) for mask in scores.masks]
         mask = masks[0] if masks else None
         for other in masks[1:]:
+            # As early as both are there, so that nothing but attention lies between its layers.
+            places = [edit.index.position.get(each) for each in (mask, other)]
+            before = product if None in places else edit.index.nodes[max(filter(None, places))].next
             mask = edit.undescribed(
-                edit.call_function(torch.add, mask, other, before=product, like=[scores.masks[-1].node])
+                edit.call_function(torch.add, mask, other, before=before, like=[scores.masks[-1].node])
             )
         inputs = (scores.query, _keys(site, edit), site.value)
         options: dict[str, Any] = {} if mask is None else {"attn_mask": mask}
