@@ -15,7 +15,7 @@ from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, Stateles
 from torch.utils import _pytree as pytree
 
 from fxopt.drop_in.clients import ClientT, is_client, noted_calls, with_models_replaced
-from fxopt.drop_in.stored_dtype import computed_in_float32, slow_dtype
+from fxopt.drop_in.stored_dtype import computed_in_float32, narrows, slow_dtype
 from fxopt.guarded_graphs import GuardedGraphs, accepts
 from fxopt_capture import capture
 from fxopt_capture.capture import read_call
@@ -171,9 +171,10 @@ def optimize(
             calls = [Inputs(*args, **(kwargs or {})), *(read_inputs([*also]) if also else ())]
             noted = calls if calibrate is None else noted_calls(model, calibrate)
             # A forward of the object's own would still be that of the model in a copy.
-            named = "cpu-inference" if pipeline is None else pipeline if type(pipeline) is str else ""
-            fits = default_pipeline(model) == "cpu-inference" and named.startswith("cpu-inference")
-            first = slow_dtype(model, named) if fits and "forward" not in vars(model) else None
+            named = "cpu-inference" if pipeline is None else str(pipeline)
+            fits = default_pipeline(model) == "cpu-inference" and "forward" not in vars(model)
+            computes = named.startswith("cpu-inference") or narrows(pipeline)
+            first = slow_dtype(model, pipeline) if fits and computes else None
             if first is not None:
                 model = computed_in_float32(model, first.dtype, calls)
             if also is None:

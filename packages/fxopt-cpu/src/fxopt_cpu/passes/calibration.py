@@ -15,6 +15,7 @@ from torch.overrides import TorchFunctionMode
 from fxopt_core import PreconditionError, type_text
 
 _KEY = "fxopt_calibration"  # in the meta of a graph module: the calls
+_OPERANDS = ("input", "weight", "other", "mat2")  # of functions that multiply, an input before a weight
 Call = tuple[tuple[Any, ...], Mapping[str, Any]]
 
 
@@ -95,7 +96,8 @@ class _Ranges(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Record the input, and compute."""
-        values = (*args, *(kwargs or {}).values())
+        named = kwargs or {}  # in any order
+        values = (*args, *(named[name] for name in dict.fromkeys((*_OPERANDS, *named)) if name in named))
         for input, weight in pairwise(values):
             size, dim = self.depths.get(id(weight), (None, 0))
             if isinstance(input, Tensor) and input.dim() >= -dim and input.numel() and input.shape[dim] == size:

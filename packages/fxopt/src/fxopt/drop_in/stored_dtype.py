@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.fx import GraphModule
 from torch.utils import _pytree as pytree
 
-from fxopt_core import Transformation
+from fxopt_core import Transformation, leaves, registry
 from fxopt_rewrite import outside_inference_mode
 from fxopt_tools import Inputs
 
@@ -53,7 +53,6 @@ def slow_dtype(model: nn.Module, pipeline: object = None) -> ComputeInFloat32 | 
     >>> slow_dtype(nn.Linear(2, 2).bfloat16(), "cpu-inference-bf16")
     ComputeInFloat32(stored='bfloat16')
     """
-    narrows = type(pipeline) is str and pipeline.startswith("cpu-inference-")
     tensors = [tensor for tensor in (*model.parameters(), *model.buffers()) if tensor.is_floating_point()]
     if isinstance(model, GraphModule) or not all(tensor.is_cpu for tensor in tensors):
         return None
@@ -62,9 +61,19 @@ def slow_dtype(model: nn.Module, pipeline: object = None) -> ComputeInFloat32 | 
         torch.float16: torch.ops.mkldnn._is_mkldnn_fp16_supported,
     }
     for dtype in {tensor.dtype for tensor in tensors} & native.keys():
-        if narrows or not native[dtype]():
+        if not native[dtype]() or narrows(pipeline):
             return ComputeInFloat32(stored=str(dtype).removeprefix("torch."))
     return None
+
+
+def narrows(pipeline: object) -> bool:
+    """Return whether one of the passes of a pipeline, given as text or as a pass, rounds weights.
+
+    >>> narrows("cpu-inference-int8"), narrows("cpu-inference"), narrows(None)
+    (True, False, False)
+    """
+    made = registry().pipeline(pipeline) if isinstance(pipeline, str) else pipeline
+    return isinstance(made, Transformation) and any(each.promised_sqnr is not None for each in leaves(made))
 
 
 def computed_in_float32(model: nn.Module, stored: torch.dtype, examples: Sequence[Inputs]) -> nn.Module:
