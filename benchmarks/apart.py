@@ -15,11 +15,10 @@ import os
 import random
 import time
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
-from statistics import median
 from typing import Any
 
 import torch
@@ -39,14 +38,18 @@ class Ready:
     Attributes:
         task: one call of the engine.
         note: what a table says about it, by name.
+        share: the quantile of the calls' seconds that answers a block.
     """
 
     task: Task
     note: Note
+    share: float = 0.5
 
 
 Make = Callable[[], "Ready | Absent"]
 """Prepares an engine and checks what it computes. It is pickled: take a function of a module, or a partial of one."""
+MakeCases = Callable[[], "Mapping[str, Ready | Absent] | Ready | Absent"]
+"""The same for an engine that is asked for several kinds of calls."""
 
 
 @dataclass(frozen=True)
@@ -69,23 +72,23 @@ class Timed:
 class Worker:
     """A process with an engine, which sleeps until it is asked."""
 
-    def __init__(self, make: Make, threads: int, clock: Clock) -> None:
+    def __init__(self, make: MakeCases, threads: int, clock: Clock) -> None:
         context = multiprocessing.get_context("spawn")
         self.pipe, there = context.Pipe()
         self.process = context.Process(target=serve, args=(make, threads, clock, there))
         self.process.start()
         there.close()  # so that the end of the process is the end of the pipe
 
-    def prepared(self) -> Note | Absent:
-        """Wait until the engine is prepared; return what the worker says about it, or why there is no engine."""
-        found: Note | Absent = self._answer()
-        return found
+    def prepared(self, cases: Iterable[str]) -> dict[str, Note | Absent]:
+        """Wait until the engine is prepared; return what the worker says of each case, or why there is none."""
+        found = self._answer()
+        return {case: found if isinstance(found, Absent) else found[case] for case in cases}
 
-    def block(self) -> float | Absent:
-        """Ask for a block, after a pause; return the seconds of one call, or why there are none."""
+    def block(self, case: str, calls: int) -> float | Absent:
+        """Ask for a block of so many calls or more, after a pause; return the seconds of one, or why there are none."""
         time.sleep(PAUSE)
         with suppress(OSError):  # the answer says how the process ended
-            self.pipe.send(BLOCK)
+            self.pipe.send((case, BLOCK, calls))
         found: float | Absent = self._answer()
         return found
 
@@ -112,57 +115,90 @@ def rounds_apart(makes: Mapping[str, Make], settings: Settings, device: str = "c
         settings: how many rounds, the threads of each engine, which clock, the seed of the order.
         device: what the engines compute on.
     """
+    return {name: found[""] for name, found in cases_apart(makes, [""], settings, device).items()}
+
+
+def cases_apart(
+    makes: Mapping[str, MakeCases],
+    cases: Sequence[str],
+    settings: Settings,
+    device: str = "cpu",
+    *,
+    calls: int = CALLS,
+    together: bool = True,
+) -> dict[str, dict[str, Timed | Absent]]:
+    """Measure engines as `rounds_apart` does, each with several kinds of calls; return the times by engine and case.
+
+    Args:
+        makes: what prepares the engines, by name.
+        cases: the names of the calls.
+        settings: how many rounds, the threads of each engine, which clock, the seed of the order.
+        device: what the engines compute on.
+        calls: how many calls a block has at least.
+        together: whether the engines are prepared at the same time: faster, and all need their memory at once.
+    """
     drawn = random.Random(settings.seed)
-    found: dict[str, list[float]] = {name: [] for name in makes}
+    found: dict[tuple[str, str], list[float]] = {(name, case): [] for name in makes for case in cases}
+    states: dict[tuple[str, str], Note | Absent] = {}
     with ExitStack() as stack:
         workers: dict[str, Worker] = {}
+
+        def wait_for(names: Iterable[str]) -> None:
+            states.update({(n, case): state for n in names for case, state in workers[n].prepared(cases).items()})
+
         for name, make in makes.items():
             workers[name] = Worker(make, settings.threads, settings.clock(device))
             stack.callback(workers[name].end)
-        states = {name: worker.prepared() for name, worker in workers.items()}
+            if not together:
+                wait_for([name])
+        wait_for(makes if together else ())
         for _ in range(1 + settings.rounds):
-            for name in drawn.sample([*makes], len(makes)):
-                if isinstance(states[name], Absent):
+            for name, case in drawn.sample([*found], len(found)):
+                if isinstance(states[name, case], Absent):
                     continue
-                seconds = workers[name].block()
+                seconds = workers[name].block(case, calls)
                 if isinstance(seconds, Absent):
-                    states[name] = seconds
+                    states[name, case] = seconds
                 else:
-                    found[name].append(seconds)
-    return {
-        name: state if isinstance(state, Absent) else Timed(tuple(found[name][1:]), state)
-        for name, state in states.items()
-    }
+                    found[name, case].append(seconds)
+    results: dict[str, dict[str, Timed | Absent]] = {name: {} for name in makes}
+    for (name, case), state in states.items():
+        results[name][case] = state if isinstance(state, Absent) else Timed(tuple(found[name, case][1:]), state)
+    return results
 
 
-def serve(make: Make, threads: int, clock: Clock, pipe: Connection) -> None:
-    """Prepare an engine and answer with its note; then answer each request for seconds with those of one call."""
+def serve(make: MakeCases, threads: int, clock: Clock, pipe: Connection) -> None:
+    """Prepare an engine and answer with its notes; then answer each request with the seconds of one call."""
     os.setsid()
     logging.disable(logging.WARNING)
     warnings.simplefilter("ignore")  # peers warn of deprecations of their own
     set_threads(threads)
     with torch.no_grad():
         try:
-            ready = make()
-            if not isinstance(ready, Absent):
+            made = make()
+            cases = made if isinstance(made, Mapping) else {"": made}
+            ready = {case: each for case, each in cases.items() if isinstance(each, Ready)}
+            for each in ready.values() if "" in ready else ():
                 for _ in range(3):  # the first calls prepare more than others
-                    ready.task()
+                    each.task()
+            answer: Any = {case: each.note if isinstance(each, Ready) else each for case, each in cases.items()}
         except Exception as error:  # a peer may raise anything
-            ready = Absent.because(error)
+            ready, answer = {}, Absent.because(error)
         gc.collect()
         gc.freeze()
         with suppress(EOFError, BrokenPipeError):  # the asking process is done
-            pipe.send(ready if isinstance(ready, Absent) else ready.note)
-            while not isinstance(ready, Absent):
-                pipe.send(one_call(ready.task, pipe.recv(), clock))
+            pipe.send(answer)
+            while ready:
+                case, least, calls = pipe.recv()
+                pipe.send(one_call(ready[case], least, clock, calls))
 
 
-def one_call(task: Task, least: float, clock: Clock) -> float:
-    """Call a task for this many seconds; return the median of its calls."""
+def one_call(ready: Ready, least: float, clock: Clock, calls: int = CALLS) -> float:
+    """Call a task for this many seconds, at least `calls` times; return the quantile of its calls."""
     found: list[float] = []
     started = clock()
-    while len(found) < CALLS or clock() - started < least:
+    while len(found) < calls or clock() - started < least:
         before = clock()
-        task()
+        ready.task()
         found.append(clock() - before)
-    return median(found)
+    return sorted(found)[round(ready.share * (len(found) - 1))]

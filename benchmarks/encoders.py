@@ -188,9 +188,9 @@ def quantized_dynamically(path: Path) -> Path:
     onnx, quantization = import_module("onnx"), import_module("onnxruntime.quantization")
     model = onnx.load(path)
     del model.graph.value_info[:]  # its shapes are those of the float model
-    onnx.save(model, path)
-    target = path.with_name("int8.onnx")
-    quantization.quantize_dynamic(path, target, per_channel=True, weight_type=quantization.QuantType.QInt8)
+    plain, target = path.with_name("plain.onnx"), path.with_name("int8.onnx")  # others may have mapped the file
+    onnx.save(model, plain)
+    quantization.quantize_dynamic(plain, target, per_channel=True, weight_type=quantization.QuantType.QInt8)
     return target
 
 

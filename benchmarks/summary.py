@@ -46,7 +46,7 @@ def with_chart(text: str, results: Results) -> str:
     ways = [row.label for row in results.tables[0].rows[1:]]
     lines = ["".join(f"| {cell} " for cell in ("", *ways)) + "|", "| --- " + "| ---: " * len(ways) + "|"]
     shortest = results.tables[0].title.rpartition(", ")[2]
-    for table in results.tables:
+    for table in charted(results):
         if not table.title.endswith(shortest):
             continue
         found = {row.label: row.cells for row in table.rows}
@@ -60,11 +60,16 @@ def with_chart(text: str, results: Results) -> str:
     return between(text, CHART, END_OF_CHART, "\n".join([*lines, "", ""]))
 
 
+def charted(results: Results) -> list[Table]:
+    """Return the tables of texts a second, of a model and a length each."""
+    return [table for table in results.tables if table.columns == results.tables[0].columns]
+
+
 def chart(results: Results) -> str:
     """Return a picture: for each contender a dot for each model and length, and a bar to their geometric mean."""
     speeds: dict[str, list[float]] = {}
     kept: dict[str, list[float]] = {}
-    for table in results.tables:
+    for table in charted(results):
         for row in table.rows:
             if isinstance(row.cells[1], Measured):
                 speeds.setdefault(row.label, []).append(row.cells[1].median)
@@ -79,13 +84,13 @@ def chart(results: Results) -> str:
         parts += [f"<circle cx='{200 + speed * scale:.0f}' cy='{y}' r='2.5'/>" for speed in speeds[way]]
         cosine = min(kept[way])
         parts.append(f"<text x='640' y='{y + 5}'>{means[way]:.2f} x, cosine {cosine:.3f}</text>")
-    height = 60 + 30 * len(speeds)
+    height, count = 60 + 30 * len(speeds), len(charted(results))
     return (
         f"<svg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 800 {height}' font-family='sans-serif' font-size='13'>\n"
         "<style>text{fill:#24292f} rect{fill:#9aa4ae} .ours{fill:#2da44e} circle{fill:#24292f;opacity:.55} "
         "@media(prefers-color-scheme:dark){text{fill:#d0d7de} circle{fill:#d0d7de}}</style>\n"
         "<text x='200' y='20' font-weight='bold'>Texts a second, times torch float32</text>\n"
-        f"<text x='200' y='38'>bar: mean of {len(results.tables)} models and lengths (dots); least mean cosine</text>\n"
+        f"<text x='200' y='38'>bar: mean of {count} models and lengths (dots); least mean cosine</text>\n"
         + "\n".join(parts)
         + "\n</svg>\n"
     )

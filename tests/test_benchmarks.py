@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from benchmarks.apart import Make, Ready, Timed, rounds_apart
+from benchmarks.apart import Make, Ready, Timed, cases_apart, rounds_apart
 from benchmarks.page import PAGE, page
 from benchmarks.peak_memory import peak_of
 from benchmarks.plans import slower, ways_of
@@ -75,6 +75,14 @@ def test_engines_apart_are_measured_in_rounds_and_failures_are_told() -> None:
     assert found["raises"] == Absent("ValueError: invalid literal for int() with base 10: 'text'")
     assert found["dies"] == Absent("its process ended with 3")
     assert found["absent"] == Absent("not installed")
+
+
+@pytest.mark.nightly
+def test_an_engine_apart_may_have_several_cases() -> None:
+    cases = {"short": Ready(partial(time.sleep, 0.01), {}), "long": Absent("too slow")}
+    found = cases_apart({"one": partial(dict, cases)}, [*cases], Settings(rounds=2, threads=1), calls=1, together=False)
+    assert isinstance(found["one"]["short"], Timed)
+    assert found["one"]["long"] == Absent("too slow")
 
 
 def test_plans_are_slower_where_both_speeds_are_steady() -> None:
