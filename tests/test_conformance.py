@@ -55,7 +55,11 @@ def name_of(value: Subject | Property) -> str:
 
 CHECKS = [
     *((subject, rule) for subject in SUBJECTS for rule in applicable(subject)),
-    *((subject, COST) for subject in SUBJECTS if COST.not_applicable(subject) is None),
+    *(
+        pytest.param(subject, COST, marks=pytest.mark.nightly)  # half of the time of all
+        for subject in SUBJECTS
+        if COST.not_applicable(subject) is None
+    ),
 ]
 
 
