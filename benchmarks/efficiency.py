@@ -328,8 +328,8 @@ def one_text(settings: Settings) -> Table:
     for way, each in found.items():
         cells = [one if isinstance(one, Absent) else Measured.of(one.seconds) for one in each.values()]
         one, eager = each["p50"], found[EAGER]["p50"]
-        known = isinstance(one, Timed) and isinstance(eager, Timed)
-        rows.append(Row(way, (*cells, one.ratio(eager) if known else "-")))
+        ratio: Cell = one.ratio(eager) if isinstance(one, Timed) and isinstance(eager, Timed) else "-"
+        rows.append(Row(way, (*cells, ratio)))
     text = (
         f"{subject.name}, {given.note} Each call encodes another text of {MEANS[0]} characters in the mean, tokenizer "
         "included. p50 and p99 are of the 200 calls or more of a block. Each contender has a process of its own."

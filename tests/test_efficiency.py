@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +49,10 @@ def test_quality_is_that_of_a_search() -> None:
     assert efficiency.quality(vectors[:9], vectors[:9])[2] == "-"
 
 
+def embed_of(embed: efficiency.Embed, _: efficiency.Contenders) -> efficiency.Embed:
+    return embed
+
+
 def test_contenders_are_measured_beside_torch_and_missing_ones_are_rows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -64,7 +69,7 @@ def test_contenders_are_measured_beside_torch_and_missing_ones_are_rows(
     }
     found: dict[str, Timed | Absent] = {"peer": Absent("not installed")}
     for way, embed in embeds.items():
-        ready = efficiency.prepared(subject, [39], settings, lambda _, embed=embed: embed, tmp_path, way)
+        ready = efficiency.prepared(subject, [39], settings, partial(embed_of, embed), tmp_path, way)
         case = ready["39"]
         assert isinstance(case, Ready)
         assert torch.equal(torch.load(case.note["vectors"]), case.task())  # type: ignore[arg-type]  # a tensor

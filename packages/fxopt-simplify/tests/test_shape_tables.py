@@ -153,7 +153,8 @@ class Relative2d(nn.Module):
         distance = places[None, :] - places[:, None]
         buckets = (distance < 0).long() * 4
         buckets.add_(torch.min(distance.abs(), torch.full_like(distance, 3)))
-        return x @ x.mT + self.bias(buckets).permute(2, 0, 1)
+        scores: Tensor = x @ x.mT + self.bias(buckets).permute(2, 0, 1)
+        return scores
 
 
 def test_positions_that_are_counted_in_place_are_kept_with_what_they_look_up() -> None:
@@ -196,7 +197,8 @@ def test_positions_that_are_added_to_inputs_stay_with_their_layer() -> None:
             self.places = nn.Embedding(8, 4)
 
         def forward(self, x: Tensor) -> Tensor:
-            return x + self.places(torch.arange(x.shape[0]) + 2)
+            placed: Tensor = x + self.places(torch.arange(x.shape[0]) + 2)
+            return placed
 
     found = CacheShapeTables()(graph_of(Positions(), "export-dynamic", X))
     assert [str(node.target) for node in iter_nodes(found.graph) if "embedding" in str(node.target)]

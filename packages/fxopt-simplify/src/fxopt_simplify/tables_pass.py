@@ -424,9 +424,8 @@ def graph_of(
             function, args, kwargs = calls[node]
             args = tuple(copies[each.name] if isinstance(each, TensorRef) else each for each in args)
             op = "call_method" if isinstance(function, str) else "call_function"
-            copies[node] = graph.create_node(
-                op, function, *map_arg((args, kwargs), lambda each: copies.get(each, each))
-            )
+            given: Any = map_arg((args, kwargs), lambda each: copies.get(each, each))
+            copies[node] = graph.create_node(op, function, *given)
             continue
         copy = graph.node_copy(node, copies.__getitem__)
         copy.meta.clear()
@@ -444,5 +443,5 @@ def _out_of_place(target: Any) -> Any:
     if isinstance(target, OpOverload) and target.namespace == "aten":
         packet = getattr(torch.ops.aten, target._opname.removesuffix("_"), None)
         return getattr(packet, target._overloadname, None)
-    own = getattr(operator, getattr(target, "__name__", ""), None)
-    return getattr(operator, target.__name__.removeprefix("i"), None) if target is own else None
+    name = getattr(target, "__name__", "")
+    return getattr(operator, name[1:], None) if getattr(operator, name, None) is target else None

@@ -84,14 +84,15 @@ class FuseScaledDotProductAttention(ReversibleSitePass[Attention]):
         """Call the fused operation in place of the last product, and take out what only it used."""
         scores, product, reader = site.scores, site.product, AttentionReader(edit.index)
         masks = [_summand(mask, site, edit) for mask in scores.masks]
-        mask = masks[0] if masks else None
+        mask, position = masks[0] if masks else None, edit.index.position
         for other in masks[1:]:
-            # As early as both are there, so that nothing but attention lies between its layers.
-            places = [edit.index.position.get(each) for each in (mask, other)]
-            before = product if None in places else edit.index.nodes[max(filter(None, places))].next
-            mask = edit.undescribed(
-                edit.call_function(torch.add, mask, other, before=before, like=[scores.masks[-1].node])
-            )
+            assert mask is not None
+            before, both = product, [mask, other]
+            if position.keys() >= {*both} and not edit.is_stale(both):
+                # As early as both are there, so that nothing lies between the layers that attend.
+                before = max(both, key=position.__getitem__).next
+            added = edit.call_function(torch.add, mask, other, before=before, like=[scores.masks[-1].node])
+            mask = edit.undescribed(added)
         inputs = (scores.query, _keys(site, edit), site.value)
         options: dict[str, Any] = {} if mask is None else {"attn_mask": mask}
         target = F.scaled_dot_product_attention
