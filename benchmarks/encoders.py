@@ -68,6 +68,8 @@ Runner = Callable[[Regime], Task]
 def tables(settings: Settings) -> Iterator[Table]:
     """A table for each model and size."""
     for name, maker in (SMALL if settings.quick else REGIMES).items():
+        if not settings.wants(name):
+            continue
         regime = maker()
         if isinstance(regime, Absent):
             yield Table(name, COLUMNS, (Row(name, (regime,) * 3),))

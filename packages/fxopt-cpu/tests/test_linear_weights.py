@@ -358,6 +358,24 @@ def test_static_ranges_are_those_of_the_calls(form: Form, model: type[nn.Module]
         assert graph_module(torch.full_like(UNEVEN, torch.nan)).isnan().all()
 
 
+def test_ranges_are_noted_beside_single_numbers_and_of_arguments_in_any_order() -> None:
+    class Named(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(16, 32)
+            self.register_buffer("least", torch.zeros(()))
+
+        def forward(self, x: Tensor) -> Tensor:
+            weight, bias = self.layer.weight, self.layer.bias
+            return nn.functional.linear(weight=weight, bias=bias, input=torch.maximum(self.least, x))
+
+    model = Named().eval()
+    graph_module = torch.fx.symbolic_trace(model)
+    with calibrated(graph_module, [UNEVEN]):
+        graph_module = STATIC(graph_module, expect=1)
+    assert sqnr(graph_module, model, UNEVEN) > 30
+
+
 def test_static_ranges_need_calls_that_reach_the_layer() -> None:
     with pytest.raises(FxoptError, match="needs data to calibrate with"):
         STATIC(graph_of(Mlp().eval(), "modules", X))

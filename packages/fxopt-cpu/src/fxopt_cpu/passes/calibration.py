@@ -99,8 +99,14 @@ class _Ranges(TorchFunctionMode):
         named = kwargs or {}  # in any order
         values = (*args, *(named[name] for name in dict.fromkeys((*_OPERANDS, *named)) if name in named))
         for input, weight in pairwise(values):
-            size, dim = self.depths.get(id(weight), (None, 0))
-            if isinstance(input, Tensor) and input.dim() >= -dim and input.numel() and input.shape[dim] == size:
+            size, dim = self.depths.get(id(weight), (0, 0))
+            if (
+                size
+                and isinstance(input, Tensor)
+                and input.dim() >= -dim
+                and input.numel()
+                and input.shape[dim] == size
+            ):
                 rows = input.detach().movedim(dim, -1).flatten(0, -2)
                 ends = torch.stack((rows.amin(0), rows.amax(0))).float()
                 former = self.found.get(id(weight), ends)
