@@ -24,7 +24,7 @@ from zipfile import ZipFile
 
 import nox
 
-nox.needs_version = ">=2025.10.14"
+nox.needs_version = ">=2026.10.20"  # several sessions at once
 nox.options.sessions = ["tests"]
 nox.options.default_venv_backend = "virtualenv"  # uv does not look where pip may find a CPU build of torch
 nox.options.error_on_external_run = True
@@ -91,7 +91,7 @@ def isolated(session: nox.Session, name: str) -> None:
     isolate(session, name, whole=True)
 
 
-@nox.session(requires=["torch", "wheels"])
+@nox.session(requires=["torch", "wheels"], allow_parallel=False)  # it has as many processes as there are processors
 def together(session: nox.Session) -> None:
     """The tests of all packages and of the whole, with real models, docstring examples and documents."""
     install(session, ["test", "processes", "documents", "reports", "serving", "template"], PACKAGES)

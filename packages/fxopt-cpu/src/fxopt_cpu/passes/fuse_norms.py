@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, ClassVar
 
 import torch
+from torch import Tensor, nn
 from torch.fx import Node
 
 from fxopt_core import Refusal
@@ -21,21 +23,19 @@ from fxopt_rewrite import (
     GraphIndex,
     LayerNormCall,
     ParameterisedCall,
+    Pattern,
     Piece,
     ReversibleSitePass,
-    TensorRef,
     bare_module,
     read_elementwise,
     read_embedding,
     read_layer_norm,
-    read_operation,
     same_size,
     sharing_refusal,
     tensor_facts,
     tensors_refusal,
 )
 
-_CHECK = "_assert_tensor_metadata"
 _CASTS = frozenset({"to", "_to_copy", "float", "type_as"})
 
 
@@ -97,8 +97,9 @@ class FuseNorms(ReversibleSitePass[NormSite]):
 
     def match(self, index: GraphIndex) -> Iterator[NormSite]:
         """Yield sums of embeddings, and norms that are written out."""
+        read: dict[Node, Any] = {}
         for node in index.nodes:
-            site = _embeddings(index, node) or _written_out(index, node)
+            site = _embeddings(index, node) or _written_out(index, node, read)
             if site is not None:
                 yield site
 
@@ -198,70 +199,25 @@ def _gather(index: GraphIndex, node: Node, tables: list[EmbeddingCall], way: lis
     )
 
 
-def _written_out(index: GraphIndex, node: Node) -> NormSite | None:
-    """Read ``weight * (x * rsqrt(mean(x * x) + eps))``, at its root, with casts of float32 to float32 and checks."""
-    if operation(index, node) != "rsqrt" or not node.args or not isinstance(node.args[0], Node):
-        return None
-    summed, product = read_elementwise(node.args[0]), _reader(index, node)
-    if not isinstance(summed, ElementwiseCall) or summed.operation != "add" or type(summed.right) is not float:
-        return None
-    if summed.alpha != 1 or not is_float(node):
-        return None
-    mean = summed.left
-    call = read_operation(index, mean) if isinstance(mean, Node) else None
-    if call is None or not isinstance(mean, Node) or call.name != "mean" or product is None:
-        return None
-    square = call.input
-    if call.arguments.get("dim") != (-1,) or call.arguments["keepdim"] is not True or square is None:
-        return None
-    value, scaled = _squared(index, square), read_elementwise(product)
-    if value is None or not isinstance(scaled, ElementwiseCall) or scaled.operation != "mul" or scaled.inplace:
-        return None
-    casts = [product]
-    while (after := _reader(index, casts[-1])) is not None and _is_no_cast(index, after):
-        casts.append(after)
-    last = None if after is None else read_elementwise(after)
-    if {scaled.left, scaled.right} != {value, node} or not isinstance(last, ElementwiseCall) or last.inplace:
-        return None
-    weight = last.right if last.left is casts[-1] else last.left
-    tensor = index.tensor_of(weight) if isinstance(weight, Node) else None
-    facts = tensor_facts(value)
-    if last.operation != "mul" or not isinstance(tensor, torch.nn.Parameter) or tensor.dim() != 1 or facts is None:
-        return None
-    between = (square, mean, summed.node, node, *casts)
-    read_once = all(_reader(index, each) is not None for each in between)
-    if (
-        not same_size(facts.shape[-1], len(tensor))
-        or not is_float(value)
-        or not read_once
-        or not isinstance(weight, Node)
-    ):
-        return None
-    name = str(weight.target)
-    checks = [user for each in between for user in each.users if operation(index, user) == _CHECK]
-    ref, owner = TensorRef(name, tensor, weight), name.rpartition(".")[0]
-    norm = LayerNormCall(last.node, value, ref, None, None, owner, False, (len(tensor),), summed.right, False)
-    nodes = sorted((*between, *checks, last.node), key=index.position.__getitem__)
-    return NormSite(norm, (), last.node, tuple(nodes))
+def _rms_norm(x: Tensor, weight: nn.Parameter, eps: float) -> Tensor:
+    return weight * (x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + eps))
 
 
-def _reader(index: GraphIndex, node: Node) -> Node | None:
-    """Return the only node that reads a value, apart from checks of its dtype."""
-    users = [user for user in node.users if operation(index, user) != _CHECK]
-    return users[0] if len(users) == 1 else None
+@cache
+def _written() -> Pattern:
+    return Pattern(_rms_norm, through=_CASTS)
 
 
-def _is_no_cast(index: GraphIndex, node: Node) -> bool:
-    """Return whether a node casts float32 to float32."""
-    source = node.args[0] if node.args else None
-    return operation(index, node) in _CASTS and isinstance(source, Node) and is_float(source) and is_float(node)
-
-
-def _squared(index: GraphIndex, node: Node) -> Node | None:
-    """Return the value whose square a node computes."""
-    power = read_operation(index, node)
-    if power is not None and power.name in ("pow", "square") and not power.inplace:
-        return power.input if power.arguments.get("exponent", 2) == 2 else None
-    call = read_elementwise(node)
-    same = isinstance(call, ElementwiseCall) and call.operation == "mul" and call.left is call.right
-    return call.left if same and isinstance(call.left, Node) else None  # type: ignore[union-attr]
+def _written_out(index: GraphIndex, node: Node, read: dict[Node, Any]) -> NormSite | None:
+    """Read an RMS norm that is written out, at its last call, with casts of float32 to float32 between its calls."""
+    for match in _written().matches(index, node, read):
+        value, weight = match.values["x"], match.values["weight"]
+        facts, is_parameter = tensor_facts(value), isinstance(weight.tensor, nn.Parameter) and weight.tensor.dim() == 1
+        casts = [each for each in match.nodes if operation(index, each) in _CASTS]
+        fits = facts is not None and is_parameter and same_size(facts.shape[-1], len(weight.tensor)) and is_float(value)
+        if fits and match.other_reader() is None and all(is_float(each) for each in casts):
+            shape, owner = (len(weight.tensor),), weight.name.rpartition(".")[0]
+            eps = float(match.values["eps"])
+            norm = LayerNormCall(node, value, weight, None, None, owner, False, shape, eps, False)
+            return NormSite(norm, (), node, match.nodes)
+    return None
