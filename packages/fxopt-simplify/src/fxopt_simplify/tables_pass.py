@@ -302,7 +302,8 @@ class Tables:
         operands = [tensor_facts(each) for each in last.all_input_nodes]
         alike = len({None if each is None else each.dtype for each in (*facts, *operands)}) == 1
         apart = not any(node in self.index.effects.aliases(each) for each in others)
-        return last if alike and apart and _out_of_place(last.target) is not None else None
+        fits = alike and apart and not self.elementwise
+        return last if fits and _out_of_place(last.target) is not None else None
 
     def _is_layer(self, node: Node) -> bool:
         """Return whether a node calls a layer with what is computed, or with a weight."""
@@ -366,6 +367,8 @@ class Tables:
         """Yield the tensors that others read."""
         for node, last_input in self._computed.items():
             is_read = any(user not in self._computed for user in node.users)
+            # A kept table must not be written: what is written later stays in the graph for those that read it.
+            is_read = is_read and not self.index.effects.written_between(node, node, self.index.nodes[-1])
             if is_read and self._purity.kind(node) is Kind.TENSOR and self._weights.get(node, True):
                 # Readers that are computed, too, stay where nothing or something outside reads them.
                 yield Output(node, last_input, min(self.index.position[user] for user in node.users))
