@@ -97,6 +97,14 @@ def test_attention_is_fused_in_each_form(make: Callable[[], nn.Module], form: Fo
     assert_rewrites(FuseScaledDotProductAttention(), make().eval(), X, count=1, form=form, **options)
 
 
+def test_masks_are_added_up_as_soon_as_they_are_known() -> None:
+    """Or else sums would lie between the layers, and plans of them end there."""
+    graph_module = infer_shapes(torch.fx.symbolic_trace(biased().eval()), X)
+    FuseScaledDotProductAttention()(graph_module, expect=1)
+    (added,) = [node for node in iter_nodes(graph_module.graph) if node.target is torch.add]
+    assert added.prev in added.all_input_nodes
+
+
 def test_rows_of_the_smallest_number_are_fused_where_nothing_trains() -> None:
     fusing, model = FuseScaledDotProductAttention(), Attends(smallest_in_rows)
     assert_rewrites(fusing, model.eval(), X, count=1, others=[(LONGER,)], again=False, gradients=False)

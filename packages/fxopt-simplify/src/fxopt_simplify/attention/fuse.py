@@ -84,14 +84,11 @@ class FuseScaledDotProductAttention(ReversibleSitePass[Attention]):
         """Call the fused operation in place of the last product, and take out what only it used."""
         scores, product, reader = site.scores, site.product, AttentionReader(edit.index)
         masks = [_summand(mask, site, edit) for mask in scores.masks]
-        mask, position = masks[0] if masks else None, edit.index.position
+        mask = masks[0] if masks else None
         for other in masks[1:]:
-            assert mask is not None
-            before, both = product, [mask, other]
-            if position.keys() >= {*both} and not edit.is_stale(both):
-                # As early as both are there, so that nothing lies between the layers that attend.
-                before = max(both, key=position.__getitem__).next
-            added = edit.call_function(torch.add, mask, other, before=before, like=[scores.masks[-1].node])
+            added = edit.call_function(
+                torch.add, mask, other, before=_place_of_masks(site, edit), like=[scores.masks[-1].node]
+            )
             mask = edit.undescribed(added)
         inputs = (scores.query, _keys(site, edit), site.value)
         options: dict[str, Any] = {} if mask is None else {"attn_mask": mask}
@@ -132,6 +129,14 @@ def _summand(mask: Mask, site: Attention, edit: Editor) -> Node:
     before, like, fill = site.product, [mask.node], site.values.number(mask.fill)
     zero = edit.undescribed(edit.call_method("new_zeros", site.scores.query, (), before=before, like=like))
     return edit.undescribed(edit.call_function(torch.where, mask.value, fill, zero, before=before, like=like))
+
+
+def _place_of_masks(site: Attention, edit: Editor) -> Node:
+    """Return the node before which masks are added up: early, so that nothing lies between the layers that attend."""
+    values = [mask.value for mask in site.scores.masks]  # of known bounds, so that nothing writes them later
+    if any(mask.fill is not None for mask in site.scores.masks) or edit.is_stale(values):
+        return site.product
+    return max(values, key=edit.index.position.__getitem__).next
 
 
 def _is_packed_next(product: Node, reader: AttentionReader) -> bool:
