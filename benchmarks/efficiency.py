@@ -27,18 +27,18 @@ from benchmarks.runners import exported_onnx, openvino_model, session_of
 from benchmarks.suite import Absent, Cell, Measured, Row, Settings, Table
 
 COLUMNS = ("", "texts a second", "times torch float32", "mean cosine", "least cosine", "top ten shared", "texts, batch")
-TEXT = """Up to {count} texts of {mean} characters in the mean: docstrings of torch {torch}, cut at spaces, {threads}. \
+TEXT = """Up to {count} texts of {mean} characters on average: docstrings of torch {torch}, cut at spaces, {threads}. \
 {about} `encode` as sentence-transformers does it, tokenizer included: sorted by length, in batches padded to \
-their longest text, at most {tokens} tokens, means over tokens, normalized. Each contender has its best batch \
-size of {batches}, and as many of the texts as {seconds:g} s allow. Cosines and the ten best hits of a search, one \
-text in ten for the others, are compared with torch float32. Static ranges come from {calibration} other texts. Each \
-contender has a process of its own."""
+their longest text, at most {tokens} tokens, means over tokens, normalized. All contenders have the same texts, \
+about as many as torch float32 encodes in {seconds:g} s, and their best batch size of {batches}. Cosines and the ten \
+best hits of a search, one text in ten for the others, are compared with torch float32. Static ranges come from \
+{calibration} other texts. Each contender has a process of its own."""
 EAGER = "torch float32"
 BATCHES = (8, 32)
 MEANS = (39, 620, 9589)
 MOST, FEWEST, CALIBRATION = 1000, 2, 48
 MINUTES = 40  # after these, no new model is started
-MOST_TIMES = 10  # how many times the seconds of a row the fewest texts may take
+MOST_TIMES = 10  # how many times the seconds of a row all contenders but torch may take
 PAIRS = 100  # of a reranker
 Embed = Callable[[Mapping[str, Tensor]], Tensor]
 """Takes a batch of tokens, and returns the last hidden states."""
@@ -280,16 +280,22 @@ def prepared(
     gc.collect()
     found: dict[str, Ready | Absent] = {}
     for mean in means:
-        drawn = drawn_texts(mean, settings)
-        # A first look at few texts says how many the time allows; then each batch size has its pass over them.
-        seconds = [timed(embed, tokens, drawn[:FEWEST], FEWEST) for _ in range(2)][1]
-        if seconds > MOST_TIMES * settings.seconds:
-            found[str(mean)] = Absent(f"{FEWEST} texts take {seconds:.0f} s, longer than the time of a row")
-            continue
-        count = max(FEWEST, min(len(drawn), int(FEWEST * settings.seconds / max(seconds, 1e-9))))
+        drawn, known = drawn_texts(mean, settings), folder / f"{mean}.count"
+        first = not known.exists()
+        if not first:
+            count = int(known.read_text(encoding="utf-8"))
+        else:  # torch comes first and says how many texts the time allows; all have the same, of the same lengths
+            count = FEWEST
+            for _ in range(2):  # by few texts, then by as many as these have promised
+                seconds = timed(embed, tokens, drawn[:count], min(count, BATCHES[0]))
+                count = max(FEWEST, min(len(drawn), int(count * settings.seconds / max(seconds, 1e-9))))
+            known.write_text(str(count), encoding="utf-8")
         passes = {batch: timed(embed, tokens, drawn[:count], batch) for batch in BATCHES}
         batch = min(passes, key=passes.__getitem__)
-        count = max(FEWEST, min(len(drawn), int(count * settings.seconds / max(passes[batch], 1e-9))))
+        if passes[batch] > MOST_TIMES * settings.seconds and not first:
+            message = f"{count} texts take {passes[batch]:.0f} s, longer than the time of a row"
+            found[str(mean)] = Absent(message)
+            continue
         vectors = folder / f"{file}-{mean}.pt"
         torch.save(encode(embed, tokens, drawn[:count], batch), vectors)
         note = {"texts": str(count), "batch": str(batch), "vectors": str(vectors)}
@@ -307,9 +313,7 @@ def table_of(mean: int, found: Mapping[str, Timed | Absent], subject: Subject, s
             continue
         rates, base = ([int(one.note["texts"]) / seconds for seconds in one.seconds] for one in (each, eager))
         vectors, expected = (torch.load(one.note["vectors"]) for one in (each, eager))
-        shared = min(len(vectors), len(expected))
-        kept = quality(vectors[:shared], expected[:shared])
-        cells = Measured.of(rates, ""), Measured.ratio(rates, base), *kept
+        cells = Measured.of(rates, ""), Measured.ratio(rates, base), *quality(vectors, expected)
         rows.append(Row(way, (*cells, f"{each.note['texts']}, {each.note['batch']}")))
     text = TEXT.format(
         count=len(drawn_texts(mean, settings)), mean=f"{mean:,}", torch=torch.__version__.partition("+")[0],
@@ -331,7 +335,7 @@ def one_text(settings: Settings) -> Table:
         ratio: Cell = one.ratio(eager) if isinstance(one, Timed) and isinstance(eager, Timed) else "-"
         rows.append(Row(way, (*cells, ratio)))
     text = (
-        f"{subject.name}, {given.note} Each call encodes another text of {MEANS[0]} characters in the mean, tokenizer "
+        f"{subject.name}, {given.note} Each call encodes another text of {MEANS[0]} characters on average, tokenizer "
         "included. p50 and p99 are of the 200 calls or more of a block. Each contender has a process of its own."
     )
     return Table("", ("", "p50", "p99", "times torch float32"), tuple(rows), text)
@@ -369,7 +373,7 @@ def reranked(settings: Settings) -> Table:
             rows.append(Row(way, (rates, each.ratio(eager), f"{(scores - expected).abs().max().item():.1e}")))
     text = (
         f"{RERANKER.about} {given.note} {PAIRS} pairs of a query of {MEANS[0]} and a passage of {MEANS[1]} characters "
-        f"in the mean, tokenizer included, sorted by length, in batches of {BATCHES[1]}. Each contender has a process "
+        f"on average, tokenizer included, sorted by length, in batches of {BATCHES[1]}. Each contender has a process "
         "of its own."
     )
     return Table("", ("", "pairs a second", "times torch float32", "largest difference"), tuple(rows), text)
