@@ -360,6 +360,8 @@ def test_static_ranges_are_those_of_the_calls(form: Form, model: type[nn.Module]
 
 def test_ranges_are_noted_beside_single_numbers_and_of_arguments_in_any_order() -> None:
     class Named(nn.Module):
+        least: Tensor
+
         def __init__(self) -> None:
             super().__init__()
             self.layer = nn.Linear(16, 32)
