@@ -184,7 +184,7 @@ class TestDocs:
     def test_source_and_cost_are_shown(self) -> None:
         output = fxopt("show", "fuse-batch-norm2d-in-conv2d").stdout
         assert "\nsource: Ioffe and Szegedy" in output
-        assert "\ncost: One operation less" in output
+        assert "\ncost: One operation fewer" in output
 
 
 def test_a_class_without_docstring_has_empty_parts() -> None:
