@@ -275,7 +275,7 @@ def prepared(
     folder: Path,
     file: str,
 ) -> dict[str, Ready | Absent]:
-    """A contender, for each mean length with as many texts as the time allows and the better batch size."""
+    """A contender, for each mean length with the texts that all have and the better batch size."""
     embed, tokens = maker(Contenders(subject, folder)), subject.tokenizer()
     gc.collect()
     found: dict[str, Ready | Absent] = {}

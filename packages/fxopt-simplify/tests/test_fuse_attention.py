@@ -105,6 +105,36 @@ def test_masks_are_added_up_as_soon_as_they_are_known() -> None:
     assert added.prev in added.all_input_nodes
 
 
+def test_three_masks_are_added_up_in_their_order() -> None:
+    model = Attends(lambda q, k, x: None).eval()
+
+    def weights(q: Tensor, k: Tensor, x: Tensor) -> Tensor:
+        one, two, three = (model.bias(each).permute(0, 2, 1).unsqueeze(2) for each in (x, x * 2, x * 3))
+        return F.softmax(q @ k.transpose(2, 3) + one + two + three, dim=-1)
+
+    model.weights = weights
+    assert_rewrites(FuseScaledDotProductAttention(), model, X, count=1, others=[(LONGER,)], again=False)
+
+
+def test_learned_masks_are_added_up_behind_the_inputs() -> None:
+    class Learned(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.one, self.two = nn.Parameter(torch.randn(5, 5)), nn.Parameter(torch.randn(2, 5, 5))
+
+        def forward(self, q: Tensor, k: Tensor) -> Tensor:
+            found: Tensor = torch.softmax(q @ k.mT + self.one + self.two, -1) @ k
+            return found
+
+    given = torch.randn(1, 2, 5, 4), torch.randn(1, 2, 5, 4)
+    traced = torch.export.export(Learned(), given).module()
+    expected = traced(*given)
+    FuseScaledDotProductAttention()(traced, expect=1)
+    operations = [node.op for node in iter_nodes(traced.graph) if node.op != "get_attr"]
+    assert "placeholder" not in operations[operations.index("call_function") :]
+    torch.testing.assert_close(traced(*given), expected)
+
+
 def test_rows_of_the_smallest_number_are_fused_where_nothing_trains() -> None:
     fusing, model = FuseScaledDotProductAttention(), Attends(smallest_in_rows)
     assert_rewrites(fusing, model.eval(), X, count=1, others=[(LONGER,)], again=False, gradients=False)

@@ -8,6 +8,7 @@ import json
 import pickle
 import threading
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -206,6 +207,51 @@ def test_what_is_written_in_place_and_seen_by_others_is_no_table(function: Calla
     CacheShapeTables()(graph_module)
     for _ in range(3):
         torch.testing.assert_close(graph_module(X), expected)
+
+
+def test_what_another_dtype_would_come_of_out_of_place_is_no_table() -> None:
+    """``eq_`` keeps the dtype of what it writes, and ``eq`` gives booleans."""
+
+    def function(x: Tensor) -> Tensor:
+        places = torch.arange(x.shape[0]) * 2
+        places.eq_(torch.arange(x.shape[0]) + 1)
+        return x + (-places)[:, None]
+
+    graph_module = CacheShapeTables()(graph_of(Computes(function), "export-dynamic", X))
+    torch.testing.assert_close(graph_module(X), function(X))
+
+
+def test_the_padding_of_a_looked_up_table_gets_no_gradient() -> None:
+    model = Relative2d()
+    model.bias.padding_idx = 0
+    found = CacheShapeTables()(capture(model, (X,), dynamic_shapes=({0: torch.export.Dim.DYNAMIC},)), expect=1)
+    for each in (model, found):
+        each(X).sum().backward()
+    expected = model.bias.weight.grad
+    assert expected is not None
+    assert not expected[0].any()
+    model.bias.weight.grad = None
+    twin = Relative2d()
+    twin.load_state_dict(model.state_dict())
+    twin.bias.padding_idx = 0
+    twin(X).sum().backward()
+    assert twin.bias.weight.grad is not None
+    torch.testing.assert_close(expected, 2 * twin.bias.weight.grad)  # the graph shares the model's weight
+
+
+def test_a_long_chain_of_writes_is_walked_once(steps_of: Callable[[Callable[[], object]], int]) -> None:
+    def chained(length: int) -> GraphModule:
+        graph = Graph()
+        x = graph.placeholder("x")
+        size = graph.call_function(torch.ops.aten.sym_size.int, (x, 0))
+        value = graph.call_function(torch.ops.aten.arange.default, (size,))
+        for _ in range(length):
+            value = graph.call_function(torch.ops.aten.add_.Tensor, (value, 1))
+        graph.output(graph.call_function(torch.ops.aten.add.Tensor, (x, value)))
+        return infer_shapes(GraphModule(nn.Module(), graph), torch.arange(4))
+
+    one, four = (steps_of(partial(CacheShapeTables(), chained(length))) for length in (100, 400))
+    assert four < 6 * one
 
 
 def test_positions_that_are_added_to_inputs_stay_with_their_layer() -> None:

@@ -23,11 +23,11 @@ from fxopt_compile.comparison import check_same
 from fxopt_compile.lifting import Inputs, enables_gradients
 from fxopt_compile.settings import Settings
 from fxopt_core import (
+    FxoptError,
     Record,
     Refusal,
     iter_nodes,
 )
-from fxopt_core.errors import FxoptError
 from fxopt_rewrite import (
     Effects,
     State,

@@ -22,8 +22,7 @@ from fxopt_checkpoints.key_map import KeyMap
 from fxopt_checkpoints.trace import key_map
 from fxopt_compile._torch import without_autocast
 from fxopt_compile.lifting import Weight, alias_of, lift_again, with_attributes
-from fxopt_core import Record, Transformation, history
-from fxopt_core.errors import FxoptError
+from fxopt_core import FxoptError, Record, Transformation, history
 from fxopt_rewrite import Watched
 
 Run = Callable[..., Any]

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from fxopt_core.errors import VerificationError
+from fxopt_core import VerificationError
 from fxopt_tools import differing
 
 Run = Callable[..., Any]

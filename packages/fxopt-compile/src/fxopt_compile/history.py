@@ -10,12 +10,12 @@ from torch import Tensor, nn
 
 from fxopt_compile.backend import GRAPHS, LiveGraph
 from fxopt_core import (
+    PreconditionError,
     Record,
     Refusal,
     text_table,
     type_text,
 )
-from fxopt_core.errors import PreconditionError
 from fxopt_rewrite import refresh
 
 

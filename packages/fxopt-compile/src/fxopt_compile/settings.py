@@ -8,8 +8,7 @@ from typing import Literal
 
 import torch
 
-from fxopt_core import Transformation, registry, type_text
-from fxopt_core.errors import FxoptError, PassOptionError, PreconditionError
+from fxopt_core import FxoptError, PassOptionError, PreconditionError, Transformation, registry, type_text
 
 Then = Literal["eager", "inductor"]
 

@@ -10,6 +10,8 @@ from torch.fx.passes.infra.pass_base import PassBase, PassResult
 
 from fxopt_core import (
     META_KEY,
+    PostconditionError,
+    PreconditionError,
     Record,
     Transformation,
     check_graph_module,
@@ -21,7 +23,6 @@ from fxopt_core import (
     perform,
     transaction,
 )
-from fxopt_core.errors import PostconditionError, PreconditionError
 
 __all__ = ["as_inductor_pass", "as_pass_base"]
 

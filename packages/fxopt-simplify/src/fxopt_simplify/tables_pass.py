@@ -19,6 +19,7 @@ from fxopt_core import Refusal
 from fxopt_rewrite import (
     MEMORY_FREE,
     Editor,
+    EmbeddingCall,
     GraphIndex,
     Kind,
     LayerNormCall,
@@ -27,8 +28,8 @@ from fxopt_rewrite import (
     TensorRef,
     input_of,
     is_plain_method,
-    is_plain_module,
     plain_name,
+    read_embedding,
     read_layer_norm,
     read_linear,
     read_operation,
@@ -61,6 +62,8 @@ _REDUCED = words(
 )
 """Sums and products. A weight that one of these computes is worth keeping; ``1 + weight`` is not, and norms read it."""
 _KEPT = _MADE | _COMPUTED | _REDUCED
+_OVERWRITING = words("add sub mul div neg abs clamp clamp_min clamp_max")
+"""What has the dtype of its operands, in place and not: ``x.eq_(y)`` keeps that of x, and ``eq(x, y)`` is boolean."""
 _READ_SIZES = words("size sym_size numel dim ndim nelement len sym_numel builtins.getattr builtins.len")
 _FEWEST = 2
 
@@ -173,7 +176,7 @@ def _groups(outputs: list[Output]) -> Iterator[list[Output]]:
 
 
 class _Call(NamedTuple):
-    """What stands for a call in a table: functions of tensors of the model, and of new tensors, not of written ones."""
+    """The form of a call in a table: layers call functions of their tensors, and nothing is written in place."""
 
     function: Any
     args: tuple[Any, ...]
@@ -197,6 +200,7 @@ class Tables:
     _weights: dict[Node, bool] = field(default_factory=dict)  # what parameters decide, with whether it is worth keeping
     _sized: set[Node] = field(default_factory=set)  # what sizes decide, of what is computed
     _calls: dict[Node, _Call] = field(default_factory=dict)  # of layers, and of operations that write in place
+    _settled: dict[Node, bool] = field(default_factory=dict)  # of what is written later
     _purity: Purity = field(init=False)
 
     def __post_init__(self) -> None:
@@ -263,10 +267,11 @@ class Tables:
             return False
         name, target = self.index.effects.effect(node).operation or "", node.target
         written = self.index.effects.writes(node)
-        if len(written) == 1 and written[0] in self._computed and self._overwriter(written[0]) is node:
-            name = name.rstrip("_").removeprefix("i")
-            target = _out_of_place(target)
-            self._calls[node] = _Call(target, node.args, node.kwargs)
+        overwrites = len(written) == 1 and written[0] in self._computed and self._overwriter(written[0]) is node
+        if overwrites:
+            call = read_operation(self.index, node)
+            assert call is not None  # else it would not overwrite
+            name, target = call.name, _out_of_place(target)
         elif not self._purity.is_pure(node):
             return False
         plain = is_plain_method(target) if isinstance(target, str) else plain_name(target) is not None
@@ -279,6 +284,8 @@ class Tables:
             return False
         if any(self._role(node, name, value) is None for value in inputs if value not in self._computed):
             return False
+        if overwrites:
+            self._calls[node] = _Call(target, node.args, node.kwargs)
         return self._is_settled(node)
 
     def _looks_up(self, node: Node) -> bool:
@@ -287,22 +294,29 @@ class Tables:
 
     def _is_settled(self, node: Node) -> bool:
         """Return whether nothing writes a value later but calls that can compute a new tensor instead."""
-        end = self.index.nodes[-1]
+        chain: list[Node] = []  # which is walked once: a part of it that is known tells of the others
         current: Node | None = node
-        while current is not None and self.index.effects.written_between(current, current, end):
+        while current is not None and current not in self._settled and self._is_written(current):
+            chain.append(current)
             current = self._overwriter(current)
-        return current is not None
+        settled = current is not None and self._settled.get(current, True)
+        self._settled.update(dict.fromkeys(chain, settled))
+        return settled
+
+    def _is_written(self, node: Node) -> bool:
+        """Return whether a value may be written after its call."""
+        return self.index.effects.written_between(node, node, self.index.nodes[-1])
 
     def _overwriter(self, node: Node) -> Node | None:
         """Return the call that writes a value in place, if nothing else sees what it writes there."""
         *others, last = sorted(node.users, key=self.index.position.__getitem__) or (node,)
         call, facts = read_operation(self.index, last), [tensor_facts(each) for each in (node, last)]
-        if call is None or not call.inplace or self.index.effects.writes(last) != (node,) or None in facts:
+        if call is None or not call.inplace or call.name not in _OVERWRITING or None in facts:
             return None
         operands = [tensor_facts(each) for each in last.all_input_nodes]
         alike = len({None if each is None else each.dtype for each in (*facts, *operands)}) == 1
         apart = not any(node in self.index.effects.aliases(each) for each in others)
-        fits = alike and apart and not self.elementwise
+        fits = alike and apart and not self.elementwise and self.index.effects.writes(last) == (node,)
         return last if fits and _out_of_place(last.target) is not None else None
 
     def _is_layer(self, node: Node) -> bool:
@@ -314,29 +328,22 @@ class Tables:
         if call is None or not all(self._may_watch(ref.tensor) for ref in call.tensors):
             return False
         self._calls[node] = call
-        return not self.index.effects.written_between(node, node, self.index.nodes[-1])
+        return not self._is_written(node)
 
     def _layer_call(self, node: Node, value: Node) -> _Call | None:
         """Return the call of a function that a layer makes."""
-        module, linear, norm = (
-            self.index.module_of(node),
-            read_linear(self.index, node),
-            read_layer_norm(self.index, node),
-        )
+        linear = read_linear(self.index, node)
         if isinstance(linear, LinearCall):
             return _Call(F.linear, (value, linear.weight, linear.bias))
+        norm = read_layer_norm(self.index, node)
         if isinstance(norm, LayerNormCall):
             bias = (norm.bias,) if norm.centred else ()
             function: Any = F.layer_norm if norm.centred else F.rms_norm
             return _Call(function, (value, norm.normalized_shape, norm.weight, *bias, norm.eps))
-        if (
-            type(module) is nn.Embedding
-            and not self.elementwise
-            and module.max_norm is None
-            and is_plain_module(module)
-        ):
-            names = self.index.tensor_names(module.weight)
-            return _Call(F.embedding, (value, TensorRef(names[0], module.weight, None))) if names else None
+        rows = read_embedding(self.index, node) if self._looks_up(node) else None
+        module: Any = self.index.module_of(node)
+        if isinstance(rows, EmbeddingCall) and not (module.sparse or module.scale_grad_by_freq):
+            return _Call(F.embedding, (value, rows.weight, rows.padding_idx))
         return None
 
     def _role(self, node: Node, name: str, value: Node) -> str | None:
@@ -368,7 +375,7 @@ class Tables:
         for node, last_input in self._computed.items():
             is_read = any(user not in self._computed for user in node.users)
             # A kept table must not be written: what is written later stays in the graph for those that read it.
-            is_read = is_read and not self.index.effects.written_between(node, node, self.index.nodes[-1])
+            is_read = is_read and not self._is_written(node)
             if is_read and self._purity.kind(node) is Kind.TENSOR and self._weights.get(node, True):
                 # Readers that are computed, too, stay where nothing or something outside reads them.
                 yield Output(node, last_input, min(self.index.position[user] for user in node.users))
@@ -405,7 +412,7 @@ class Tables:
         return tuple(sorted(found, key=self.index.position.__getitem__))
 
     def _count_removed(self, region: tuple[Node, ...], outputs: tuple[Node, ...]) -> int:
-        """Return how many nodes go, if what is computed of them for other tables goes, too."""
+        """Return how many nodes of a region go, counting those that only other tables read as going with these."""
         removed = set(outputs)
         for node in reversed(region):
             if all(user in removed or user in self._computed for user in node.users):

@@ -173,8 +173,8 @@ def optimize(
             # A forward of the object's own would still be that of the model in a copy.
             named = "cpu-inference" if pipeline is None else str(pipeline)
             fits = default_pipeline(model) == "cpu-inference" and "forward" not in vars(model)
-            computes = named.startswith("cpu-inference") or narrows(pipeline)
-            first = slow_dtype(model, pipeline) if fits and computes else None
+            computes = named.startswith("cpu-inference") or narrows(transformation)
+            first = slow_dtype(model, transformation) if fits and computes else None
             if first is not None:
                 model = computed_in_float32(model, first.dtype, calls)
             if also is None:
@@ -194,7 +194,7 @@ def optimize(
             raise PreconditionError(
                 f"a {type(model).__name__} makes its example inputs itself: leave out args, kwargs and dynamic_shapes"
             )
-        return with_models_replaced(model, optimized, pipeline, calibrate)
+        return with_models_replaced(model, optimized, transformation, calibrate)
 
 
 def _shapes_of(model: nn.Module, calls: Sequence[Inputs], dynamic_shapes: Any) -> list[Any]:

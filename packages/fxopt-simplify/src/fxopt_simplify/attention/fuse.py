@@ -84,11 +84,9 @@ class FuseScaledDotProductAttention(ReversibleSitePass[Attention]):
         """Call the fused operation in place of the last product, and take out what only it used."""
         scores, product, reader = site.scores, site.product, AttentionReader(edit.index)
         masks = [_summand(mask, site, edit) for mask in scores.masks]
-        mask = masks[0] if masks else None
+        mask, before = masks[0] if masks else None, _place_of_masks(site, edit)
         for other in masks[1:]:
-            added = edit.call_function(
-                torch.add, mask, other, before=_place_of_masks(site, edit), like=[scores.masks[-1].node]
-            )
+            added = edit.call_function(torch.add, mask, other, before=before, like=[scores.masks[-1].node])
             mask = edit.undescribed(added)
         inputs = (scores.query, _keys(site, edit), site.value)
         options: dict[str, Any] = {} if mask is None else {"attn_mask": mask}
@@ -134,9 +132,12 @@ def _summand(mask: Mask, site: Attention, edit: Editor) -> Node:
 def _place_of_masks(site: Attention, edit: Editor) -> Node:
     """Return the node before which masks are added up: early, so that nothing lies between the layers that attend."""
     values = [mask.value for mask in site.scores.masks]  # of known bounds, so that nothing writes them later
-    if any(mask.fill is not None for mask in site.scores.masks) or edit.is_stale(values):
+    if not values or any(mask.fill is not None for mask in site.scores.masks) or edit.is_stale(values):
         return site.product
-    return max(values, key=edit.index.position.__getitem__).next
+    place = max(values, key=edit.index.position.__getitem__).next
+    while place.op == "placeholder":  # parameters may be read before them
+        place = place.next
+    return place
 
 
 def _is_packed_next(product: Node, reader: AttentionReader) -> bool:
