@@ -57,7 +57,7 @@ def opened(browser: Browser, tmp_path: Path) -> Iterator[Opener]:
 
     def opener(model: Any, **options: Any) -> Page:
         path = report(None, model, title="A model").save(tmp_path / f"{len(pages)}.html")
-        page = browser.new_page(viewport={"width": 1400, "height": 1000}, **options)
+        page = browser.new_page(**{"viewport": {"width": 1400, "height": 1000}, **options})
         page.on("console", lambda message: complaints.append(message.text))
         page.on("pageerror", lambda error: complaints.append(str(error)))
         page.on("request", lambda request: asked.append(request.url))
@@ -85,6 +85,19 @@ def small() -> Any:
 def settle(page: Page) -> None:
     """Wait until what was asked for is drawn."""
     page.evaluate("() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
+
+
+@pytest.mark.parametrize("width", [1440, 390])
+def test_graphs_begin_at_the_top_of_their_panes_and_fit_their_width(small: Any, opened: Opener, width: int) -> None:
+    page = opened(small, viewport={"width": width, "height": 900})
+    for pane in ("before", "after"):
+        outer = page.locator(f"#pane-{pane}").bounding_box()
+        nodes = [node.bounding_box() for node in page.locator(f"#pane-{pane} .node .box").all()]
+        assert outer
+        assert len(nodes) > 5
+        assert 30 < min(node["y"] for node in nodes if node) - outer["y"] < 60
+        assert all(node and outer["x"] <= node["x"] for node in nodes)
+        assert all(node and node["x"] + node["width"] <= outer["x"] + outer["width"] for node in nodes)
 
 
 def marked(page: Page, pane: str, kind: str) -> set[str]:

@@ -291,6 +291,14 @@
   }));
   const setScale = (scale) => zoom(scale / view.scale);
   function fit() { for (const pane of panes) pane.x = 0; view.y = data.total / 2; setScale(fitScale()); }
+  // The beginning of the graphs, as wide as the panes.
+  function start() {
+    const scales = open().map((pane) => (size(pane).width - 40) / pane.width);
+    for (const pane of panes) pane.x = 0;
+    setScale(Math.min(1, Math.max(NEAR, Math.min(...scales))));
+    view.y = (size(open()[0]).height / 2 - 44) / view.scale;
+    redraw();
+  }
   function pan(dx, dy) { for (const pane of panes) pane.x += dx / view.scale; view.y += dy / view.scale; redraw(); }
 
   // Bring nodes into the middle of every pane that has them, or what they are linked with.
@@ -567,9 +575,7 @@
 
   if (!deepest) for (const name of ["fold", "unfold"]) document.querySelector(`[data-do="${name}"]`).disabled = true;
   rule();
-  if (fitScale() > 0.6) fit();
-  else if (data.stops.length) { view.scale = 0.9; setScale(0.9); center(data.stops[0].nodes); }
-  else { view.y = Math.min(data.total / 2, 300); setScale(0.9); }
+  start();
   draw(true);
   document.documentElement.dataset.ready = "true";
 })();
