@@ -10,7 +10,7 @@ namespace {
 
 struct Exponential {
   Floats less_one;  // e^r - 1 for the remainder r
-  Floats low, high;  // 2^n as a product, so that neither factor overflows or is denormal
+  Floats power;     // n of e^x = e^r * 2^n
 };
 inline Exponential exponential(Floats x) {
   x = at_most(at_least(x, splat(-104.f)), splat(89.f));  // beyond lie zero and infinity
@@ -21,17 +21,15 @@ inline Exponential exponential(Floats x) {
   q = q * r + 0.0416662041f;
   q = q * r + 0.166665183f;
   q = q * r + 0.5f;
-  const Ints power = nearest_ints(n), half = power >> 1;
-  return {r + r * r * q, bits((half + 127) << 23), bits((power - half + 127) << 23)};
+  return {r + r * r * q, n};
 }
 inline Floats exp(Floats x) {
   const Exponential e = exponential(x);
-  return (e.less_one + 1.f) * e.low * e.high;
+  return scaled(e.less_one + 1.f, e.power);
 }
 inline Floats expm1(Floats x) {
   const Exponential e = exponential(x);
-  const Floats scale = e.low * e.high;
-  return select(scale == 1.f, e.less_one, (e.less_one + 1.f) * e.low * e.high - 1.f);
+  return select(e.power == 0.f, e.less_one, scaled(e.less_one + 1.f, e.power) - 1.f);
 }
 inline Floats sigmoid(Floats x) {
   return 1.f / (1.f + exp(-x));
@@ -91,9 +89,9 @@ inline Floats activate(Floats x, [[maybe_unused]] float alpha, [[maybe_unused]] 
   if constexpr (KIND == SILU) return x / (1.f + exp(-x));
   if constexpr (KIND == TANH) return tanh(x);
   if constexpr (KIND == SIGMOID) return sigmoid(x);
-  if constexpr (KIND == HARDSWISH) return x * at_most(at_least(x + 3.f, Floats{}), splat(6.f)) / 6.f;
+  if constexpr (KIND == HARDSWISH) return x * at_most(at_least(x + 3.f, Floats{}), splat(6.f)) * (1.f / 6.f);
   if constexpr (KIND == HARDTANH) return at_most(at_least(x, splat(alpha)), splat(beta));
-  if constexpr (KIND == HARDSIGMOID) return at_most(at_least(x + 3.f, Floats{}), splat(6.f)) / 6.f;
+  if constexpr (KIND == HARDSIGMOID) return at_most(at_least(x + 3.f, Floats{}), splat(6.f)) * (1.f / 6.f);
   if constexpr (KIND == LEAKY_RELU) return select(x > 0.f, x, x * alpha);
   if constexpr (KIND == QUICK_GELU) return x / (1.f + exp(x * -1.702f));
   if constexpr (KIND == ELU) return select(x > 0.f, x, expm1(x) * alpha);

@@ -100,24 +100,56 @@ inline Floats floats(Ints value) {
 inline Floats select(Ints mask, Floats yes, Floats no) {
   return mask ? yes : no;
 }
-// NaN in `a` stays, as in torch's relu, clamp and maximum.
+// NaN in `a` stays, as in torch's relu, clamp and maximum: the instructions return their second operand then. Compilers
+// make a comparison and a selection of `a < low ? low : a`.
 inline Floats at_least(Floats a, Floats low) {
+#if defined(__AVX512F__)
+  return (Floats)_mm512_max_ps((__m512)low, (__m512)a);
+#elif defined(__AVX2__)
+  return (Floats)_mm256_max_ps((__m256)low, (__m256)a);
+#else
   return a < low ? low : a;
+#endif
 }
 inline Floats at_most(Floats a, Floats high) {
+#if defined(__AVX512F__)
+  return (Floats)_mm512_min_ps((__m512)high, (__m512)a);
+#elif defined(__AVX2__)
+  return (Floats)_mm256_min_ps((__m256)high, (__m256)a);
+#else
   return high < a ? high : a;
+#endif
 }
 inline Floats absolute(Floats a) {
   return bits(bits(a) & 0x7fffffff);
 }
 // The nearest integer, of two the even one, for |a| < 2^22.
 inline Floats nearest(Floats a) {
+#if defined(__AVX512F__)
+  return (Floats)_mm512_roundscale_ps((__m512)a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+#else
   const Floats magic = splat(12582912.f);  // 1.5 * 2^23: its last bit is worth one
   return (a + magic) - magic;
+#endif
 }
 inline Ints nearest_ints(Floats a) {
+#if defined(__AVX512F__)
+  return (Ints)_mm512_cvtps_epi32((__m512)a);
+#elif defined(__AVX2__)
+  return (Ints)_mm256_cvtps_epi32((__m256)a);
+#else
   const Floats magic = splat(12582912.f);
   return bits(a + magic) - bits(magic);
+#endif
+}
+// a * 2^n for a whole n of at most 253 in size, rounded once.
+inline Floats scaled(Floats a, Floats n) {
+#if defined(__AVX512F__)
+  return (Floats)_mm512_scalef_ps((__m512)a, (__m512)n);
+#else
+  const Ints power = nearest_ints(n), half = power >> 1;  // two factors, so that neither overflows or is denormal
+  return a * bits((half + 127) << 23) * bits((power - half + 127) << 23);
+#endif
 }
 // Orders of lanes: `__builtin_shufflevector`, which GCC and Clang have, wants them as constants.
 template <int STEP, size_t... LANE>
