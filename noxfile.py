@@ -158,7 +158,7 @@ def nightly(session: nox.Session) -> None:
         for arguments in (["update"], ["install", "-y", "--no-install-recommends", "default-jre-headless"]):
             session.run("apt-get", *arguments, external=True, silent=True, success_codes=range(256))
     run_pytest(session, *IN_PROCESSES, "-m", "nightly", "tests", *glob("packages/*/tests"), threads=1)
-    names = ("properties", "checkpoints_real", "edited_ledgers", "faults", "checkpoint_faults")
+    names = ("properties", "checkpoints_real", "hostile_ledgers", "faults", "checkpoint_faults")
     files = [*(f"tests/test_{name}.py" for name in names), "packages/fxopt-capture/tests/test_archive_hostile.py"]
     run_pytest(session, "--hypothesis-show-statistics", *files, profile="nightly")
 
