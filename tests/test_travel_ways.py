@@ -30,8 +30,9 @@ from fxopt_core import (
 )
 from fxopt_linear import FuseBiasInLinear, MergeLinears
 from fxopt_rewrite import provenance
+from fxopt_testing import pictures
 from fxopt_testing.forms import FunctionTracer, traced_by
-from fxopt_testing.pictures import changes, picture
+from fxopt_testing.pictures import changes as difference
 
 Picture = dict[str, Any]
 PASSES: tuple[ReversibleTransformation, ...] = (MergeLinears(), ChangeTrueDivToMulByInverse(), FuseBiasInLinear())
@@ -83,11 +84,15 @@ def exported() -> GraphModule:
     return faithful_copy(_exported())
 
 
-def described(graph_module: GraphModule) -> Picture:
+def picture(graph_module: GraphModule) -> Picture:
     """All that undo promises to bring back: beside what the kit compares, strides and what nodes say of themselves."""
     nodes, tensors = iter_nodes(graph_module.graph), graph_module.state_dict().items()
     meta = [[str(node.meta.get(key)) for key in ("stack_trace", "nn_module_stack", "note")] for node in nodes]
-    found = {**picture(graph_module), "meta": meta, "strides": {name: tensor.stride() for name, tensor in tensors}}
+    found = {
+        **pictures.picture(graph_module),
+        "meta": meta,
+        "strides": {name: tensor.stride() for name, tensor in tensors},
+    }
     del found["module ``"]  # the root, whose hooks are lost when torch copies it
     return found
 
@@ -171,7 +176,7 @@ WAYS: list[Callable[[GraphModule], GraphModule]] = [
 def test_undo_is_exact_after_it(make: Callable[[], GraphModule], way: Callable[[GraphModule], GraphModule]) -> None:
     """Marks, provenance and records are there, equal passes find them, and undo brings all back."""
     graph_module = make()
-    before, expected = described(graph_module), graph_module(X)
+    before, expected = picture(graph_module), graph_module(X)
     assert compose(*PASSES)(graph_module, expect=4) is graph_module
     names = [[node.name for node in each.get_transformed_nodes(graph_module)] for each in PASSES]
     if make is exported and way in PICKLED:
@@ -185,10 +190,8 @@ def test_undo_is_exact_after_it(make: Callable[[], GraphModule], way: Callable[[
     assert {found.pass_name for found in made} == {each.name for each in PASSES}
     undo(arrived)
     reordered = way in (copy.copy, around_its_graph, of_copied_nodes, split_const_subgraphs)
-    found = described(arrived)
-    if reordered:
-        found, before = in_any_order(found), in_any_order(before)
-    assert changes(before, found) == []
+    found = picture(arrived)
+    assert difference(in_any_order(found) if reordered else found, in_any_order(before) if reordered else before) == []
     assert torch.equal(arrived(X), expected)
 
 
@@ -201,10 +204,10 @@ def in_any_order(found: Picture) -> Picture:
 def test_a_split_module_is_refused() -> None:
     """The nodes are in a module of their own then."""
     split: GraphModule = split_module(MergeLinears()(traced()), None, lambda node: 0)  # type: ignore[arg-type]  # unused
-    before = described(split)
+    before = picture(split)
     with pytest.raises(UndoError, match="module `q_k_v_merged` is gone"):
         undo(split)
-    assert changes(before, described(split)) == []
+    assert difference(picture(split), before) == []
 
 
 def test_what_a_transformer_made_has_no_marks() -> None:
@@ -212,27 +215,27 @@ def test_what_a_transformer_made_has_no_marks() -> None:
     graph_module = Transformer(MergeLinears()(traced())).transform()
     assert history(graph_module) == ()
     assert not MergeLinears().get_transformed_nodes(graph_module)
-    before = described(graph_module)
+    before = picture(graph_module)
     undo(graph_module)
-    assert changes(before, described(graph_module)) == []
+    assert difference(picture(graph_module), before) == []
 
 
 def test_a_graph_module_that_lost_its_ledger_is_refused() -> None:
     """Nodes say that they were rewritten, and nothing says how."""
     graph_module = saved(MergeLinears()(traced()))
     graph_module.meta["fxopt"] = None
-    before = described(graph_module)
+    before = picture(graph_module)
     for how in (undo, lambda gm: MergeLinears()(gm, reverse=True)):
         with pytest.raises(FxoptError, match=r"no ledger that says how.*new.meta.update\(old.meta\)"):
             how(graph_module)
-        assert changes(before, described(graph_module)) == []
+        assert difference(picture(graph_module), before) == []
 
 
 def test_numbers_of_nodes_from_elsewhere_are_not_taken_for_ones_own() -> None:
     """Passes on a graph module without a ledger count anew, and are undone by their own."""
     graph_module = MergeLinears()(traced())
     graph_module.meta["fxopt"] = None
-    before, expected = described(graph_module), graph_module(X)
+    before, expected = picture(graph_module), graph_module(X)
     undo(ChangeTrueDivToMulByInverse()(graph_module, expect=1))
-    assert changes(before, described(graph_module)) == []
+    assert difference(picture(graph_module), before) == []
     assert torch.equal(graph_module(X), expected)
