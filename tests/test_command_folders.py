@@ -8,22 +8,14 @@ from typing import Any
 
 import pytest
 import torch
-from typer.testing import CliRunner
+from command_runs import fxopt_json as command
 
 import fxopt
 from fxopt.commands import checks, outputs
-from fxopt.commands.main import build_app
 
 transformers = pytest.importorskip("transformers")
 hub = pytest.importorskip("huggingface_hub")
 pytestmark = pytest.mark.filterwarnings("ignore")
-
-
-def command(*arguments: object, code: int = 0) -> Any:
-    """Run the command with ``--json``; return what it prints."""
-    result = CliRunner().invoke(build_app(plain=True), [*map(str, arguments), "--json"])
-    assert result.exit_code == code, result.output
-    return json.loads(result.stdout)
 
 
 def minilm(folder: Path) -> Path:

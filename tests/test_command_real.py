@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from typer.testing import CliRunner
-
-from fxopt.commands.main import build_app
+from command_runs import fxopt_json as fxopt
 
 transformers = pytest.importorskip("transformers")
 safetensors = pytest.importorskip("safetensors.torch")
@@ -24,13 +20,6 @@ SIZES = {
     "intermediate_size": 32,
     "max_position_embeddings": 16,
 }
-
-
-def fxopt(*arguments: object, code: int = 0) -> Any:
-    """Run the command with ``--json``; return what it prints."""
-    result = CliRunner().invoke(build_app(plain=True), [*map(str, arguments), "--json"])
-    assert result.exit_code == code, result.output
-    return json.loads(result.stdout)
 
 
 @pytest.fixture
@@ -83,3 +72,13 @@ def test_a_folder_without_weights(folder: Path, tmp_path: Path) -> None:
     (folder / "model.safetensors").unlink()
     error = fxopt("optimize", folder, "-o", tmp_path / "out.fxopt", code=3)["error"]
     assert "transformers cannot load" in error["message"]
+
+
+@pytest.mark.nightly  # by day, README's commands write a report of a text model
+def test_a_report_of_a_published_cnn(tmp_path: Path) -> None:
+    torch.save((torch.randn(2, 3, 64, 64),), tmp_path / "images.pt")
+    out, page = tmp_path / "fast.fxopt", tmp_path / "fast.html"
+    arguments = ("-o", out, "--report", page, "--inputs", tmp_path / "images.pt")
+    data = fxopt("optimize", "published_weights:efficientnet", *arguments)
+    assert (data["output"], data["report"], data["problem"]) == (str(out), str(page), None)
+    assert "PackedConv2d" in page.read_text(encoding="utf-8")
