@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from architectures import ARCHITECTURES
+from architectures import BY_NAME
 from nightly import mostly_nightly
 from torch import nn
 from torch.fx import GraphModule
@@ -19,7 +19,6 @@ from fxopt_capture import capture, export, load, save
 from fxopt_core import history, iter_nodes, registry, undo
 
 PIPELINE = "merge-linears,change-true-div-to-mul-by-inverse"
-BY_NAME = {architecture.name: architecture for architecture in ARCHITECTURES}
 SIZES = ((2, 6), (3, 9), (1, 4), (5, 17))
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from architectures import ARCHITECTURES
+from architectures import BY_NAME
 from generated_models import Generated
 from hypothesis import assume, given, strategies as st
 from nightly import drawn
@@ -71,7 +71,7 @@ def sentence_encoder() -> tuple[nn.Module, GraphModule, dict[str, Tensor]]:
 
 def decoder() -> tuple[nn.Module, GraphModule, dict[str, Tensor]]:
     """A small Qwen2 with grouped-query attention and a head that is tied to its embedding."""
-    qwen = next(architecture for architecture in ARCHITECTURES if architecture.name == "Qwen2")
+    qwen = BY_NAME["Qwen2"]
     model = qwen.build(pytest.importorskip("transformers"))
     return model, symbolic_trace(model, input_names=["input_ids", "attention_mask"]), qwen.example(2, 9)
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from architectures import ARCHITECTURES, DECODER, ENCODER, VOCABULARY
+from architectures import BY_NAME, DECODER, ENCODER, VOCABULARY
 from hypothesis import settings
 from torch import nn
 
@@ -20,7 +20,6 @@ from fxopt_core import Record, history, registry
 
 transformers = pytest.importorskip("transformers")
 
-BY_NAME = {architecture.name: architecture for architecture in ARCHITECTURES}
 EVERYTHING = "fold-batch-norm,merge-linears,change-true-div-to-mul-by-inverse,cpu-inference"
 # Not what export takes out itself (dropouts and other no-ops), and not regions, which may be cut at other operations.
 ON_LAYERS = ("merge-", "fuse-batch-norm", "change-true-div", "convert-to-", "pack-")

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from architectures import ARCHITECTURES, Architecture
+from architectures import BY_NAME, Architecture
 from nightly import mostly_nightly
 from torch import nn
 from torch.fx import GraphModule
@@ -21,7 +21,6 @@ from fxopt_linear import MergeLinears
 
 transformers = pytest.importorskip("transformers")
 files = pytest.importorskip("safetensors.torch")
-BY_NAME = {architecture.name: architecture for architecture in ARCHITECTURES}
 STREAMED = ("BERT", "Llama", "Qwen2", "T5", "ViT", "ResNet", "MobileNetV2", "Gemma 2")
 
 

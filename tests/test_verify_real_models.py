@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from architectures import ARCHITECTURES
+from architectures import BY_NAME
 from nightly import mostly_nightly
 from torch import Tensor, nn
 
@@ -17,7 +17,6 @@ from fxopt_capture import capture
 from fxopt_core import faithful_copy, history, registry
 from fxopt_tools import verify
 
-BY_NAME = {architecture.name: architecture for architecture in ARCHITECTURES}
 SIZES = ((2, 8), (2, 11), (3, 8))
 
 
