@@ -14,7 +14,7 @@ from fxopt_rewrite.ops.vocabulary import MODULES, SYNONYMS
 from site_pages.operations import operations_page
 from site_pages.references import groups_of, installed_packages, write_references
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 PACKAGES = sorted(path.parent.name.replace("-", "_") for path in ROOT.glob("packages/*/src"))
 ARCHITECTURE = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
 

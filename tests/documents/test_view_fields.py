@@ -9,7 +9,7 @@ import pytest
 
 import fxopt_rewrite
 
-PAGE = (Path(__file__).parents[1] / "docs" / "writing-passes.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).parents[2] / "docs" / "writing-passes.md").read_text(encoding="utf-8")
 ROWS = dict(re.findall(r"^\| (?:`(\w+)`|of any layer) \| (`[a-z].*) \|$", PAGE, re.M))
 VIEWS = [
     view

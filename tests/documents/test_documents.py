@@ -17,7 +17,7 @@ pytest.importorskip("sybil", reason="the group `documents` of pyproject.toml is 
 from document_examples import run
 from nightly import mostly_nightly
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 PLACES = ("README.md", "CONTRIBUTING.md", "docs/**/*.md", "packages/*/README.md")
 MADE = (ROOT / "docs" / "passes", ROOT / "docs" / "reference")
 """Folders of pages that are made when the site is built; those of passes are run by `test_pass_pages`."""

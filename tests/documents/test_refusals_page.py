@@ -7,7 +7,7 @@ from pathlib import Path
 from fxopt_core import registry
 from fxopt_rewrite import REASONS
 
-PAGE = Path(__file__).parent.parent / "docs" / "refusals.md"
+PAGE = Path(__file__).parents[2] / "docs" / "refusals.md"
 
 
 def test_every_code_is_listed_with_what_to_do() -> None:

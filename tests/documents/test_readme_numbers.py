@@ -10,7 +10,7 @@ from benchmarks.results import FOLDER, read
 
 from benchmarks import summary
 
-README = Path(__file__).parent.parent / "README.md"
+README = Path(__file__).parents[2] / "README.md"
 
 
 @pytest.mark.skipif(not (FOLDER / "efficiency.json").exists(), reason="efficiency was not measured yet")

