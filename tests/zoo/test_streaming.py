@@ -48,10 +48,9 @@ def ties(module: nn.Module) -> list[int]:
 
 
 def assert_same(graph_module: GraphModule, expected: GraphModule, architecture: Architecture) -> None:
-    """Both have the same tensors, bit for bit, and ties, the same guards, and compute the same."""
+    """Both have the same tensors, bit for bit, the same guards, and compute the same."""
     found = tensors(graph_module)
     assert list(found) == list(tensors(expected))
-    assert ties(graph_module) == ties(expected)
     wrong = [key for key, value in tensors(expected).items() if not torch.equal(value, found[key])]
     assert wrong == []
     assert str(graph_module.get_submodule("_guards_fn")) == str(expected.get_submodule("_guards_fn"))
@@ -72,6 +71,7 @@ def test_it_is_loading_and_rewriting_in_one(name: str, tmp_path: Path) -> None:
     assert str(load_checkpoint(graph_module, tmp_path)) == "<All keys matched successfully>"
     expected = rewritten(model, architecture, passes())
     assert_same(graph_module, expected, architecture)
+    assert ties(graph_module) == ties(expected)
     saved, again = original_state_dict(expected), original_state_dict(graph_module)
     assert list(saved) == list(again) and all(torch.equal(value, again[key]) for key, value in saved.items())
     assert all(tensor.is_meta for tensor in meta.state_dict().values())
