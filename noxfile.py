@@ -127,9 +127,7 @@ def newest(session: nox.Session) -> None:
         del versions[name_of(line)]
         session.run("python", "-m", "pip", "uninstall", "--quiet", "--yes", name_of(line))
     session.log("tried: " + ", ".join(f"{name} {version}" for name, version in versions.items()))
-    run_pytest(
-        session, *IN_PROCESSES, *glob("packages/*/tests"), *(f"tests/test_{name}.py" for name in ON_NEWEST), threads=1
-    )
+    run_pytest(session, *IN_PROCESSES, *glob("packages/*/tests"), *files_of_tests(*ON_NEWEST), threads=1)
 
 
 @nox.session
@@ -158,9 +156,9 @@ def nightly(session: nox.Session) -> None:
         for arguments in (["update"], ["install", "-y", "--no-install-recommends", "default-jre-headless"]):
             session.run("apt-get", *arguments, external=True, silent=True, success_codes=range(256))
     run_pytest(session, *IN_PROCESSES, "-m", "nightly", "tests", *glob("packages/*/tests"), threads=1)
-    names = ("properties", "checkpoints_real", "edited_ledgers", "faults", "checkpoint_faults")
-    files = [*(f"tests/test_{name}.py" for name in names), "packages/fxopt-capture/tests/test_archive_hostile.py"]
-    run_pytest(session, "--hypothesis-show-statistics", *files, profile="nightly")
+    drawn = files_of_tests("properties", "checkpoints_real", "hostile_ledgers", "faults", "checkpoint_faults")
+    hostile = "packages/fxopt-capture/tests/test_archive_hostile.py"
+    run_pytest(session, "--hypothesis-show-statistics", *drawn, hostile, profile="nightly")
 
 
 @nox.session(requires=["torch", "wheels"])
@@ -425,6 +423,11 @@ def run_pytest(
 def glob(pattern: str) -> list[str]:
     """The paths in the repository that match, relative to its root, which is where sessions run."""
     return sorted(str(path.relative_to(ROOT)) for path in ROOT.glob(pattern))
+
+
+def files_of_tests(*names: str) -> list[str]:
+    """The files of these tests of the whole, whichever folder they are in."""
+    return [path for name in names for path in glob(f"tests/**/test_{name}.py")]
 
 
 def holds_python(place: Path) -> bool:

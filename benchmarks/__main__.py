@@ -12,8 +12,6 @@ import warnings
 from collections.abc import Sequence
 from pathlib import Path
 
-import torch
-
 from benchmarks import machine, summary
 from benchmarks.page import PAGE, markdown, page
 from benchmarks.results import FOLDER, Results, read, read_all, write
@@ -81,7 +79,6 @@ def measure(name: str, options: argparse.Namespace) -> Results | None:
     warnings.simplefilter("ignore")  # peers warn of deprecations of their own
     threads = 1 if options.busy else options.threads
     set_threads(threads)
-    devices = ("cpu", "cuda") if torch.cuda.is_available() else ("cpu",)
     rounds = options.rounds or (3 if options.quick else 30)
     path = options.out / f"{name}.json"
     there = read(path).tables if path.exists() and (options.resume or options.only) else ()
@@ -91,7 +88,6 @@ def measure(name: str, options: argparse.Namespace) -> Results | None:
         options.quick,
         rounds,
         threads,
-        devices,
         busy=options.busy,
         only=tuple(options.only),
         seconds=seconds,

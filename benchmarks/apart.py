@@ -107,22 +107,20 @@ class Worker:
         self.process.join()
 
 
-def rounds_apart(makes: Mapping[str, Make], settings: Settings, device: str = "cpu") -> dict[str, Timed | Absent]:
+def rounds_apart(makes: Mapping[str, Make], settings: Settings) -> dict[str, Timed | Absent]:
     """Prepare each engine in a process of its own, and measure all in shuffled rounds, after one that is not counted.
 
     Args:
         makes: functions that prepare the engines, by name.
         settings: how many rounds, the threads of each engine, which clock, the seed of the order.
-        device: what the engines compute on.
     """
-    return {name: found[""] for name, found in cases_apart(makes, [""], settings, device).items()}
+    return {name: found[""] for name, found in cases_apart(makes, [""], settings).items()}
 
 
 def cases_apart(
     makes: Mapping[str, MakeCases],
     cases: Sequence[str],
     settings: Settings,
-    device: str = "cpu",
     *,
     calls: int = CALLS,
     together: bool = True,
@@ -133,7 +131,6 @@ def cases_apart(
         makes: what prepares the engines, by name.
         cases: the names of the calls.
         settings: how many rounds, the threads of each engine, which clock, the seed of the order.
-        device: what the engines compute on.
         calls: how many calls a block has at least.
         together: whether the engines are prepared at the same time: faster, and all need their memory at once.
     """
@@ -147,7 +144,7 @@ def cases_apart(
             states.update({(n, case): state for n in names for case, state in workers[n].prepared(cases).items()})
 
         for name, make in makes.items():
-            workers[name] = Worker(make, settings.threads, settings.clock(device))
+            workers[name] = Worker(make, settings.threads, settings.clock)
             stack.callback(workers[name].end)
             if not together:
                 wait_for([name])

@@ -49,7 +49,7 @@ def compared(regime: Regime, settings: Settings) -> Table:
         tasks["live model, dynamo's guards alone"] = live.task(regime.model, inputs, fxopt=False)
         tasks["live model, with fxopt"] = live.task(regime.model, inputs, fxopt=True)
         tasks["of which fxopt"] = live.alone
-    seconds = shuffled_rounds(tasks, settings.rounds, clock=settings.clock("cpu"), seed=settings.seed)
+    seconds = shuffled_rounds(tasks, settings.rounds, clock=settings.clock, seed=settings.seed)
     rows = tuple(Row(name, (Measured.of(found),)) for name, found in seconds.items())
     text = TEXT.format(title=regime.title, weights=live.weights, inputs=live.inputs)
     return Table("Calls that compute nothing", ("", "one call"), rows, text)

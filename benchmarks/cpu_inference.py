@@ -1,4 +1,4 @@
-"""Inference of convolutional models: fxopt's pipeline `cpu-inference` beside every peer; on a GPU, what runs there."""
+"""Inference of convolutional models: fxopt's pipeline `cpu-inference` beside every peer."""
 
 from __future__ import annotations
 
@@ -11,19 +11,17 @@ from dataclasses import replace
 
 from benchmarks.folding import compared
 from benchmarks.models import CONVOLUTIONAL, SMALL
-from benchmarks.runners import INFERENCE, INFERENCE_ON_GPU
+from benchmarks.runners import INFERENCE
 from benchmarks.suite import Settings, Table
 
 _TWICE = "eager, a copy"
 
 
 def tables(settings: Settings) -> Iterator[Table]:
-    """A table for each model and device, and one with two threads of which one shares its core with another program."""
+    """A table for each model, and one with two threads of which one shares its core with another program."""
     models = SMALL if settings.quick else CONVOLUTIONAL
-    for device in settings.devices:
-        runners = INFERENCE if device == "cpu" else INFERENCE_ON_GPU
-        for name, maker in models.items():
-            yield compared(name, maker, runners, settings, device)
+    for name, maker in models.items():
+        yield compared(name, maker, INFERENCE, settings)
     name, maker = next(iter(models.items()))
     ways = {way: runner for way, runner in INFERENCE.items() if way != _TWICE and "folded" not in way}
     with busy_core():

@@ -28,10 +28,8 @@ class Shape:
     cached: int = 256
 
 
-LLAMA_8B = Shape(width=4096, inner=14336, heads=32, groups=8, layers=4, cached=1024)
-"""Layers of the size of Llama 3 8B, for GPUs."""
 MEDIUM = Shape(width=1024, inner=2816, heads=16, groups=4, layers=4)
-"""Layers of a model of half a billion parameters, for CPUs."""
+"""Layers of a model of half a billion parameters."""
 TINY = Shape(width=32, inner=64, heads=4, groups=2, layers=2, cached=8)
 
 

@@ -24,27 +24,26 @@ def tables(settings: Settings) -> Iterator[Table]:
         models = {"MLP with batch norm, hidden size 8": partial(batch_norm_mlp, 8, 2), **SMALL}
     else:
         models |= {name: CONVOLUTIONAL[name] for name in ("MobileNetV2", "ResNet-50", "EfficientNet-Lite0")}
-    for device in settings.devices:
-        for name, maker in models.items():
-            yield compared(name, maker, FOLDING, settings, device)
+    for name, maker in models.items():
+        yield compared(name, maker, FOLDING, settings)
 
 
-def compared(name: str, maker: Maker, runners: Mapping[str, Runner], settings: Settings, device: str = "cpu") -> Table:
-    """The ways to run one model on a device, in the same rounds, each in a process of its own."""
-    makes = {way: partial(prepared, maker, runner, device) for way, runner in runners.items()}
-    found = rounds_apart(makes, settings, device)
+def compared(name: str, maker: Maker, runners: Mapping[str, Runner], settings: Settings) -> Table:
+    """The ways to run one model, in the same rounds, each in a process of its own."""
+    makes = {way: partial(prepared, maker, runner) for way, runner in runners.items()}
+    found = rounds_apart(makes, settings)
     eager = found["eager"]
     rows = tuple(Row(way, cells(timed, eager, "error")) for way, timed in found.items())
     text = "" if isinstance(eager, Absent) else TEXT.format(size=eager.note["size"], note=settings.note)
-    return Table(name if device == "cpu" else f"{name} on a GPU", COLUMNS, rows, text)
+    return Table(name, COLUMNS, rows, text)
 
 
-def prepared(maker: Maker, runner: Runner, device: str) -> Ready | Absent:
+def prepared(maker: Maker, runner: Runner) -> Ready | Absent:
     """A model run in one way, and the error of its output."""
     subject = maker()
     if isinstance(subject, Absent):
         return subject
-    model, x = subject[0].to(device), subject[1].to(device)
+    model, x = subject
     expected = model(x)
     task = runner(model, x)
     size = " x ".join(map(str, x.shape))

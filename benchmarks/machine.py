@@ -30,7 +30,7 @@ Facts = dict[str, str]
 
 def facts(threads: int) -> Facts:
     """Return what is known about the machine, as text by name."""
-    found = {
+    return {
         "processor": processor(),
         "processors": str(os.cpu_count()),
         "instructions": torch.backends.cpu.get_cpu_capability(),
@@ -39,10 +39,8 @@ def facts(threads: int) -> Facts:
         "system": f"{platform.system()} {platform.machine()}",
         "python": platform.python_version(),
         "commit": commit(),
+        **versions(),
     }
-    if torch.cuda.is_available():
-        found["accelerator"] = torch.cuda.get_device_name()
-    return {**found, **versions()}
 
 
 def versions() -> Facts:

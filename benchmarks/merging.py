@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule
 
-from benchmarks.decoding import LLAMA_8B, MEDIUM, TINY, Shape, decoder
+from benchmarks.decoding import MEDIUM, TINY, Shape, decoder
 from benchmarks.peers import optimum
 from benchmarks.suite import (
     Absent,
@@ -34,24 +34,22 @@ Mode = Callable[[GraphModule, Tensor], Task]
 
 
 def tables(settings: Settings) -> Iterator[Table]:
-    """Run time on each device, then the seconds of merging and undoing."""
-    for device in settings.devices:
-        yield run_time(settings, device)
+    """Run time, then the seconds of merging and undoing."""
+    yield run_time(settings)
     yield transform_time(settings)
 
 
-def run_time(settings: Settings, device: str) -> Table:
+def run_time(settings: Settings) -> Table:
     """Decoding one token with separate and merged projections."""
-    shape = TINY if settings.quick else LLAMA_8B if device == "cuda" else MEDIUM
-    dtypes = (torch.bfloat16,) if device == "cuda" else (torch.float32, torch.bfloat16)
+    shape = TINY if settings.quick else MEDIUM
     rows = []
-    for dtype in dtypes:
+    for dtype in (torch.float32, torch.bfloat16):
         for batch in BATCHES[:1] if settings.quick else BATCHES:
-            for name, mode in modes_of(device, batch).items():
-                seconds = decoding(shape, batch, dtype, device, mode, settings)
+            for name, mode in modes_of(batch).items():
+                seconds = decoding(shape, batch, dtype, mode, settings)
                 label = f"{str(dtype).removeprefix('torch.')}, batch {batch}, {name}"
                 rows.append(Row(label, cells(seconds)))
-    text = RUN_TEXT.format(**vars(shape), note=settings.note if device == "cpu" else "")
+    text = RUN_TEXT.format(**vars(shape), note=settings.note)
     columns = (
         "decoding a token",
         "separate",
@@ -60,25 +58,23 @@ def run_time(settings: Settings, device: str) -> Table:
         "separate / optimum",
         "separate / itself",
     )
-    return Table(f"Merged against separate on {'a GPU' if device == 'cuda' else 'the CPU'}", columns, tuple(rows), text)
+    return Table("Merged against separate on the CPU", columns, tuple(rows), text)
 
 
-def decoding(
-    shape: Shape, batch: int, dtype: torch.dtype, device: str, mode: Mode, settings: Settings
-) -> Seconds | Absent:
+def decoding(shape: Shape, batch: int, dtype: torch.dtype, mode: Mode, settings: Settings) -> Seconds | Absent:
     """Seconds of a call: separate, separate again, and merged by each."""
-    x = torch.randn(batch, 1, shape.width, dtype=dtype, device=device)
+    x = torch.randn(batch, 1, shape.width, dtype=dtype)
     torch.compiler.reset()
     makers = {"separate": separate, "itself": separate, "fxopt": merged, "optimum": merged_by_optimum}
     tasks: dict[str, Task] = {}
     for name, maker in makers.items():
-        task = tried(partial(started, mode, maker, Decoder(shape, batch, dtype, device), x))
+        task = tried(partial(started, mode, maker, Decoder(shape, batch, dtype), x))
         if isinstance(task, Absent):
             if name in ("separate", "fxopt"):
                 return task
             continue
         tasks[name] = task
-    return shuffled_rounds(tasks, settings.rounds, clock=settings.clock(device), seed=settings.seed)
+    return shuffled_rounds(tasks, settings.rounds, clock=settings.clock, seed=settings.seed)
 
 
 def cells(seconds: Seconds | Absent) -> tuple[Cell, ...]:
@@ -100,12 +96,11 @@ class Decoder:
     shape: Shape
     batch: int = 1
     dtype: torch.dtype = torch.float32
-    device: str = "cpu"
 
 
 def separate(of: Decoder) -> GraphModule:
     """The trace as it is."""
-    return torch.fx.symbolic_trace(decoder(of.shape, of.batch, of.dtype, of.device))
+    return torch.fx.symbolic_trace(decoder(of.shape, of.batch, of.dtype))
 
 
 def merged(of: Decoder) -> GraphModule:
@@ -124,14 +119,9 @@ def started(mode: Mode, maker: Callable[[Decoder], GraphModule], of: Decoder, x:
     return mode(maker(of), x)
 
 
-def modes_of(device: str, batch: int) -> dict[str, Mode]:
-    """The ways to run a graph module on a device; on CPUs, where it takes minutes, compiled for one sequence only."""
-    modes: dict[str, Mode] = {"eager": eager}
-    if device == "cuda" or batch == 1:
-        modes["torch.compile"] = compiled
-    if device == "cuda":
-        modes["CUDA graph"] = recorded
-    return modes
+def modes_of(batch: int) -> dict[str, Mode]:
+    """The ways to run a graph module; compiled, which takes minutes, for one sequence only."""
+    return {"eager": eager, "torch.compile": compiled} if batch == 1 else {"eager": eager}
 
 
 def eager(graph_module: GraphModule, x: Tensor) -> Task:
@@ -145,21 +135,6 @@ def compiled(graph_module: GraphModule, x: Tensor) -> Task:
     return lambda: program(x)
 
 
-def recorded(graph_module: GraphModule, x: Tensor) -> Task:
-    """Recorded once as a CUDA graph, and replayed."""
-    stream_type: Any = torch.cuda.Stream
-    stream = stream_type()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.no_grad(), torch.cuda.stream(stream):
-        for _ in range(3):  # as torch's documentation asks for before a recording
-            graph_module(x)
-    torch.cuda.current_stream().wait_stream(stream)
-    graph = torch.cuda.CUDAGraph()
-    with torch.no_grad(), torch.cuda.graph(graph):
-        graph_module(x)
-    return graph.replay
-
-
 def transform_time(settings: Settings) -> Table:
     """Seconds of merging and of undoing, in memory that is there."""
     shape = TINY if settings.quick else MEDIUM
@@ -170,7 +145,7 @@ def transform_time(settings: Settings) -> Table:
         makers = {"fxopt": partial(merging, MergeLinears(), of), "undo": partial(undoing, of)}
         if not isinstance(peer, Absent):
             makers["optimum"] = partial(merging, peer.MergeLinears(), of)
-        seconds = shuffled_once(makers, settings.fewer_rounds(15), clock=settings.clock("cpu"), seed=settings.seed)
+        seconds = shuffled_once(makers, settings.fewer_rounds(15), clock=settings.clock, seed=settings.seed)
         theirs: tuple[Cell, Cell] = (peer, peer)
         if "optimum" in seconds:
             theirs = (Measured.of(seconds["optimum"]), Measured.ratio(seconds["optimum"], seconds["fxopt"]))

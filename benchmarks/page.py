@@ -25,7 +25,7 @@ What fxopt costs and gains, measured beside other tools.
 - Times are medians over the rounds, with quartiles in parentheses. Ratios are taken within rounds; above 1 is faster.
 - The second row of a table, where it is a copy of the first, shows the noise.
 - Compare within one table only: topics ran at different times, on a machine with other work.
-- No GPU has been measured. Folding, inference and merging would run on one; that code is tested on CPUs only.
+- No GPU has been measured.
 """
 
 

@@ -7,7 +7,6 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 import torch
 from torch import nn
@@ -15,7 +14,7 @@ from torch import nn
 import fxopt
 from benchmarks import varied
 from benchmarks.apart import Make, Ready, Timed, rounds_apart
-from benchmarks.runners import onnx_session, openvino_request
+from benchmarks.runners import onnxruntime_call, openvino_call
 from benchmarks.suite import Absent, Cell, Measured, Row, Settings, Table
 
 TEXT = """One call in float32. {note} `layers only` is `cpu-inference` without `plan-regions`. Each cell has a process \
@@ -101,28 +100,14 @@ def exported(label: str, engine: str) -> Ready | Absent:
     expected = model(*args)
     first = next(iter(expected.values())) if isinstance(expected, dict) else expected
     first = first if isinstance(first, torch.Tensor) else first[0]
-    if not torch.allclose(torch.from_numpy(prepared()), first, rtol=1e-2, atol=1e-2 * float(first.abs().max())):
+    if not torch.allclose(prepared(), first, rtol=1e-2, atol=1e-2 * float(first.abs().max())):
         return Absent("wrong results")
     return Ready(prepared, {})
 
 
-def by_onnxruntime(model: nn.Module, args: tuple[torch.Tensor, ...]) -> Callable[[], Any]:
-    """A function that computes the first output in onnxruntime."""
-    session = onnx_session(model, args)
-    inputs = {each.name: given.numpy() for each, given in zip(session.get_inputs(), args, strict=True)}
-    return lambda: session.run(None, inputs)[0]
-
-
-def by_openvino(model: nn.Module, args: tuple[torch.Tensor, ...]) -> Callable[[], Any]:
-    """A function that computes the first output in OpenVINO."""
-    request = openvino_request(model, args)
-    inputs = [each.numpy() for each in args]
-    return lambda: request.infer(inputs, share_inputs=True)[0]
-
-
-ENGINES: Mapping[str, Callable[[nn.Module, tuple[torch.Tensor, ...]], Callable[[], Any]]] = {
-    "onnxruntime": by_onnxruntime,
-    "OpenVINO": by_openvino,
+ENGINES: Mapping[str, Callable[[nn.Module, tuple[torch.Tensor, ...]], Callable[[], torch.Tensor]]] = {
+    "onnxruntime": onnxruntime_call,
+    "OpenVINO": openvino_call,
 }
 
 

@@ -105,15 +105,25 @@ def by_compile_freezing(model: nn.Module, x: Tensor) -> Task:
 
 def by_onnxruntime(model: nn.Module, x: Tensor) -> Task:
     """torch's ONNX export and onnxruntime, with torch's number of threads."""
-    session = onnx_session(model, (x,))
-    inputs = {session.get_inputs()[0].name: x.numpy()}
-    return lambda: torch.from_numpy(session.run(None, inputs)[0])
+    return onnxruntime_call(model, (x,))
 
 
 def by_openvino(model: nn.Module, x: Tensor) -> Task:
     """torch's ONNX export and OpenVINO in float32, with torch's number of threads."""
-    request = openvino_request(model, (x,))
-    inputs = [x.numpy()]
+    return openvino_call(model, (x,))
+
+
+def onnxruntime_call(model: nn.Module, args: tuple[Tensor, ...]) -> Callable[[], Tensor]:
+    """A function that computes the first output in onnxruntime."""
+    session = onnx_session(model, args)
+    inputs = {each.name: given.numpy() for each, given in zip(session.get_inputs(), args, strict=True)}
+    return lambda: torch.from_numpy(session.run(None, inputs)[0])
+
+
+def openvino_call(model: nn.Module, args: tuple[Tensor, ...]) -> Callable[[], Tensor]:
+    """A function that computes the first output in OpenVINO."""
+    request = openvino_request(model, args)
+    inputs = [each.numpy() for each in args]
     return lambda: torch.from_numpy(request.infer(inputs, share_inputs=True)[0])
 
 
@@ -217,10 +227,6 @@ INFERENCE: Mapping[str, Runner] = {
     "onnxruntime": by_onnxruntime,
     "OpenVINO": by_openvino,
 }
-
-_FOR_CPUS = (by_onnxruntime, by_openvino, by_fxopt_cpu_inference)
-INFERENCE_ON_GPU = {name: runner for name, runner in INFERENCE.items() if runner not in _FOR_CPUS}
-"""onnxruntime's package is that for CPUs, and so is the pipeline."""
 
 
 def _fused(layer: nn.Conv2d | nn.Linear, norm: Any) -> nn.Module:

@@ -33,7 +33,6 @@ class Settings:
         quick: small models and few rounds, to see that everything runs; the numbers mean nothing.
         rounds: how often each candidate is measured.
         threads: the threads of torch and its peers on the CPU.
-        devices: "cpu", and "cuda" where there is one.
         seed: the seed of the order within rounds.
         only: words, one of which a table's title must have, for topics with many tables; none for all tables.
         seconds: how long one pass of a row may take, for topics that choose how much they do.
@@ -44,7 +43,6 @@ class Settings:
     quick: bool = False
     rounds: int = 30
     threads: int = 2
-    devices: tuple[str, ...] = ("cpu",)
     seed: int = 0
     busy: bool = False
     only: tuple[str, ...] = ()
@@ -55,10 +53,9 @@ class Settings:
         """Return whether a table is asked for."""
         return not self.only or any(word.lower() in title.lower() for word in self.only)
 
-    def clock(self, device: str) -> Clock:
-        """Return the clock that measures repeated work on a device."""
-        if device != "cpu":
-            return device_clock
+    @property
+    def clock(self) -> Clock:
+        """The clock that measures repeated work."""
         return process_time if self.busy else perf_counter
 
     @property
@@ -215,7 +212,7 @@ def shuffled_rounds(
         rounds: how often each is measured.
         sample_seconds: how long one measurement takes at least.
         warm_up: how many calls are not counted.
-        clock: returns seconds; on a GPU pass `device_clock`.
+        clock: returns seconds.
         seed: of the order within rounds.
     """
     calls: dict[str, int] = {}
@@ -253,13 +250,6 @@ def shuffled_once(
         found[name].append(_seconds(task, 1, clock))
         del task
     return {name: tuple(seconds[warm_up:]) for name, seconds in found.items()}
-
-
-def device_clock() -> float:
-    """Return seconds, after the accelerator has done its work."""
-    if torch.accelerator.is_available():
-        torch.accelerator.synchronize()
-    return perf_counter()
 
 
 def tried(make: Callable[[], Task]) -> Task | Absent:

@@ -12,7 +12,6 @@ from benchmarks import (
     efficiency,
     encoders,
     folding,
-    loading,
     memory,
     merging,
     never_slower,
@@ -35,6 +34,5 @@ TOPICS: Mapping[str, Topic] = {
     "memory": memory.tables,
     "passes": passes.tables,
     "calls": calls.tables,
-    "loading": loading.tables,
     "capture": capture.tables,
 }

@@ -276,3 +276,4 @@ ARCHITECTURES = (
         }.items()
     ),
 )
+BY_NAME = {architecture.name: architecture for architecture in ARCHITECTURES}

@@ -125,11 +125,6 @@ def double_bias(model: Any) -> None:
     model.k.bias = nn.Parameter(model.k.bias.detach().double())
 
 
-def without_reading(model: Any) -> None:
-    """Drop the other use of a value."""
-    model.reads_between = False
-
-
 def nothing(model: Any) -> None:
     """Leave a model as it is."""
 

@@ -1,102 +1,28 @@
-"""Small models on which passes refuse sites; each has the shape of its input as ``shape``."""
+"""Small models on which passes refuse sites, by name; each has the shape of its input as ``shape``."""
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+Forward = Callable[[Any, Tensor], Any]
 
-class Pair(nn.Module):
-    """Two linear layers that share their input."""
 
-    shape: ClassVar[tuple[int, ...]] = (3, 4)
+class Layers(nn.Module):
+    """Layers and flags by name, and what is computed with them."""
 
-    def __init__(self) -> None:
+    def __init__(self, shape: tuple[int, ...], forward: Forward, **attributes: object) -> None:
         super().__init__()
-        self.q, self.k = nn.Linear(4, 4), nn.Linear(4, 2)
+        self.shape, self.computes = shape, forward
+        for name, value in attributes.items():
+            setattr(self, name, value)
 
     def forward(self, x: Tensor) -> Any:
-        return self.q(x) * 2.0, self.k(x) * 2.0
-
-
-class Subclassed(Pair):
-    """One of them is of a subclass of torch's own."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.k = nn.modules.linear.NonDynamicallyQuantizableLinear(4, 2)
-
-
-class Hidden(nn.Module):
-    """Both are inside of a module, which a tracer may call as a whole."""
-
-    shape: ClassVar[tuple[int, ...]] = (3, 4)
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.inner = Pair()
-
-    def forward(self, x: Tensor) -> Any:
-        return self.inner(x)
-
-
-class OneIsLazy(Pair):
-    """One of them has no weights before the model has run once."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.k = nn.LazyLinear(2)
-
-
-class OneUnbiased(Pair):
-    """One of them has no bias."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.k = nn.Linear(4, 2, bias=False)
-
-
-class SquarePair(Pair):
-    """Both are of one size."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.k = nn.Linear(4, 4)
-
-
-class CalledTwice(Pair):
-    """One of them is called on another value, too."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.again = self.k
-
-    def forward(self, x: Tensor) -> Any:
-        return self.q(x) * 2.0, self.k(x) * 2.0, self.again(x + 1)
-
-
-class ScaledWeight(Pair):
-    """One weight is computed."""
-
-    def forward(self, x: Tensor) -> Any:
-        return self.q(x) * 2.0, F.linear(x, self.k.weight * 2.0, self.k.bias) * 2.0
-
-
-class ScaledBiased(Pair):
-    """The weight of the only layer is computed."""
-
-    def forward(self, x: Tensor) -> Any:
-        return F.linear(x, self.k.weight * 2.0, self.k.bias)
-
-
-class WeightAsInput(Pair):
-    """One weight is an input, a bias is computed."""
-
-    def forward(self, x: Tensor) -> Any:
-        return self.q(x) * 2.0, F.linear(x, x), F.linear(x, self.k.weight, self.k.bias * 2.0)
+        return self.computes(self, x)
 
 
 class WithAdapter(nn.Module):
@@ -112,339 +38,143 @@ class WithAdapter(nn.Module):
         return self.base_layer(x) + self.lora_B["default"](self.lora_A["default"](x))
 
 
-class Adapted(Pair):
-    """An adapter is attached to one of them."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.k: Any = WithAdapter(nn.Linear(4, 2))
+def one(layer: nn.Module, *shape: int, name: str = "conv") -> Layers:
+    """One layer."""
+    return Layers(shape, lambda m, x: m.get_submodule(name)(x), **{name: layer})
 
 
-class LazyNorm(nn.Module):
-    """Batch norm that knows its channels only after it has run once."""
-
-    shape: ClassVar[tuple[int, ...]] = (2, 3, 5, 5)
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv, self.norm = nn.Conv2d(3, 4, 3), nn.LazyBatchNorm2d()
-
-    def forward(self, x: Tensor) -> Any:
-        return self.norm(self.conv(x))
+def pair(forward: Forward = lambda m, x: (m.q(x) * 2.0, m.k(x) * 2.0), **others: object) -> Layers:
+    """Two linear layers that share their input."""
+    return Layers((3, 4), forward, **{"q": nn.Linear(4, 4), "k": nn.Linear(4, 2), **others})
 
 
-class FunctionalPair(Pair):
-    """One of them is a function of tensors."""
-
-    def forward(self, x: Tensor) -> Any:
-        return self.q(x) * 2.0, F.linear(x, self.k.weight, self.k.bias) * 2.0
-
-
-class WritesBetween(Pair):
-    """Their input is written in place between them, unless it is told not to."""
-
-    in_place = True
-
-    def forward(self, x: Tensor) -> Any:
-        y = self.q(x) * 2.0
-        z = x.mul_(2.0) if self.in_place else x * 2.0
-        return y, self.k(x) * 2.0, z
-
-
-class WritesWeight(Pair):
-    """One weight is written in the graph, unless it is told not to."""
-
-    in_place = True
-
-    def forward(self, x: Tensor) -> Any:
-        if self.in_place:
-            self.k.weight.data.mul_(0.5)
-        return super().forward(x)
-
-
-class Biased(nn.Module):
-    """A linear layer with bias."""
-
-    shape: ClassVar[tuple[int, ...]] = (3, 4)
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.k = nn.Linear(4, 2)
-
-    def forward(self, x: Tensor) -> Any:
-        return self.k(x)
-
-
-class OverVolumes(nn.Module):
-    """A convolution over three dimensions."""
-
-    shape: ClassVar[tuple[int, ...]] = (2, 3, 5, 4, 3)
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv = nn.Conv3d(3, 4, 3)
-
-    def forward(self, x: Tensor) -> Any:
-        return self.conv(x)
-
-
-class Grouped(nn.Module):
-    """A convolution of two groups of channels."""
-
-    shape = (1, 4, 5, 5)
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv = nn.Conv2d(4, 4, 3, groups=2)
-
-    def forward(self, x: Tensor) -> Any:
-        return self.conv(x)
-
-
-class Convolution(nn.Module):
+def normed(forward: Forward = lambda m, x: m.norm(m.conv(x)), **others: object) -> Layers:
     """Batch norm after a convolution."""
-
-    shape: ClassVar[tuple[int, ...]] = (2, 3, 5, 5)
-    reads_between = False
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv, self.norm = nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4)
-        with torch.no_grad():
-            for _ in range(3):
-                self.norm(torch.randn(8, 4, 3, 3) + 1)
-
-    def forward(self, x: Tensor) -> Any:
-        y = self.conv(x)
-        return (self.norm(y), y + 1) if self.reads_between else self.norm(y)
+    norm = nn.BatchNorm2d(4)
+    with torch.no_grad():
+        for _ in range(3):
+            norm(torch.randn(8, 4, 3, 3) + 1)
+    return Layers((2, 3, 5, 5), forward, **{"conv": nn.Conv2d(3, 4, 3), "norm": norm, **others})
 
 
-class Apart(Convolution):
-    """Dropout stands between, unless it is told not to."""
-
-    apart = True
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.drop = nn.Dropout()
-
-    def forward(self, x: Tensor) -> Any:
-        y = self.conv(x)
-        return self.norm(self.drop(y) if self.apart else y)
-
-
-class Decomposed(Convolution):
-    """Batch norm as `run_decompositions` leaves it, unless it is told not to."""
-
-    decomposed = True
-
-    def forward(self, x: Tensor) -> Any:
-        norm = self.norm
-        if not self.decomposed:
-            return norm(self.conv(x))
-        normalise = torch.ops.aten._native_batch_norm_legit_no_training.default
-        tensors = (norm.weight, norm.bias, norm.running_mean, norm.running_var)
-        return normalise(self.conv(x), *tensors, 0.1, norm.eps)[0]
-
-
-class Branches(nn.Module):
-    """Kernels of even and of odd size have no common centre."""
-
-    shape = (2, 3, 6, 6)
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.large, self.small = nn.Conv2d(3, 4, 3, 2, padding=1), nn.Conv2d(3, 4, 2, 2)
-
-    def forward(self, x: Tensor) -> Any:
-        return self.large(x) + self.small(x)
-
-
-class ReadsBetween(Convolution):
-    """What the convolution computes is used elsewhere, too."""
-
-    reads_between = True
-
-
-class NormTwice(Convolution):
-    """The batch norm is called on another value, too."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.again = self.norm
-
-    def forward(self, x: Tensor) -> Any:
-        return self.again(self.norm(self.conv(x)).relu())
-
-
-class WithoutStatistics(Convolution):
-    """Batch norm that always takes those of the batch."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.norm = nn.BatchNorm2d(4, track_running_stats=False)
-
-
-class WrongSize(Convolution):
-    """Batch norm of other channels: such a model cannot run."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.norm = nn.BatchNorm2d(5)
-
-
-class StrideOfShape(Convolution):
-    """A convolution whose stride the graph computes, unless it is told not to."""
-
-    computed = True
-
-    def forward(self, x: Tensor) -> Any:
-        stride = x.size(0) if self.computed else 2
-        return self.norm(F.conv2d(x, self.conv.weight, self.conv.bias, stride))
-
-
-class Transposed(nn.Module):
-    """Batch norm after a transposed convolution that is told the size of its output."""
-
-    shape: ClassVar[tuple[int, ...]] = (2, 3, 5, 5)
-    sized = True
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv, self.norm = nn.ConvTranspose2d(3, 4, 3), nn.BatchNorm2d(4)
-
-    def forward(self, x: Tensor) -> Any:
-        return self.norm(self.conv(x, [7, 7]) if self.sized else self.conv(x))
-
-
-class Dense(nn.Module):
+def dense(forward: Forward = lambda m, x: m.norm(m.dense(x)), *shape: int, **others: object) -> Layers:
     """Batch norm after a linear layer."""
-
-    shape: ClassVar[tuple[int, ...]] = (3, 4)
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.dense, self.norm = nn.Linear(4, 6), nn.BatchNorm1d(6)
-
-    def forward(self, x: Tensor) -> Any:
-        return self.norm(self.dense(x))
+    return Layers(shape or (3, 4), forward, dense=nn.Linear(4, 6), norm=nn.BatchNorm1d(6), **others)
 
 
-class StoredTransposed(Dense):
-    """The weight is stored as (in, out), as long as it is told so."""
-
-    transposed = True
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(self.dense.weight.detach().t().clone())
-
-    def forward(self, x: Tensor) -> Any:
-        return self.norm(x @ self.weight if self.transposed else self.dense(x))
+def called_again(model: Any, name: str) -> Any:
+    """Give a layer a second name, under which the model calls it too."""
+    model.again = model.get_submodule(name)
+    return model
 
 
-class DenseOnRows(Dense):
-    """On three dimensions, it normalises the second one."""
-
-    shape = (2, 6, 4)
-
-
-class Quotient(nn.Module):
-    """A division by a number."""
-
-    shape: ClassVar[tuple[int, ...]] = (3, 4)
-    by: float = 3.0
-
-    def forward(self, x: Tensor) -> Any:
-        return x / self.by
+def of(forward: Callable[[Tensor], Any], *shape: int) -> Callable[[], Layers]:
+    """A maker of a model without layers."""
+    return lambda: Layers(shape or (3, 4), lambda m, x: forward(x))
 
 
-class Tiny(Quotient):
-    """The inverse is no normal number in half precision."""
-
-    by = 70000.0
-
-
-class ByZero(Quotient):
-    """There is no inverse."""
-
-    by = 0.0
+def writes_between(m: Any, x: Tensor) -> Any:
+    y = m.q(x) * 2.0
+    z = x.mul_(2.0) if m.in_place else x * 2.0
+    return y, m.k(x) * 2.0, z
 
 
-class Floored(Quotient):
-    """The quotient is rounded down."""
-
-    def forward(self, x: Tensor) -> Any:
-        return torch.floor(x / self.by)
-
-
-class Rounding(Quotient):
-    """The division itself rounds."""
-
-    def forward(self, x: Tensor) -> Any:
-        return torch.div(x, self.by, rounding_mode="floor")
+def writes_weight(m: Any, x: Tensor) -> Any:
+    if m.in_place:
+        m.k.weight.data.mul_(0.5)
+    return m.q(x) * 2.0, m.k(x) * 2.0
 
 
-class OfShape(Quotient):
-    """The dividend is a size."""
-
-    def forward(self, x: Tensor) -> Any:
-        return x * (x.size(0) / self.by)
+def reads_between(m: Any, x: Tensor) -> Any:
+    y = m.conv(x)
+    return (m.norm(y), y + 1) if m.reads_between else m.norm(y)
 
 
-class ReturnsView(nn.Module):
-    """A view that changes nothing is returned."""
-
-    shape = (3, 4)
-
-    def forward(self, x: Tensor) -> Any:
-        return x.relu()[:]
-
-
-class AddsZero(nn.Module):
-    """Zero is added to floating-point values, or subtracted."""
-
-    shape = (3, 4)
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.adds = True
-
-    def forward(self, x: Tensor) -> Any:
-        y = x.relu()
-        return ((y + 0.0) if self.adds else (y - 0.0)).abs()
+def decomposed(m: Any, x: Tensor) -> Any:
+    """Batch norm as `run_decompositions` leaves it."""
+    norm = m.norm
+    if not m.decomposed:
+        return norm(m.conv(x))
+    normalise = torch.ops.aten._native_batch_norm_legit_no_training.default
+    return normalise(m.conv(x), norm.weight, norm.bias, norm.running_mean, norm.running_var, 0.1, norm.eps)[0]
 
 
-class Unread(nn.Module):
-    """Nothing reads the result of a layer."""
-
-    shape = (3, 4)
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.fc = nn.Linear(4, 4)
-
-    def forward(self, x: Tensor) -> Any:
-        self.fc(x)
-        return x.relu()
+def stored_transposed() -> Layers:
+    """The weight is stored as (in, out), as long as the model is told so."""
+    made: Any = dense(lambda m, x: m.norm(x @ m.weight if m.transposed else m.dense(x)), transposed=True)
+    made.weight = nn.Parameter(made.dense.weight.detach().t().clone())
+    return made  # type: ignore[no-any-return]  # it is one
 
 
-class Attends(nn.Module):
+def unread(m: Any, x: Tensor) -> Any:
+    m.fc(x)
+    return x.relu()
+
+
+def attends(m: Any, x: Tensor) -> Any:
     """Attention that is written out, and hides what follows a row by minus infinity."""
-
-    shape: ClassVar[tuple[int, ...]] = (2, 3, 4)
-    hidden = -float("inf")
-
-    def scores(self, x: Tensor) -> Tensor:
-        """Return what the softmax takes."""
-        return (x @ x.transpose(-2, -1)).masked_fill(x[..., :1] > 0, self.hidden)
-
-    def forward(self, x: Tensor) -> Any:
-        return (torch.softmax(self.scores(x), -1) @ x) * 2.0
+    scores = (x @ x.transpose(-2, -1)).masked_fill(x[..., :1] > 0, m.hidden)
+    return (torch.softmax(scores, -1) @ x) * 2.0
 
 
-class CappedAttention(Attends):
-    """The scores are capped."""
+def capped(m: Any, x: Tensor) -> Any:
+    """Attention whose scores are capped."""
+    return (torch.softmax(torch.tanh(x @ x.transpose(-2, -1)) * 30.0, -1) @ x) * 2.0
 
-    def scores(self, x: Tensor) -> Tensor:
-        return torch.tanh(x @ x.transpose(-2, -1)) * 30.0
+
+MODELS: dict[str, Callable[[], Any]] = {
+    "pair": pair,
+    "square pair": lambda: pair(k=nn.Linear(4, 4)),
+    "one of a subclass": lambda: pair(k=nn.modules.linear.NonDynamicallyQuantizableLinear(4, 2)),
+    "one is lazy": lambda: pair(k=nn.LazyLinear(2)),
+    "one without bias": lambda: pair(k=nn.Linear(4, 2, bias=False)),
+    "one with an adapter": lambda: pair(k=WithAdapter(nn.Linear(4, 2))),
+    "pair inside": lambda: one(pair(), 3, 4, name="inner"),
+    "one called twice": lambda: called_again(
+        pair(lambda m, x: (m.q(x) * 2.0, m.k(x) * 2.0, m.again(x + 1))), "k"
+    ),
+    "one as a function": lambda: pair(lambda m, x: (m.q(x) * 2.0, F.linear(x, m.k.weight, m.k.bias) * 2.0)),
+    "one weight scaled": lambda: pair(lambda m, x: (m.q(x) * 2.0, F.linear(x, m.k.weight * 2.0, m.k.bias) * 2.0)),
+    "the only weight scaled": lambda: pair(lambda m, x: F.linear(x, m.k.weight * 2.0, m.k.bias)),
+    "weight as input": lambda: pair(
+        lambda m, x: (m.q(x) * 2.0, F.linear(x, x), F.linear(x, m.k.weight, m.k.bias * 2.0))
+    ),
+    "writes between": lambda: pair(writes_between, in_place=True),
+    "writes a weight": lambda: pair(writes_weight, in_place=True),
+    "biased": lambda: one(nn.Linear(4, 2), 3, 4, name="k"),
+    "normed": normed,
+    "lazy norm": lambda: normed(norm=nn.LazyBatchNorm2d()),
+    "norm without statistics": lambda: normed(norm=nn.BatchNorm2d(4, track_running_stats=False)),
+    "norm of another size": lambda: normed(norm=nn.BatchNorm2d(5)),
+    "norm twice": lambda: called_again(normed(lambda m, x: m.again(m.norm(m.conv(x)).relu())), "norm"),
+    "dropout between": lambda: normed(
+        lambda m, x: m.norm(m.drop(m.conv(x)) if m.apart else m.conv(x)), drop=nn.Dropout(), apart=True
+    ),
+    "reads between": lambda: normed(reads_between, reads_between=True),
+    "decomposed": lambda: normed(decomposed, decomposed=True),
+    "stride of a shape": lambda: normed(
+        lambda m, x: m.norm(F.conv2d(x, m.conv.weight, m.conv.bias, x.size(0) if m.computed else 2)), computed=True
+    ),
+    "transposed": lambda: normed(
+        lambda m, x: m.norm(m.conv(x, [7, 7]) if m.sized else m.conv(x)), conv=nn.ConvTranspose2d(3, 4, 3), sized=True
+    ),
+    "volumes": lambda: one(nn.Conv3d(3, 4, 3), 2, 3, 5, 4, 3),
+    "groups": lambda: one(nn.Conv2d(4, 4, 3, groups=2), 1, 4, 5, 5),
+    "unlike branches": lambda: Layers(
+        (2, 3, 6, 6), lambda m, x: m.large(x) + m.small(x),
+        large=nn.Conv2d(3, 4, 3, 2, padding=1), small=nn.Conv2d(3, 4, 2, 2),  # of even and of odd size
+    ),
+    "dense": dense,
+    "dense on rows": lambda: dense(lambda m, x: m.norm(m.dense(x)), 2, 6, 4),
+    "stored transposed": stored_transposed,
+    "by 70000": of(lambda x: x / 70000.0),  # whose inverse is no normal number in half precision
+    "by zero": of(lambda x: x / 0.0),
+    "floored": of(lambda x: torch.floor(x / 3.0)),
+    "rounding": of(lambda x: torch.div(x, 3.0, rounding_mode="floor")),
+    "of a shape": of(lambda x: x * (x.size(0) / 3.0)),
+    "returns a view": of(lambda x: x.relu()[:]),
+    "adds zero": lambda: Layers((3, 4), lambda m, x: (x.relu() + 0.0 if m.adds else x.relu() - 0.0).abs(), adds=True),
+    "unread": lambda: Layers((3, 4), unread, fc=nn.Linear(4, 4)),
+    "attends": lambda: Layers((2, 3, 4), attends, hidden=-float("inf")),
+    "capped attention": lambda: Layers((2, 3, 4), capped),
+}  # fmt: skip

@@ -53,10 +53,11 @@ def name_of(value: Subject | Property) -> str:
     return value.transformation.name if isinstance(value, Subject) else value.name
 
 
+COST_BY_DAY = ("merge-linears", "fuse-bias-in-linear")  # that of all passes takes half of the time of all
 CHECKS = [
     *((subject, rule) for subject in SUBJECTS for rule in applicable(subject)),
     *(
-        pytest.param(subject, COST, marks=pytest.mark.nightly)  # half of the time of all
+        pytest.param(subject, COST, marks=() if name_of(subject) in COST_BY_DAY else pytest.mark.nightly)
         for subject in SUBJECTS
         if COST.not_applicable(subject) is None
     ),

@@ -16,14 +16,6 @@ from torch import Tensor, nn
 from benchmarks import efficiency, summary
 
 
-def test_texts_have_the_length_that_they_should_and_are_the_same_each_time() -> None:
-    mean = efficiency.MEANS[1]
-    drawn = efficiency.texts(mean, 300)
-    assert sum(map(len, drawn)) / 300 == pytest.approx(mean, rel=0.1)
-    assert drawn == efficiency.texts(mean, 300)
-    assert not {*drawn} & {*efficiency.texts(mean, 300, seed=1)}
-
-
 def test_texts_are_encoded_in_their_order_whatever_the_batch() -> None:
     """Sorted by length inside; padding changes nothing, as it is masked."""
 

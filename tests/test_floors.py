@@ -10,7 +10,6 @@ import ast
 import gc
 import re
 import sys
-from collections import Counter
 from collections.abc import Iterator
 from functools import cache
 from graphlib import CycleError, TopologicalSorter
@@ -50,7 +49,6 @@ DOORS = ("fxopt_core", "fxopt_core.errors", "fxopt_rewrite")
 # These import inside functions: listing passes, answering --help and starting pytest must not load torch, and
 # inductor is loaded only where a pass is plugged into it.
 LAZY = ("plugin", "commands", "torch_passes")
-MOST_FILES = 25  # in a folder, which should read as a list
 MOST_RETURNS = 25  # to rooms that the way of a call has left, counted over all calls
 
 # What torch.fx keeps private.
@@ -239,13 +237,6 @@ def test_imports_are_at_the_top() -> None:
         if each.in_function
     ]
     assert not inside, "import at the top, or say in LAZY why not:\n" + "\n".join(inside)
-
-
-def test_no_folder_is_crowded() -> None:
-    """A folder is one concern."""
-    sizes = Counter(file.parent for file in files().values())
-    crowded = [f"{folder} holds {size} files" for folder, size in sizes.items() if size > MOST_FILES]
-    assert not crowded, f"more than {MOST_FILES}; make a folder of what belongs together:\n" + "\n".join(crowded)
 
 
 def test_private_fields_of_torch_are_named_in_the_seams() -> None:

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 import pytest
 import torch
 from reason_cases import CASES, Case
-from reason_models import Pair
+from reason_models import MODELS, pair
 from site_passes import Neighbours
 from torch import Tensor, nn
 from torch.fx import GraphModule, Node
@@ -77,7 +77,7 @@ def graph_of(model: nn.Module, form: str, x: Tensor | None) -> GraphModule:
 def spoilt(case: Case) -> nn.Module:
     """Return the model of a case, in eval mode and with what is wrong with it."""
     torch.manual_seed(0)
-    model: nn.Module = case.model().eval()
+    model: nn.Module = MODELS[case.model]().eval()
     case.spoil(model)
     return model
 
@@ -213,7 +213,7 @@ class LeavesOut(Instrument):
 
 
 def test_what_an_instrument_leaves_out_is_rewritten_without_it() -> None:
-    graph_module = torch.fx.symbolic_trace(Pair().eval())
+    graph_module = torch.fx.symbolic_trace(pair().eval())
     before = structure(graph_module)
     with instrumented(LeavesOut()):
         MergeLinears()(graph_module, expect=0)
@@ -246,10 +246,10 @@ class TestTheTable:
 
 def hooked(layers: int) -> GraphModule:
     """Return pairs of layers, of which the second ones have hooks, and the last one is frozen."""
-    model: Any = nn.ModuleList(Pair() for _ in range(layers)).eval()
-    for pair in model:
-        pair.k.register_forward_hook(lambda *_: None)
-    model.append(Pair().eval())
+    model: Any = nn.ModuleList(pair() for _ in range(layers)).eval()
+    for each in model:
+        each.k.register_forward_hook(lambda *_: None)
+    model.append(pair().eval())
     model[-1].k.requires_grad_(False)
 
     class Pairs(nn.Module):
@@ -258,7 +258,7 @@ def hooked(layers: int) -> GraphModule:
             self.layers = model
 
         def forward(self, x: Tensor) -> Any:
-            return [pair(x * place) for place, pair in enumerate(self.layers)]
+            return [layer(x * place) for place, layer in enumerate(self.layers)]
 
     return torch.fx.symbolic_trace(Pairs())
 

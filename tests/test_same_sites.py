@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import cache
 
 import pytest
 import torch
 import torch.nn.functional as F
+from architectures import randomise_statistics
 from torch import Tensor, nn
 from torch.fx import GraphModule
 
 from fxopt_arith import ChangeTrueDivToMulByInverse
-from fxopt_capture import capture
 from fxopt_core import Record, ReversibleTransformation, Transformation, faithful_copy, history, iter_nodes
 from fxopt_linear import FuseBiasInLinear, MergeLinears
 from fxopt_norm import FuseBatchNorm1dInLinear, FuseBatchNorm2dInConv2d
-from fxopt_rewrite import infer_shapes
+from fxopt_testing.forms import Form
+from fxopt_testing.rewrites import graph_of
 
 
 class Sites(nn.Module):
@@ -34,46 +34,16 @@ class Sites(nn.Module):
         self.frozen = nn.Linear(8, 4)
         self.frozen.requires_grad_(False)
 
-    def linear(self, name: str, x: Tensor) -> Tensor:
-        """Call a linear layer as a module."""
-        return getattr(self, name)(x)  # type: ignore[no-any-return]  # a module gives a tensor here
-
-    def convolve(self, name: str, x: Tensor) -> Tensor:
-        """Call a convolution as a module."""
-        return getattr(self, name)(x)  # type: ignore[no-any-return]  # a module gives a tensor here
-
-    def normalise(self, name: str, x: Tensor) -> Tensor:
-        """Call a batch norm as a module."""
-        return getattr(self, name)(x)  # type: ignore[no-any-return]  # a module gives a tensor here
-
     def forward(self, x: Tensor) -> tuple[Tensor, ...]:
-        x = F.relu(self.normalise("norm", self.convolve("conv", x)))
-        x = x + self.normalise("branch_norm", self.convolve("branch", x))
-        y = self.convolve("used_twice", x)
-        x = (y + self.normalise("used_norm", y)).mean((2, 3)) / 7
-        x = self.normalise("dense_norm", self.linear("dense", x))
-        x = self.linear("last", self.normalise("first_norm", x)) / 2.0
-        deep = self.normalise("deep_norm", self.linear("deep", torch.stack([x, x], 1)))
-        q, k, v = self.linear("q", x), self.linear("k", x), self.linear("v", x)
-        return deep * 1.0, q * 1.0, k + v, self.linear("frozen", x) * 1.0, (x / 3.0).floor()
-
-
-class FunctionalSites(Sites):
-    """The same, called as functions of parameters."""
-
-    def linear(self, name: str, x: Tensor) -> Tensor:
-        layer = getattr(self, name)
-        return F.linear(x, layer.weight, layer.bias)
-
-    def convolve(self, name: str, x: Tensor) -> Tensor:
-        layer = getattr(self, name)
-        return F.conv2d(x, layer.weight, layer.bias, layer.stride, layer.padding, layer.dilation, layer.groups)
-
-    def normalise(self, name: str, x: Tensor) -> Tensor:
-        layer = getattr(self, name)
-        return F.batch_norm(
-            x, layer.running_mean, layer.running_var, layer.weight, layer.bias, False, layer.momentum, layer.eps
-        )
+        x = F.relu(self.norm(self.conv(x)))
+        x = x + self.branch_norm(self.branch(x))
+        y = self.used_twice(x)
+        x = (y + self.used_norm(y)).mean((2, 3)) / 7
+        x = self.dense_norm(self.dense(x))
+        x = self.last(self.first_norm(x)) / 2.0
+        deep = self.deep_norm(self.deep(torch.stack([x, x], 1)))
+        q, k, v = self.q(x), self.k(x), self.v(x)
+        return deep * 1.0, q * 1.0, k + v, self.frozen(x) * 1.0, (x / 3.0).floor()
 
 
 def images() -> Tensor:
@@ -81,46 +51,16 @@ def images() -> Tensor:
     return torch.randn(3, 3, 6, 6, generator=torch.Generator().manual_seed(0))
 
 
-def prepared(cls: type[Sites]) -> Sites:
-    """Return a model with statistics that matter, the same for each class."""
-    torch.manual_seed(0)
-    model = cls()
-    for module in model.modules():
-        if isinstance(module, nn.BatchNorm1d | nn.BatchNorm2d):
-            nn.init.normal_(module.running_mean)  # type: ignore[arg-type]  # it tracks statistics
-            nn.init.uniform_(module.running_var, 0.5, 2)  # type: ignore[arg-type]  # it tracks statistics
-            nn.init.normal_(module.weight)
-            nn.init.normal_(module.bias)
-    return model.eval()
-
-
-def traced(model: Sites) -> GraphModule:
-    """Return a graph of modules or functions."""
-    return infer_shapes(torch.fx.symbolic_trace(model), images())
-
-
-def exported(model: Sites) -> GraphModule:
-    """Return a graph of aten operators."""
-    module = torch.export.export(model, (images(),), strict=False).module(check_guards=False)
-    assert isinstance(module, GraphModule)
-    return module
-
-
-FORMS: dict[str, Callable[[], GraphModule]] = {
-    "modules": lambda: traced(prepared(Sites)),
-    "functions": lambda: traced(prepared(FunctionalSites)),
-    "aten": lambda: exported(prepared(Sites)),
-    "aten of functions": lambda: exported(prepared(FunctionalSites)),
-    "captured": lambda: capture(prepared(Sites), (images(),)),
-}
+FORMS: tuple[Form, ...] = ("modules", "functions", "export", "capture")
 
 
 @cache
-def _made(form: str) -> GraphModule:
-    return FORMS[form]()
+def _made(form: Form) -> GraphModule:
+    torch.manual_seed(0)
+    return graph_of(randomise_statistics(Sites()).eval(), form, images())
 
 
-def made(form: str) -> GraphModule:
+def made(form: Form) -> GraphModule:
     """Return a graph of a form, a copy of one that is made once."""
     return faithful_copy(_made(form))
 
@@ -148,7 +88,7 @@ def sites(record: Record) -> list[set[str]]:
 @pytest.mark.filterwarnings("ignore:.*LeafSpec:FutureWarning")  # torch's own copy of an export graph
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("cls", [*EXPECTED, ChangeTrueDivToMulByInverse])
-def test_the_same_sites_are_found_on_every_form(cls: type[Transformation], form: str) -> None:
+def test_the_same_sites_are_found_on_every_form(cls: type[Transformation], form: Form) -> None:
     graph_module = made(form)
     expected = graph_module(images())
     names = [node.name for node in iter_nodes(graph_module.graph)]

@@ -11,10 +11,9 @@ from typing import Any
 
 import pytest
 import torch
+from command_runs import fxopt
 from torch import nn
-from typer.testing import CliRunner
 
-from fxopt.commands.main import build_app
 from fxopt_capture import capture, load, save
 from fxopt_checkpoints import load_checkpoint
 from fxopt_core import CaptureError, CheckpointError, PreconditionError
@@ -34,11 +33,6 @@ def endless(path: Path) -> Path:
 
 def linked_fifo(path: Path) -> Path:
     path.symlink_to(fifo(path.with_name("elsewhere")))
-    return path
-
-
-def folder(path: Path) -> Path:
-    path.mkdir()
     return path
 
 
@@ -102,14 +96,6 @@ def test_an_open_device_is_no_archive() -> None:
         load(file)
 
 
-@pytest.mark.parametrize("make", [fifo, endless, folder], ids=lambda make: make.__name__)
-def test_an_archive_replaces_no_special_file(tmp_path: Path, make: Callable[[Path], Path]) -> None:
-    graph_module, path = capture(nn.ReLU(), torch.ones(2)), make(tmp_path / "model.fxopt")
-    with pytest.raises(CaptureError, match="cannot be written, as it"):
-        save(graph_module, path)
-    assert special_kind(path) is not None
-
-
 @specials
 @pytest.mark.parametrize("name", ["model.safetensors", "model.safetensors.index.json"])
 @pytest.mark.parametrize("within", [True, False], ids=["folder", "file"])
@@ -129,9 +115,7 @@ def test_shards(tmp_path: Path, make: Callable[[Path], Path]) -> None:
 
 def refused(*arguments: Any) -> str:
     """Run the command; return the one line that it prints."""
-    result = CliRunner().invoke(build_app(plain=True), [str(argument) for argument in arguments])
-    assert result.exit_code == 3, result.output
-    (line,) = result.stderr.splitlines()
+    (line,) = fxopt(*arguments, code=3).stderr.splitlines()
     return line
 
 

@@ -9,11 +9,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fxopt_core import history, iter_nodes, undo
-from fxopt_linear import FuseBiasInLinear, MergeLinears
+from fxopt_core import iter_nodes
+from fxopt_linear import FuseBiasInLinear
 from fxopt_testing import assert_rewrites
 from fxopt_testing.forms import TRACED, Form
-from fxopt_testing.rewrites import FORMS, graph_of, refused, structure
+from fxopt_testing.rewrites import FORMS, graph_of, refused
 
 
 class Network(nn.Module):
@@ -69,15 +69,6 @@ def test_a_layer_called_twice_is_fused_once() -> None:
     assert [node.op for node in iter_nodes(fused.graph)].count("call_module") == 2
 
 
-def test_meta_parameters_take_no_memory() -> None:
-    graph_module = graph_of(Network().to("meta"), "modules", torch.randn(3, 4, device="meta"))
-    start = structure(graph_module)
-    FuseBiasInLinear()(graph_module, expect=2)
-    assert all(tensor.is_meta for tensor in graph_module.state_dict().values())
-    FuseBiasInLinear()(graph_module, reverse=True)
-    assert structure(graph_module) == start
-
-
 def test_flags_are_kept_and_a_mix_is_refused() -> None:
     model = Network().eval().requires_grad_(False)
     graph_module = graph_of(model, "modules", torch.randn(3, 4))
@@ -125,25 +116,3 @@ def test_root_parameters_give_a_readable_name() -> None:
         assert list(
             assert_rewrites(FuseBiasInLinear(), Root(), torch.randn(3, 4), count=1, form=form).state_dict()
         ) == ["w_with_bias.weight"]
-
-
-def test_it_goes_together_with_merging() -> None:
-    class Attention(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.q, self.k = nn.Linear(4, 5), nn.Linear(4, 3)
-
-        def forward(self, x: Tensor) -> Any:
-            return self.q(x).sum(-1) * self.k(x).sum(-1)
-
-    x = torch.randn(3, 4)
-    graph_module = graph_of(Attention().eval(), "modules", x)
-    start, expected = structure(graph_module), graph_module(x)
-    MergeLinears()(graph_module, expect=1)
-    FuseBiasInLinear()(graph_module, expect=1)
-    assert list(graph_module.state_dict()) == ["q_k_merged_with_bias.weight"]
-    torch.testing.assert_close(graph_module(x), expected)
-    undo(graph_module)
-    undo(graph_module)
-    assert structure(graph_module) == start
-    assert [record.state for record in history(graph_module)] == ["undone", "undone"]

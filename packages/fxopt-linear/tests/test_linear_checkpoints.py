@@ -100,21 +100,6 @@ def test_trained_stand_ins_are_told() -> None:
 def test_the_key_map_in_vllms_formats() -> None:
     found = key_map(rewritten("merge"))
     assert found.vllm_packed_modules_mapping() == {"q_k_v_merged": ["q", "k", "v"]}
-    graph_module = MergeLinears()(graph_of(Plain().eval(), "modules", torch.zeros(1, 4)))
-    assert key_map(graph_module).vllm_orig_to_new_stacked() == {
-        "q.weight": ("q_k_v_merged.weight", 0),
-        "k.weight": ("q_k_v_merged.weight", 1),
-        "v.weight": ("q_k_v_merged.weight", 2),
-    }
-
-
-class Plain(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.q, self.k, self.v = (nn.Linear(4, size, bias=False) for size in (8, 2, 2))
-
-    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
-        return self.q(x), self.k(x), self.v(x)
 
 
 def test_the_table_says_where_a_stand_in_is_now() -> None:

@@ -13,7 +13,7 @@ from torch.fx import GraphModule, symbolic_trace
 
 from fxopt_linear import FuseBiasInLinear, MergeLinears
 from fxopt_testing import assert_rewrites
-from fxopt_testing.forms import Form, FunctionTracer
+from fxopt_testing.forms import FunctionTracer
 from fxopt_testing.rewrites import graph_of, refusals, refused
 
 X, MEMORY, NARROW = torch.randn(3, 5, 8), torch.randn(3, 4, 8), torch.randn(3, 4, 6)
@@ -45,55 +45,34 @@ class Both(nn.Module):
         return self.attention(x, x, x, need_weights=False)[0].sum(-1) + self.q(x).sum(-1) + self.k(x).sum(-1)  # type: ignore[no-any-return]  # it is a tensor
 
 
-EXPORTS = ("export", "export-dynamic")
+@pytest.mark.parametrize("inputs", [(X,), (X, MEMORY)], ids=["self", "cross"])
+def test_packed_projections_have_nothing_to_merge(inputs: tuple[Tensor, ...]) -> None:
+    assert refused(assert_rewrites(MergeLinears(), Attention(), *inputs, count=0, form="export-dynamic")) == []
 
 
-@pytest.mark.parametrize("form", EXPORTS)
-def test_packed_self_attention_has_nothing_to_merge(form: Form) -> None:
-    merged = assert_rewrites(MergeLinears(), Attention(), X, count=0, form=form, others=[(torch.randn(2, 5, 8),)])
-    assert refused(merged) == []
-
-
-@pytest.mark.parametrize("form", EXPORTS)
-def test_cross_attention_has_nothing_to_merge(form: Form) -> None:
-    assert refused(assert_rewrites(MergeLinears(), Attention(), X, MEMORY, count=0, form=form)) == []
-
-
-@pytest.mark.parametrize("form", EXPORTS)
-def test_separate_projections_of_one_memory_merge(form: Form) -> None:
+def test_separate_projections_of_one_memory_merge() -> None:
     model = Attention(kdim=6, vdim=6, bias=False)
-    merged = assert_rewrites(MergeLinears(), model, X, NARROW, count=1, form=form)
+    merged = assert_rewrites(MergeLinears(), model, X, NARROW, count=1, form="export-dynamic")
     name = "attention.k_proj_weight_v_proj_weight_merged"
     assert repr(merged.get_submodule(name)) == "Linear(in_features=6, out_features=16, bias=False)"
 
 
-@pytest.mark.parametrize("form", EXPORTS)
-def test_slices_of_a_packed_bias_are_refused_by_name(form: Form) -> None:
-    merged = assert_rewrites(MergeLinears(), Attention(kdim=6, vdim=6), X, NARROW, count=0, form=form)
+def test_slices_of_a_packed_bias_are_refused_by_name() -> None:
+    merged = assert_rewrites(MergeLinears(), Attention(kdim=6, vdim=6), X, NARROW, count=0, form="export")
     assert [reason for _, reason in refused(merged)] == ["computed-weight"] * 2
     assert all("attention" in refusal.site for refusal in refusals(merged))
 
 
-@pytest.mark.parametrize("form", EXPORTS)
-def test_layers_beside_attention_merge(form: Form) -> None:
-    merged = assert_rewrites(MergeLinears(), Both(), X, count=1, form=form)
+def test_layers_beside_attention_merge() -> None:
+    merged = assert_rewrites(MergeLinears(), Both(), X, count=1, form="export")
     assert "q_k_merged" in dict(merged.named_children())
     assert "attention.in_proj_weight" in merged.state_dict()
 
 
 STACKS: dict[str, tuple[Callable[[], nn.Module], tuple[Tensor, ...], int]] = {
-    "encoder layer": (lambda: nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), (X,), 4),
     "encoder layer, norm first": (
         lambda: nn.TransformerEncoderLayer(8, 2, 16, batch_first=True, norm_first=True), (X,), 4
     ),
-    "encoder": (
-        lambda: nn.TransformerEncoder(
-            nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), 2, enable_nested_tensor=False
-        ),
-        (X,),
-        8,
-    ),
-    "decoder layer": (lambda: nn.TransformerDecoderLayer(8, 2, 16, batch_first=True), (X, MEMORY), 6),
     "decoder": (
         lambda: nn.TransformerDecoder(nn.TransformerDecoderLayer(8, 2, 16, batch_first=True), 2), (X, MEMORY), 12
     ),

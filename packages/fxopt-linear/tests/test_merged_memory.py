@@ -91,10 +91,3 @@ def test_a_weight_is_gone_before_the_next_one_is_copied(monkeypatch: pytest.Monk
         gc.enable()
     assert alive == [3, 2, 1]
     assert all(original() is None for original in originals)
-
-
-def test_no_random_values_are_drawn() -> None:
-    graph_module = symbolic_trace(Pair(8).eval())
-    state = torch.get_rng_state()
-    undo(MergeLinears()(graph_module))
-    assert torch.equal(torch.get_rng_state(), state)

@@ -95,17 +95,6 @@ def test_a_layer_called_elsewhere_is_the_one_at_fault() -> None:
     assert refused["k"][1].endswith(because)
 
 
-def test_a_layer_on_both_sides_of_a_write() -> None:
-    def forward(m: Any, x: Tensor) -> Any:
-        y = m.q(x) * 2.0, m.k(x) * 2.0
-        x.mul_(2.0)
-        return y, m.k(x) * 2.0
-
-    refused = told(Layers(forward))
-    assert {reason for reason, _ in refused.values()} == {"mutated"}
-    assert "between" in refused["k"][1]
-
-
 def test_a_neighbour_that_is_left_alone_is_named_with_its_reason() -> None:
     refused = told(Layers(both), where="q")
     assert refused["k"] == ("filtered", "linear `k` does not match where='q'")

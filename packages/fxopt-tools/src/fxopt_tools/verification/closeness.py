@@ -33,7 +33,7 @@ over the elements of comparable magnitude, of which about n contribute. Both sid
 itself: masks of -1e4 are off by several units in half precision, which says nothing about scores. k allows for chance
 among few elements. The original must be trustworthy: its signal-to-noise ratio is at least 20 dB. Measured in three
 dtypes over networks of 12 and 24 layers, harmless changes stayed below 1.6 and 2.6; batch norms folded in
-EfficientNet-Lite0, which rounds its weights once more, are further off (`benchmarks.verification`). A mistake smaller
+EfficientNet-Lite0, which rounds its weights once more, are further off. A mistake smaller
 than the original's own rounding cannot be distinguished from it.
 
 The signal-to-noise ratio is the lowest of that of the whole and of those of groups of elements that a gap of a factor

