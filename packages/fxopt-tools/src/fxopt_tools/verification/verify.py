@@ -15,8 +15,15 @@ from torch.fx import GraphModule
 
 from fxopt_core import PreconditionError, Record, faithful_copy, type_text
 from fxopt_tools.inputs import Inputs, OneInput, read_inputs
-from fxopt_tools.verification.bounds import UNSTATED, Bounds, read_bounds, records_of
-from fxopt_tools.verification.isolated_run import ONE_AT_A_TIME, Outcome, gradients_once, run_once, run_thrice
+from fxopt_tools.verification.bounds import Bounds, read_bounds, records_of
+from fxopt_tools.verification.isolated_run import (
+    ONE_AT_A_TIME,
+    Outcome,
+    gradients_once,
+    run_once,
+    run_thrice,
+    shared_otherwise,
+)
 from fxopt_tools.verification.judge import Judge, dtypes_of, tokens_of
 from fxopt_tools.verification.report import OutputReport, VerificationReport, counted
 
@@ -80,25 +87,26 @@ def verify(
     >>> report.passed, [output.max_absolute_error for output in report.outputs]
     (False, [0.0, 2.0])
     """
-    bounds = read_bounds(rtol, atol, sqnr)
+    stated, calls = read_bounds(rtol, atol, sqnr), read_inputs(inputs)
     check_modules(original=original, transformed=transformed)
     before = Original(original, "the original")
     pairs = (  # a generator, since the outputs of all inputs at once could take much memory
-        (before.baseline(item, number), calls_or_refuse(transformed, item, "the transformed module", number))
-        for number, item in enumerate(read_inputs(inputs))
+        (before.baseline(item, number), run_or_refuse(run_thrice, transformed, item, "the transformed module", number))
+        for number, item in enumerate(calls)
     )
-    known = UNSTATED.between(records_of(original), ()).source
-    bounds = bounds.between(records_of(original), records_of(transformed))
+    known = stated.between(records_of(original), ())
+    bounds = stated.between(records_of(original), records_of(transformed))
     report = report_on(pairs, bounds, records_of(transformed))
-    if known != UNSTATED.source:
-        said = f"the original is approximated itself, with the noise {known}: what differs may be its error"
-        report = replace(report, notes=(*report.notes, f"{said}; verify against the model as it was before"))
+    outputs, notes = report.outputs, report.notes
+    if known != stated:
+        said = f"the original is approximated itself, with the noise {known.source}: what differs may be its error"
+        notes = (*notes, f"{said}; verify against the model as it was before")
     if gradients:
-        report = _with_gradients(report, before, transformed, read_inputs(inputs), bounds)
-    if original is not transformed:
-        return report
-    same = "original and transformed are the same object, which agrees with itself: transform a copy"
-    return replace(report, notes=(*report.notes, same))
+        more, note = _gradients(before, transformed, calls, bounds)
+        outputs, notes = (*outputs, *more), (*notes, *note)
+    if original is transformed:
+        notes = (*notes, "original and transformed are the same object, which agrees with itself: transform a copy")
+    return VerificationReport(outputs, notes)
 
 
 def check_modules(**modules: object) -> None:
@@ -151,10 +159,10 @@ class Original:
         with ONE_AT_A_TIME:
             outcomes = run_or_refuse(run_thrice, self._module, inputs, self._who, number)
             reference = self._in_float64(inputs, run_once)
-            return Baseline(number, outcomes, reference, self._dtypes(inputs))
+            return Baseline(number, outcomes, reference, self.computes_in(inputs))
 
-    def gradients(self, inputs: Inputs, number: int) -> tuple[dict[str, Tensor], Mapping[str, Tensor], Judge]:
-        """Return the gradients of the original, those of its copy in float64, if it has one, and the judge of others.
+    def gradients(self, inputs: Inputs, number: int) -> tuple[dict[str, Tensor], Mapping[str, Tensor]]:
+        """Return the gradients of the original, and those of its copy in float64, if it has one.
 
         Raises:
             PreconditionError: The original rejects the inputs; its error is chained.
@@ -162,10 +170,10 @@ class Original:
         with ONE_AT_A_TIME:
             expected = run_or_refuse(gradients_once, self._module, inputs, f"{self._who}, with gradients,", number)
             reference = self._in_float64(inputs, gradients_once)
-            judge = Judge(number, self._dtypes(inputs))
-            return expected, {} if isinstance(reference, str) else reference, judge
+            return expected, {} if isinstance(reference, str) else reference
 
-    def _dtypes(self, inputs: Inputs) -> frozenset[torch.dtype]:
+    def computes_in(self, inputs: Inputs) -> frozenset[torch.dtype]:
+        """Return the dtypes in which the original computes."""
         return dtypes_of([*self._module.parameters()] or inputs.tensors().values())
 
     def _in_float64(self, inputs: Inputs, run: Callable[..., ResultT]) -> ResultT | str:
@@ -240,41 +248,33 @@ def run_or_refuse(
         ) from error
 
 
-def calls_or_refuse(module: nn.Module, inputs: Inputs, who: str, number: int) -> list[Outcome]:
-    """Call a module three times, or raise as `run_or_refuse` does."""
-    return run_or_refuse(run_thrice, module, inputs, who, number)
-
-
-def _with_gradients(
-    report: VerificationReport, before: Original, transformed: nn.Module, inputs: Sequence[Inputs], bounds: Bounds
-) -> VerificationReport:
-    """Return a report with the gradients of both modules compared."""
-    outputs, alone = [*report.outputs], dict[str, None]()
+def _gradients(
+    before: Original, transformed: nn.Module, inputs: Sequence[Inputs], bounds: Bounds
+) -> tuple[list[OutputReport], list[str]]:
+    """Compare the gradients of both modules; return reports, and a note on those that only the original has."""
+    outputs, alone = list[OutputReport](), dict[str, None]()
     for number, item in enumerate(inputs):
-        expected, exact, judge = before.gradients(item, number)
+        expected, exact = before.gradients(item, number)
         who = "the transformed module, with gradients,"
         found = run_or_refuse(gradients_once, transformed, item, who, number)
-        outputs += replace(judge, bounds=bounds).gradients(expected, found, exact)
+        outputs += Judge(number, before.computes_in(item), bounds).gradients(expected, found, exact)
         alone |= dict.fromkeys(path for path in expected if path not in found)
     if not alone:
-        return replace(report, outputs=tuple(outputs))
+        return outputs, []
     first, *others = alone
     more = f" and {counted(len(others), 'other')}" if others else ""
-    note = f"not compared: the {first}{more}, which the transformed module has no parameter of that name for"
-    return replace(report, outputs=tuple(outputs), notes=(*report.notes, note))
+    return outputs, [f"not compared: the {first}{more}, which the transformed module has no parameter of that name for"]
 
 
 def _notes(base: Baseline, expected: Outcome, found: Outcome, outputs: Iterable[OutputReport]) -> Iterator[str]:
     for who, outcome in (("original", expected), ("transformed module", found)):
         for name in outcome.parameters_written:
             yield f"the {who} writes to its parameter `{name}` as it runs, and this was not undone: verify a copy of it"
-    for path in sorted(expected.shared.keys() | found.shared.keys()):
-        one, other = (" and ".join(outcome.shared.get(path, ("no argument",))) for outcome in (expected, found))
-        if one != other:
-            yield (
-                f"`{path}` shares memory with {one} in the original, and with {other} in the transformed module: "
-                "writing to it later changes other values"
-            )
+    for path, one, other in shared_otherwise(expected, found):
+        yield (
+            f"`{path}` shares memory with {one} in the original, and with {other} in the transformed module: "
+            "writing to it later changes other values"
+        )
     if found.random != expected.random:
         yield "the transformed module consumes other random numbers than the original: not judged"
     outputs = list(outputs)
