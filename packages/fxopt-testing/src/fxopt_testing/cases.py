@@ -27,25 +27,8 @@ class Captured:
     graph_module: GraphModule
 
 
-class _Known:
-    """A model and its graph module, both used again as long as nobody writes into the model."""
-
-    def __init__(self, model: nn.Module, made: ExportedProgram | Graph) -> None:
-        self.model = model
-        self.made = made
-        self._tensors = dict(tensors_of(model))
-
-    @property
-    def intact(self) -> bool:
-        return dict(tensors_of(self.model)) == self._tensors
-
-    def captured(self) -> Captured:
-        made = self.made
-        if not isinstance(made, Graph):
-            return Captured(self.model, made.module())
-        graph_module = GraphModule(self.model, copy.deepcopy(made))
-        graph_module.training = self.model.training
-        return Captured(self.model, graph_module)
+_Known: TypeAlias = "tuple[nn.Module, ExportedProgram | Graph, dict[str, object]]"
+"""A model, what was made of it, and its tensors then: both are used again as long as nobody writes into the model."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -130,11 +113,18 @@ class ModelCase:
         if self.form in ("graph", "capture"):
             model = self.model()
             return Captured(model, traced(model, self.form, self.example()))
-        if not self._known or not self._known[0].intact:
+        if not self._known or dict(tensors_of(self._known[0][0])) != self._known[0][2]:
             model, is_exported = self.model(), self.form.startswith("export")
-            made = (exported if is_exported else traced)(model, self.form, self.example())
-            self._known[:] = [_Known(model, made.graph if isinstance(made, GraphModule) else made)]
-        return self._known[0].captured()
+            found = (exported if is_exported else traced)(model, self.form, self.example())
+            self._known[:] = [
+                (model, found.graph if isinstance(found, GraphModule) else found, dict(tensors_of(model)))
+            ]
+        model, made, _ = self._known[0]
+        if not isinstance(made, Graph):
+            return Captured(model, made.module())
+        graph_module = GraphModule(model, copy.deepcopy(made))
+        graph_module.training = model.training
+        return Captured(model, graph_module)
 
     def forget(self) -> None:
         """Capture the model anew next time."""

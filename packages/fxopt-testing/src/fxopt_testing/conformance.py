@@ -10,7 +10,7 @@ from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, distribution
 from itertools import islice
 
-from fxopt_core import PreconditionError, Registry, Transformation
+from fxopt_core import PreconditionError, Registry, Transformation, check_is_transformation
 from fxopt_testing.cases import ModelCase
 from fxopt_testing.findings import ConformanceReport, Finding, Flaw, Row, reproduction
 from fxopt_testing.models import zoo
@@ -56,7 +56,7 @@ def check_transformation(
     >>> bool(report)
     True
     """
-    check_pass(transformation)
+    check_is_transformation(transformation, "what is checked")
     cases = zoo(thorough=thorough) if models is None else tuple(models)
     checked = chosen_properties(properties)
     known = dict(expected_failures or {})
@@ -69,17 +69,6 @@ def check_transformation(
     if raises:
         report.raise_if_failed()
     return report
-
-
-def check_pass(given: object) -> None:
-    """Check that something is a pass, not a class or a name.
-
-    Raises:
-        PreconditionError: It is not a pass.
-    """
-    if not isinstance(given, Transformation):
-        made = f"the class {given.__name__}; write {given.__name__}()" if isinstance(given, type) else repr(given)
-        raise PreconditionError(f"expected a pass, a fxopt_core.Transformation, found {made}")
 
 
 def chosen_properties(names: Iterable[str] | None) -> tuple[Property, ...]:

@@ -6,7 +6,7 @@ import contextvars
 import ctypes
 import gc
 from collections.abc import Iterator, Mapping
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -46,16 +46,7 @@ def picture(graph_module: GraphModule, *, marks: bool = False) -> Picture:
 def _node(node: Node) -> object:
     users = tuple(sorted(user.name for user in node.users))
     target = node.target if isinstance(node.target, str) else getattr(node.target, "__qualname__", str(node.target))
-    return node.op, target, _text(node.args), _text(node.kwargs), users
-
-
-def _text(value: Any) -> str:
-    """Return arguments as text; numbers keep their type and all of their bits."""
-    if isinstance(value, (tuple, list)):
-        return f"{type(value).__name__}({', '.join(map(_text, value))})"
-    if isinstance(value, dict):
-        return f"{{{', '.join(f'{key}: {_text(item)}' for key, item in value.items())}}}"
-    return f"%{value.name}" if isinstance(value, Node) else repr(value)
+    return node.op, target, repr(node.args), repr(node.kwargs), users  # which keep types and all bits of numbers
 
 
 def _module(module: nn.Module, *, is_root: bool) -> object:

@@ -179,11 +179,6 @@ class Subject:
         found = [trial for trial in self.trials if trial.error is None and trial.changed]
         return sorted(found, key=lambda trial: trial.size)
 
-    @cached_property
-    def most_changed(self) -> list[Trial]:
-        """The same trials, those with the most changes first."""
-        return sorted(self.changed, key=lambda trial: -len(changes(trial.before, trial.after, limit=None)))
-
     @property
     def name(self) -> str:
         """The pass as a call."""
@@ -221,13 +216,6 @@ def _of_site_model(transformation: Transformation, case: ModelCase) -> Iterator[
     for variant in variants:
         with suppress(Exception):  # not every model can be traced or exported, and not in every dtype
             yield Trial(transformation, variant)
-
-
-def members_of(transformation: Transformation) -> list[Transformation]:
-    """Return the passes that a composition runs, at any depth; of another pass, itself."""
-    if transformation.members is None:
-        return [transformation]
-    return [member for each in transformation.members for member in members_of(each)]
 
 
 @contextmanager

@@ -79,15 +79,13 @@ class Benchmark:
         lines = [f"original: {self.original}", f"transformed: {self.transformed}"]
         if self.doubt:
             return "\n".join([*lines, no_ratio(self.doubt)])
-        lines = [
-            *lines,
-            f"speed-up: {self.speedup}, {self.verdict}; two copies of the original differ by {self.noise:.1%}",
-        ]
-        if not self.contributions:
-            return "\n".join(lines)
-        rows = [("left out", "time without", "interval", "so it makes the model")]
-        rows += [(each.name, *cells(each.effect), each.effect.against(self.noise)) for each in self.contributions]
-        return "\n".join([*lines, "", *text_table(rows, right=(1,))])
+        noise = f"two copies of the original differ by {self.noise:.1%}"
+        lines.append(f"speed-up: {self.speedup}, {self.verdict}; {noise}")
+        if self.contributions:
+            rows = [("left out", "time without", "interval", "so it makes the model")]
+            rows += [(each.name, *cells(each.effect), each.effect.against(self.noise)) for each in self.contributions]
+            lines += ["", *text_table(rows, right=(1,))]
+        return "\n".join(lines)
 
 
 def no_ratio(doubt: str) -> str:
@@ -190,8 +188,8 @@ class Candidate:
     @property
     def sqnr_db(self) -> float | None:
         """The lowest signal-to-noise ratio of an output."""
-        found = [each.sqnr_db for each in self.verification.outputs] if self.verification is not None else []
-        return min((ratio for ratio in found if ratio is not None), default=None)
+        outputs = self.verification.outputs if self.verification is not None else ()
+        return min((each.sqnr_db for each in outputs if each.sqnr_db is not None), default=None)
 
 
 @dataclass(frozen=True)

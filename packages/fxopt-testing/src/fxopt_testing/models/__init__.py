@@ -132,7 +132,7 @@ def _linear() -> Iterator[Row]:
     yield _row("written between", linear.WritesBetween, x, *TRACED, "export")
     yield _row("written through a view", linear.WritesThroughView, x, *TRACED)
     yield _row("hooked", linear.hooked, x)
-    yield _row("frozen", linear.frozen, x, *TRACED, variants=[_TRAIN])
+    yield _row("frozen", lambda: linear.Pair().requires_grad_(False), x, *TRACED, variants=[_TRAIN])
     yield _row("half frozen", linear.half_frozen, x, *TRACED)
     yield _row("subclassed", linear.subclassed, x)
     yield _row("parametrized", linear.parametrized, x)
@@ -150,7 +150,8 @@ def _norm() -> Iterator[Row]:
     yield _row("convolutions", norm.Convolutions, image)
     yield _row("convolution, 1d", lambda: norm.chain(nn.Conv1d(2, 4, 3), nn.BatchNorm1d(4)), _input(2, 2, 6), *TRACED)
     yield _row("convolution, 3d", lambda: norm.chain(nn.Conv3d(1, 2, 2), nn.BatchNorm3d(2)), _input(2, 1, 3, 3, 3))
-    yield _row("convolution, transposed", _transposed, image, *TRACED)
+    transposed = partial(nn.ConvTranspose2d, 2, 4, 3, stride=2, groups=2)
+    yield _row("convolution, transposed", lambda: norm.chain(transposed(), nn.BatchNorm2d(4)), image, *TRACED)
     yield _row("norm without affine", lambda: norm.chain(nn.Conv2d(2, 3, 1), nn.BatchNorm2d(3, affine=False)), image)
     yield _row("read between", norm.ReadsBetween, image)
     yield _row("shared norm", norm.SharedNorm, image, *TRACED)
@@ -159,10 +160,6 @@ def _norm() -> Iterator[Row]:
     yield _row("norm behind linear", _behind_linear, _input(3, 4), *TRACED, "export", variants=[*half, _TRAIN, _META])
     yield _row("norm of rows", norm.OnRows, _input(2, 6, 4), *TRACED)
     yield _row("dropout", norm.Dropping, _input(3, 4), *TRACED, "export", variants=[_TRAIN])
-
-
-def _transposed() -> nn.Module:
-    return norm.chain(nn.ConvTranspose2d(2, 4, 3, stride=2, groups=2), nn.BatchNorm2d(4))
 
 
 def _behind_linear() -> nn.Module:

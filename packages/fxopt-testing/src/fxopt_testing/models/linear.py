@@ -123,11 +123,6 @@ def halved(gradient: Tensor) -> Tensor:
     return gradient * 0.5
 
 
-def frozen() -> nn.Module:
-    """Return a pair that does not train."""
-    return Pair().requires_grad_(False)
-
-
 def half_frozen() -> nn.Module:
     """Return a pair in which one weight does not train."""
     pair = Pair()

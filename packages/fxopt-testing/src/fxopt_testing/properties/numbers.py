@@ -5,15 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from fxopt_testing.findings import Flaw, OnModel, Property, if_preserving
-from fxopt_testing.outcomes import Behaviour, Difference, behaviour_of, unlike
+from fxopt_testing.outcomes import behaviour_of, unlike
 from fxopt_testing.trial import Subject, Trial
-from fxopt_tools import Inputs
-
-
-def _told(trial: Trial, expected: Behaviour, found: Behaviour, inputs: Inputs, *kinds: str) -> Iterator[Difference]:
-    """Yield the differences of some kinds; numbers only where a comparison with float64 does not excuse them."""
-    all_found = unlike(trial.source, trial.done, inputs, expected, found)
-    yield from (each for each in all_found if each.what in kinds)
 
 
 def _same(*kinds: str) -> OnModel:
@@ -26,8 +19,9 @@ def _same(*kinds: str) -> OnModel:
             if "outputs" in kinds:
                 yield Flaw(f"the result raises {type(error).__name__}: {error!s:.300}", "what the model returns")
             return
-        for each in _told(trial, trial.expected, found, trial.case.example(), *kinds):
-            yield Flaw(each.text, "what the model does")
+        for each in unlike(trial.source, trial.done, trial.case.example(), trial.expected, found):
+            if each.what in kinds:
+                yield Flaw(each.text, "what the model does")
 
     return check
 
@@ -41,7 +35,7 @@ def _other_inputs(subject: Subject, trial: Trial) -> Iterator[Flaw]:
                 f"with {name}, the result raises {type(error).__name__}: {error!s:.300}", "what the model returns"
             )
             return
-        for each in _told(trial, expected, found, inputs, "outputs", "effects"):
+        for each in unlike(trial.source, trial.done, inputs, expected, found):
             yield Flaw(f"with {name}, {each.text}", "what the model does")
 
 

@@ -7,7 +7,6 @@ import enum
 import inspect
 import pickle
 import re
-import sys
 import types
 import typing
 from collections.abc import Iterable, Iterator
@@ -148,47 +147,10 @@ def _without_effect(subject: Subject) -> Iterator[Flaw]:
     """Yield options that make no difference on any model that the pass changed."""
     seen: dict[str, bool] = {}
     for name, made in _variants(subject.transformation):
-        if not seen.get(name):
-            seen[name] = any(_differs(trial, made) for trial in subject.changed[:32])
+        seen[name] = seen.get(name, False) or any(_differs(trial, made) for trial in subject.changed[:32])
     for name in (name for name, differs in seen.items() if not differs):
-        expected = "each option to do something"
-        if _is_read(subject, name):
-            found, advice = f"option `{name}` makes no difference on any model", "Give a model on which it makes one."
-            yield Flaw(found, expected, advice, severity="advice")
-        elif subject.changed:
-            found = f"the pass changes {len(subject.changed)} models, and reads option `{name}` on none of them"
-            yield Flaw(found, expected, f"Store it as `self.{name}`, and read that in `transform`.")
-
-
-_OF_CORE = {"_bound"}
-"""Where core keeps options, which it reads for signatures and records."""
-
-
-def _is_read(subject: Subject, name: str) -> bool:
-    """Whether code other than the pass's reads an attribute that another value of an option changes."""
-    mine = vars(subject.equal_pass())
-    for option, made in _variants(subject.transformation):
-        theirs = vars(made)
-        differing = {key for key in mine.keys() | theirs.keys() if key not in mine or mine[key] is not theirs.get(key)}
-        if option == name and (differing - _OF_CORE) & _attributes_read(type(made)):
-            return True
-    return False
-
-
-def _attributes_read(cls: type[Transformation]) -> set[str]:
-    """Return the names that methods of a class and functions beside it read, without those of core."""
-    beside = [vars(sys.modules[each.__module__]) for each in cls.__mro__ if each.__module__ in sys.modules]
-    found = [inspect.getattr_static(cls, name) for name in dir(cls) if not name.startswith("__")]
-    found += [value for names in beside for value in names.values()]
-    functions = (getattr(value, "fget", value) for value in found)
-    codes = [
-        function.__code__
-        for function in functions
-        if isinstance(function, types.FunctionType) and not function.__module__.startswith("fxopt_core")
-    ]
-    for code in codes:
-        codes += [inner for inner in code.co_consts if isinstance(inner, types.CodeType)]
-    return {name for code in codes for name in code.co_names}
+        found, advice = f"option `{name}` makes no difference on any model", "Give a model on which it makes one."
+        yield Flaw(found, "each option to do something", advice, severity="advice")
 
 
 def _differs(trial: Trial, made: Transformation) -> bool:
