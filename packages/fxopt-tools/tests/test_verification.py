@@ -92,7 +92,7 @@ def test_sqnr_is_against_the_original_in_float64() -> None:
     assert next(model.parameters()).dtype == torch.float32
 
 
-def test_without_float64_the_original_is_the_reference_and_a_note_says_so() -> None:
+def test_without_float64_the_original_is_the_reference() -> None:
     weight = nn.Parameter(torch.eye(4))
 
     class Casts(nn.Module):
@@ -106,14 +106,11 @@ def test_without_float64_the_original_is_the_reference_and_a_note_says_so() -> N
     report = verify(Casts(), Casts(), X)
     assert report.passed and report.outputs[0].reference == "original" and report.outputs[0].original_sqnr_db is None
     assert report.outputs[0].sqnr_db == math.inf
-    assert len(report.notes) == 1 and "its run in float64 failed: RuntimeError" in report.notes[0]
-    assert report.notes[0] in str(report)
 
 
 def test_a_run_in_float64_that_goes_elsewhere_is_not_the_reference() -> None:
     report = compare(lambda x: x * (1 if x.dtype == torch.float32 else -1), lambda x: x * 1.0, X)
     assert report and report.outputs[0].reference == "original"
-    assert "another branch" in report.notes[0]
 
 
 # --- Structure, as in test_output_trees.py, and other values

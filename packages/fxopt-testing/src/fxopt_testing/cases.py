@@ -15,8 +15,7 @@ from torch.fx import Graph, GraphModule
 from fxopt_testing.forms import FORMS, Form, exported, traced
 from fxopt_testing.pictures import tensors_of
 from fxopt_tools import Inputs
-
-OneInput: TypeAlias = "Tensor | tuple[Any, ...] | dict[str, Any] | Inputs"
+from fxopt_tools.inputs import OneInput, read_inputs
 
 
 @dataclass(frozen=True)
@@ -150,19 +149,12 @@ class ModelCase:
         return self._map(self.example(), resized)
 
     def _converted(self, given: OneInput) -> Inputs:
-        if isinstance(given, Tensor):
-            given = Inputs(given)
-        elif isinstance(given, dict):
-            given = Inputs(**given)
-        elif isinstance(given, tuple):
-            given = Inputs(*given)
-
         def converted(x: Tensor) -> Tensor:
             x = x.detach().clone()
             x = x.to(self.dtype) if x.is_floating_point() else x
             return x.to("meta") if self.device == "meta" else x
 
-        return self._map(given, converted)
+        return self._map(*read_inputs(given), converted)
 
     def _map(self, inputs: Inputs, function: Callable[[Tensor], Tensor]) -> Inputs:
         args, kwargs = torch.utils._pytree.tree_map_only(Tensor, function, (inputs.args, inputs.kwargs))

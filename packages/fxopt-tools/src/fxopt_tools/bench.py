@@ -20,7 +20,7 @@ from torch.fx import GraphModule
 from fxopt_core import FxoptError, PreconditionError, faithful_copy, instrumented, text_table
 from fxopt_tools.inputs import Inputs, OneInput, copied, read_inputs
 from fxopt_tools.rewrite_steps import BisectLimit, LeaveOut, RewriteStep
-from fxopt_tools.speed import CONFIDENCE, FEWEST_ROUNDS, SHORTEST, Ratio, Shares, Times, doubt, noise_of
+from fxopt_tools.speed import CONFIDENCE, FEWEST_ROUNDS, SHORTEST, Ratio, Times, doubt, noise_of, share_since_now
 from fxopt_tools.subjects import Pipeline, as_graph_module, as_transformation
 from fxopt_tools.verification.report import VerificationReport
 from fxopt_tools.verification.verify import verify
@@ -339,12 +339,12 @@ class Sampler:
         if any(wrote for _, wrote in warm_up):
             calls = 1  # a second call would see what the first one wrote to the inputs
         found: list[list[float]] = [[] for _ in modules]
-        order, shares = list(range(len(modules))), Shares(self._clock)
+        order, share = list(range(len(modules))), share_since_now(self._clock)
         for _ in range(self._rounds):
             self._random.shuffle(order)
             for place in order:
                 found[place].append(self._sample(modules[place], calls)[0])
-        return [Times(tuple(seconds), shares.share) for seconds in found]
+        return [Times(tuple(seconds), share()) for seconds in found]
 
     def _warm_up(self, module: nn.Module) -> tuple[float, bool]:
         try:

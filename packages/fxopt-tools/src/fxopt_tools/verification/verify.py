@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TypeVar
 
 import torch
@@ -94,11 +95,10 @@ def verify(
         (before.baseline(item, number), run_or_refuse(run_thrice, transformed, item, "the transformed module", number))
         for number, item in enumerate(calls)
     )
-    known = stated.between(records_of(original), ())
     bounds = stated.between(records_of(original), records_of(transformed))
     report = report_on(pairs, bounds, records_of(transformed))
     outputs, notes = report.outputs, report.notes
-    if known != stated:
+    if (known := stated.between(records_of(original), ())) != stated:
         said = f"the original is approximated itself, with the noise {known.source}: what differs may be its error"
         notes = (*notes, f"{said}; verify against the model as it was before")
     if gradients:
@@ -129,13 +129,13 @@ class Baseline:
     Attributes:
         number: which of the inputs it is.
         outcomes: those of three calls, one after the other; equal outcomes are the very same object as the first.
-        reference: its outcome in float64, or why there is none.
+        reference: its outcome in float64, if it has one.
         computed_in: the dtypes in which it computes.
     """
 
     number: int
     outcomes: Sequence[Outcome]
-    reference: Outcome | str
+    reference: Outcome | None
     computed_in: frozenset[torch.dtype]
 
 
@@ -148,7 +148,6 @@ class Original:
 
     def __init__(self, module: nn.Module, who: str) -> None:
         self._module, self._who = module, who
-        self._copy: nn.Module | str | None = None  # a string says why there is none
 
     def baseline(self, inputs: Inputs, number: int) -> Baseline:
         """Run the original, and its copy in float64.
@@ -158,8 +157,7 @@ class Original:
         """
         with ONE_AT_A_TIME:
             outcomes = run_or_refuse(run_thrice, self._module, inputs, self._who, number)
-            reference = self._in_float64(inputs, run_once)
-            return Baseline(number, outcomes, reference, self.computes_in(inputs))
+            return Baseline(number, outcomes, self._in_float64(inputs, run_once), self.computes_in(inputs))
 
     def gradients(self, inputs: Inputs, number: int) -> tuple[dict[str, Tensor], Mapping[str, Tensor]]:
         """Return the gradients of the original, and those of its copy in float64, if it has one.
@@ -169,24 +167,29 @@ class Original:
         """
         with ONE_AT_A_TIME:
             expected = run_or_refuse(gradients_once, self._module, inputs, f"{self._who}, with gradients,", number)
-            reference = self._in_float64(inputs, gradients_once)
-            return expected, {} if isinstance(reference, str) else reference
+            return expected, self._in_float64(inputs, gradients_once) or {}
 
     def computes_in(self, inputs: Inputs) -> frozenset[torch.dtype]:
         """Return the dtypes in which the original computes."""
         return dtypes_of([*self._module.parameters()] or inputs.tensors().values())
 
-    def _in_float64(self, inputs: Inputs, run: Callable[..., ResultT]) -> ResultT | str:
-        if isinstance(self._copy, str):
-            return self._copy
-        try:
-            if self._copy is None:
-                self._copy = _in_float64(self._module)
-            return run(self._copy, inputs, widened=True)
-        except Exception as error:  # of any kind: verification works without a reference, too
-            reason = f"{type(error).__name__}: {next(iter(str(error).strip().splitlines()), '')}"
-            self._copy = self._copy or reason
-            return reason
+    @cached_property
+    def _copy(self) -> nn.Module | None:
+        """The copy in float64; None if it would not fit: the system may kill a process that takes too much memory."""
+        module = self._module
+        tensors = [*module.parameters(), *module.buffers()]
+        needed = 8 * sum(tensor.numel() for tensor in tensors if tensor.device.type == "cpu")
+        with suppress(AttributeError, OSError, ValueError):  # not known on every system
+            if needed > _SHARE_OF_MEMORY * os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"):
+                return None
+        with suppress(Exception), torch.no_grad():
+            return (faithful_copy(module) if isinstance(module, GraphModule) else copy.deepcopy(module)).double()
+        return None
+
+    def _in_float64(self, inputs: Inputs, run: Callable[..., ResultT]) -> ResultT | None:
+        with suppress(Exception):  # of any kind: verification works without a reference, too
+            return None if self._copy is None else run(self._copy, inputs, widened=True)
+        return None
 
 
 def baselines(module: nn.Module, inputs: Sequence[Inputs], who: str) -> list[Baseline]:
@@ -207,9 +210,8 @@ def report_on(
         for expected, found in zip(base.outcomes, calls, strict=True):
             if any(expected is one and found is other for one, other in known):
                 continue
-            is_first, wide = not known, base.reference if expected is first else None
+            is_first, reference = not known, base.reference if expected is first else None
             known.append((expected, found))
-            reference = None if isinstance(wide, str) else wide
             for report in Judge(base.number, base.computed_in, bounds).compare(expected, found, reference):
                 former = compared.get(report.path)
                 if former is not None and not former.passed:
@@ -219,8 +221,8 @@ def report_on(
                         report, problem=f"{report.problem}; so it is after several calls, not at the first"
                     )
                 compared[report.path] = report
-            notes |= dict.fromkeys(_notes(base, expected, found, compared.values()))
-        notes |= dict.fromkeys(_hidden_nans(base, compared.values(), records))
+            notes |= dict.fromkeys(_notes(expected, found, compared.values()))
+        notes |= dict.fromkeys(_hidden_nans(compared.values(), records))
         if bounds.sqnr is not None and tokens_of(first) is not None:
             notes["not compared: what is computed for the padding of `attention_mask`, which nobody reads"] = None
         outputs += compared.values()
@@ -266,7 +268,7 @@ def _gradients(
     return outputs, [f"not compared: the {first}{more}, which the transformed module has no parameter of that name for"]
 
 
-def _notes(base: Baseline, expected: Outcome, found: Outcome, outputs: Iterable[OutputReport]) -> Iterator[str]:
+def _notes(expected: Outcome, found: Outcome, outputs: Iterable[OutputReport]) -> Iterator[str]:
     for who, outcome in (("original", expected), ("transformed module", found)):
         for name in outcome.parameters_written:
             yield f"the {who} writes to its parameter `{name}` as it runs, and this was not undone: verify a copy of it"
@@ -277,23 +279,13 @@ def _notes(base: Baseline, expected: Outcome, found: Outcome, outputs: Iterable[
         )
     if found.random != expected.random:
         yield "the transformed module consumes other random numbers than the original: not judged"
-    outputs = list(outputs)
     for output in outputs:
         nans = 0 if output.measurement is None or output.unseen else output.measurement.nans
         if nans:
             yield f"`{output.path}` of input {output.number} has {counted(nans, 'element')} that are NaN in both"
-    alone = [output.path for output in outputs if output.reference == "original"]
-    if not isinstance(base.reference, str):
-        for path in alone:
-            yield (
-                f"SQNR of `{path}` is against the original's own output: in float64, the original gave another dtype "
-                "or shape there, or numbers too far from it (from other random numbers, or another branch)"
-            )
-    elif alone:
-        yield f"SQNR is against the original's own output, because its run in float64 failed: {base.reference}"
 
 
-def _hidden_nans(base: Baseline, outputs: Iterable[OutputReport], records: Sequence[Record]) -> Iterator[str]:
+def _hidden_nans(outputs: Iterable[OutputReport], records: Sequence[Record]) -> Iterator[str]:
     """Yield notes on outputs that have lost NaN, with the notes of passes on it."""
     said = dict.fromkeys(
         f"; {record.pass_name}: {rewrite.note}"
@@ -306,16 +298,3 @@ def _hidden_nans(base: Baseline, outputs: Iterable[OutputReport], records: Seque
         if lost:
             elements = f"{counted(lost, 'element')} that {'is' if lost == 1 else 'are'} NaN only in the original"
             yield f"`{output.path}` of input {output.number} has {elements}{''.join(said)}"
-
-
-def _in_float64(module: nn.Module) -> nn.Module:
-    """Return a copy; raise if it would not fit, since the system may kill a process that takes too much memory."""
-    tensors = [*module.parameters(), *module.buffers()]
-    needed = 8 * sum(tensor.numel() for tensor in tensors if tensor.device.type == "cpu")
-    with suppress(AttributeError, OSError, ValueError):  # not known on every system
-        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-        if needed > _SHARE_OF_MEMORY * memory:
-            raise MemoryError(f"a copy would take {needed / 2**30:.1f} of {memory / 2**30:.1f} GiB")
-    duplicate = faithful_copy(module) if isinstance(module, GraphModule) else copy.deepcopy(module)
-    with torch.no_grad():
-        return duplicate.double()
