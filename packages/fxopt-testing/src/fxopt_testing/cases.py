@@ -47,7 +47,6 @@ class ModelCase:
         device: "cpu", or "meta", where nothing is computed.
         batched: whether the first dimension of all input tensors is a batch of any size, so that other sizes, the
             empty batch included, are tried too.
-        real: whether it is a large model from the field, for thorough checks only.
 
     >>> from fxopt_core import iter_nodes
     >>> case = ModelCase("one layer", lambda: nn.Linear(4, 2), torch.ones(3, 4))
@@ -64,7 +63,6 @@ class ModelCase:
     training: bool = False
     device: str = "cpu"
     batched: bool = True
-    real: bool = False
     _known: list[_Known] = field(default_factory=list, init=False, repr=False)  # what was captured, at most one
 
     def __post_init__(self) -> None:

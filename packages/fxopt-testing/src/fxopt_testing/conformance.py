@@ -57,11 +57,10 @@ def check_transformation(
     True
     """
     check_is_transformation(transformation, "what is checked")
-    cases = zoo(thorough=thorough) if models is None else tuple(models)
     checked = chosen_properties(properties)
     known = dict(expected_failures or {})
     chosen_properties(known)
-    subject = Subject(transformation, cases, own=models is not None, thorough=thorough, site_model=site_model)
+    (subject,) = subjects_of([transformation], models, thorough=thorough, site_model=site_model)
     rows = [check_property(subject, each, known.get(each.name)) for each in checked]
     if FINDS not in checked and any(row.unchanged for row in rows) and not subject.changed:
         rows.append(check_property(subject, FINDS, known.get(FINDS.name)))
@@ -123,13 +122,13 @@ def passes_of(name: str) -> tuple[Transformation, ...]:
 
 def subjects_of(
     passes: Iterable[Transformation],
-    models: tuple[ModelCase, ...] | None = None,
+    models: Iterable[ModelCase] | None = None,
     *,
     thorough: bool = False,
     site_model: ModelCase | None = None,
 ) -> list[Subject]:
     """Pair passes with the models to try them on; nothing runs yet."""
-    cases, own = (zoo(thorough=thorough), False) if models is None else (models, True)
+    cases, own = (zoo(thorough=thorough), False) if models is None else (tuple(models), True)
     return [Subject(each, cases, own=own, thorough=thorough, site_model=site_model) for each in passes]
 
 

@@ -54,11 +54,10 @@ def conformance_tests(
     known = dict(expected_failures or {})
     chosen_properties(known)
     chosen = [each.name for each in chosen_properties(properties)]
-    given = None if models is None else tuple(models)
     made = [each for one in passes for each in (passes_of(one) if isinstance(one, str) else (one,))]
     for each in made:
         check_is_transformation(each, "what is checked")
-    subjects = subjects_of(made, given, thorough=thorough, site_model=site_model)
+    subjects = subjects_of(made, models, thorough=thorough, site_model=site_model)
     checks = [
         pytest.param((subject, rule, known.get(rule.name)), id=f"{subject.transformation.name}-{rule.name}")
         for subject in subjects

@@ -85,6 +85,15 @@ def _variants(transformation: Transformation) -> Iterator[tuple[str, Transformat
                 yield name, made
 
 
+_SAMPLES: dict[Any, tuple[object, ...]] = {
+    int: (1, 3, 8),
+    float: (0.5, 2.0),
+    str: ("q*", "other"),
+    torch.dtype: (torch.float64, torch.float32),
+    type(None): (None,),
+}
+
+
 def _values(annotation: Any, current: Any) -> Iterator[object]:
     """Yield values of an option's type; none where the type is not known."""
     origin = typing.get_origin(annotation)
@@ -95,26 +104,14 @@ def _values(annotation: Any, current: Any) -> Iterator[object]:
         yield from typing.get_args(annotation)
     elif annotation is bool:
         yield not current
-    elif annotation is int:
-        yield from (current + 1, current + 2, current * 4) if type(current) is int else (3, 1)
-    elif annotation is float:
-        yield from (current * 2.0, current + 0.5) if isinstance(current, (int, float)) else (0.5,)
-    elif annotation is str:
-        yield from ("q*", "other")
-    elif annotation is torch.dtype:
-        yield from (torch.float64, torch.float32)
-    elif annotation in (type(None), None):
-        yield None
     elif isinstance(annotation, type) and issubclass(annotation, enum.Enum):
         yield from annotation
     elif origin in (list, tuple, set, frozenset) and current is not None:
-        yield from _of_container(origin, typing.get_args(annotation), current)
-
-
-def _of_container(origin: Any, members: tuple[Any, ...], current: Any) -> Iterator[object]:
-    if origin is not tuple or members[1:] == (Ellipsis,):
-        item = next(iter(_values(members[0] if members else str, None)), "other")
-        yield origin([*current, item])
+        members = typing.get_args(annotation)
+        if origin is not tuple or members[1:] == (Ellipsis,):
+            yield origin([*current, next(iter(_values(members[0] if members else str, None)), "other")])
+    else:
+        yield from _SAMPLES.get(annotation, ())
 
 
 def _options(subject: Subject) -> Iterator[Flaw]:
