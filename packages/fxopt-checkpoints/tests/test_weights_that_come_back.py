@@ -14,7 +14,6 @@ from torch import Tensor
 from torch.fx import GraphModule, Node
 
 from fxopt_checkpoints import load_original_state_dict, original_state_dict
-from fxopt_checkpoints.agreement import disagreement, nudged
 from fxopt_core import CheckpointError, Derived, NotReversibleError, compose
 from fxopt_rewrite import Editor, GraphIndex, LinearCall, SitePass, read_linear
 
@@ -298,36 +297,6 @@ class TestSharedInputs:
         graph_module = FoldScale(keep=True)(torch.fx.symbolic_trace(Branches()))
         with pytest.raises(NotReversibleError, match=r"(?s)another `q_scaled\.weight`.*another `k_scaled\.weight`"):
             original_state_dict(graph_module)
-
-
-class TestAgreement:
-    """Two units in the last place, and what rounding the inputs does to the result."""
-
-    @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-    def test_two_units_are_rounding_and_twenty_are_not(self, dtype: torch.dtype) -> None:
-        values = torch.linspace(0.5, 3.0, 50, dtype=torch.float64)
-        unit = torch.finfo(dtype).eps
-        expected = values.to(dtype)
-        assert disagreement((values * (1 + unit)).to(dtype), expected, lambda: iter(())) is None
-        assert "50 of 50" in str(disagreement((values * (1 + 20 * unit)).to(dtype), expected, lambda: iter(())))
-
-    def test_sums_that_cancel_may_be_as_wrong_as_their_terms(self) -> None:
-        """By a bound from the inputs: what is beyond that is found, too."""
-
-        def function(inputs: Mapping[str, Tensor | None]) -> Tensor:
-            weight, shift = inputs["weight"], inputs["shift"]
-            assert weight is not None and shift is not None
-            return weight @ shift
-
-        generator = torch.Generator().manual_seed(1)
-        weight = torch.randn(200, 64, generator=generator, dtype=torch.float64) * 1000
-        shift = torch.randn(64, generator=generator, dtype=torch.float64)
-        weight[:, -1] = (0.001 - weight[:, :-1] @ shift[:-1]) / shift[-1]
-        inputs: dict[str, Tensor | None] = {"weight": weight.float(), "shift": shift.float()}
-        found, expected = function(inputs), (weight @ shift).float()
-        assert disagreement(found, expected, lambda: iter(())) is not None
-        assert disagreement(found, expected, lambda: map(function, nudged(inputs))) is None
-        assert disagreement(found + 1.0, expected, lambda: (function(x) + 1.0 for x in nudged(inputs))) is not None
 
 
 def test_only_the_present_values_count_after_training() -> None:

@@ -159,7 +159,27 @@ def test_other_structure_or_values_fail_and_say_where(original: Any, transformed
     assert f"`{path}` of input 0 {problem}" in str(report)
 
 
-@pytest.mark.parametrize("value", [None, 3, True, "text", b"", 1.5, math.nan, 2j, (), [], {}, torch.float32, {1, 2}])
+@pytest.mark.parametrize(
+    "value",
+    [
+        None,
+        3,
+        True,
+        "text",
+        b"",
+        1.5,
+        math.nan,
+        2j,
+        (),
+        [],
+        {},
+        torch.float32,
+        {1, "a"},
+        frozenset({(1, 2)}),
+        range(3),
+        ...,
+    ],
+)
 def test_equal_values_of_any_kind_pass(value: Any) -> None:
     report = compare(lambda x: (value, x), lambda x: (copy.deepcopy(value), x), X)
     assert report and len(report.outputs) == 2
@@ -167,6 +187,7 @@ def test_equal_values_of_any_kind_pass(value: Any) -> None:
 
 def test_python_floats_are_held_to_the_tolerance_of_float32() -> None:
     assert compare(lambda x: 1.0, lambda x: 1.000001, X) and not compare(lambda x: 1.0, lambda x: 1.01, X)
+    assert compare(lambda x: 1.5, lambda x: 1.5, X).outputs[0].tolerance_source == "of float32"
     assert compare(lambda x: 1j, lambda x: 1.000001j, X) and not compare(lambda x: math.nan, lambda x: 1.0, X)
 
 
