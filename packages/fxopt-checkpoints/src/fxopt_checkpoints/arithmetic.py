@@ -366,11 +366,11 @@ def _misfits(
     inputs = {name: label for name, label in step.inputs if label is not None}
     for name, label in inputs.items():
         values, dtype = found.get(name), dtypes.get(label)
-        is_tensor = isinstance(values, Tensor)
-        same_kind = is_tensor and dtype_kind(values.dtype) == dtype_kind(dtype or values.dtype)
-        if not same_kind or tuple(values.shape) != shapes[name]:
-            kind = f"{tuple(values.shape)} of {values.dtype}" if is_tensor else type_text(values)
-            yield f"{kind} as `{name}` (`{label}`), expected {shapes[name]} of {dtype}"
+        expected = f"as `{name}` (`{label}`), expected {shapes[name]} of {dtype}"
+        if not isinstance(values, Tensor):
+            yield f"{type_text(values)} {expected}"
+        elif tuple(values.shape) != shapes[name] or dtype_kind(values.dtype) != dtype_kind(dtype or values.dtype):
+            yield f"{tuple(values.shape)} of {values.dtype} {expected}"
     for name, values in found.items():
         if name not in inputs and values is not None:
             yield f"`{name}`, which is none of the tensors of the original that `{step.function}` takes"

@@ -152,7 +152,7 @@ class ModelCase:
             x = x.to(self.dtype) if x.is_floating_point() else x
             return x.to("meta") if self.device == "meta" else x
 
-        return self._map(*read_inputs(given), converted)
+        return self._map(read_inputs(given)[0], converted)
 
     def _map(self, inputs: Inputs, function: Callable[[Tensor], Tensor]) -> Inputs:
         args, kwargs = torch.utils._pytree.tree_map_only(Tensor, function, (inputs.args, inputs.kwargs))
