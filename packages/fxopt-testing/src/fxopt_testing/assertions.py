@@ -173,8 +173,8 @@ def assert_rewrites(
     """
     name, given = transformation.name, _inputs_of(model, inputs)
     graph_module = _graph_module_of(model, given, form)
-    callers = () if isinstance(model, (ModelCase, GraphModule)) else (model,)
-    untouched = state_of(*callers)
+    caller = nn.Module() if isinstance(model, (ModelCase, GraphModule)) else model
+    untouched = state_of(caller)
     if before is not None:
         assert_code(graph_module, before, what=f"before {name}, the graph")
     source, former, known = faithful_copy(graph_module), structure(graph_module), len(history(graph_module))
@@ -212,7 +212,7 @@ def assert_rewrites(
         if again:
             result = transformation(result)
             assert structure(result).keys() == once.keys(), f"{name} does something else after it was undone"
-    _assert_equal(f"after {name}, in the caller's model", untouched, state_of(*callers), result)
+    _assert_equal(f"after {name}, in the caller's model", untouched, state_of(caller), result)
     return result
 
 

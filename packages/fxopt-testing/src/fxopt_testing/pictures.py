@@ -87,23 +87,20 @@ def bits_of(outputs: object) -> list[object]:
     ]
 
 
-def state_of(*roots: nn.Module) -> Picture:
-    """Return all of modules that a pass must not touch: values, memory, versions, flags, keys, hooks, attributes."""
-    rows: Picture = {}
-    for number, root in enumerate(roots):
-        found = dict(tensors_of(root)) | {"keys of the state_dict": tuple(root.state_dict())}
-        for name, module in root.named_modules(remove_duplicate=False):
-            rows_of_hooks = [len(value) for key, value in sorted(vars(module).items()) if key.endswith("_hooks")]
-            found[f"module `{name}`"] = type(module), id(module), module.training, tuple(rows_of_hooks)
-            found[f"attributes of `{name}`"] = tuple(sorted(vars(module)))
-        for name, tensor in root.state_dict(keep_vars=True).items():
-            if isinstance(tensor, Tensor):
-                known = None if tensor.is_meta or nn.parameter.is_lazy(tensor) else tensor.data_ptr()
-                version = None if tensor.is_inference() else tensor._version
-                strides = () if nn.parameter.is_lazy(tensor) else tensor.stride()
-                found[f"memory of `{name}`"] = id(tensor), known, version, strides
-        rows |= {f"{number}: {name}" if number else name: value for name, value in found.items()}
-    return rows
+def state_of(root: nn.Module) -> Picture:
+    """Return all of a module that a pass must not touch: values, memory, versions, flags, keys, hooks, attributes."""
+    found = dict(tensors_of(root)) | {"keys of the state_dict": tuple(root.state_dict())}
+    for name, module in root.named_modules(remove_duplicate=False):
+        rows_of_hooks = [len(value) for key, value in sorted(vars(module).items()) if key.endswith("_hooks")]
+        found[f"module `{name}`"] = type(module), id(module), module.training, tuple(rows_of_hooks)
+        found[f"attributes of `{name}`"] = tuple(sorted(vars(module)))
+    for name, tensor in root.state_dict(keep_vars=True).items():
+        if isinstance(tensor, Tensor):
+            known = None if tensor.is_meta or nn.parameter.is_lazy(tensor) else tensor.data_ptr()
+            version = None if tensor.is_inference() else tensor._version
+            strides = () if nn.parameter.is_lazy(tensor) else tensor.stride()
+            found[f"memory of `{name}`"] = id(tensor), known, version, strides
+    return found
 
 
 def modes_of_process() -> Picture:

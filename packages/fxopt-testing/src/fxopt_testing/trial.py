@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 import torch
+from torch import nn
 from torch.fx import GraphModule
 
 from fxopt_core import (
@@ -55,15 +56,15 @@ class Trial:
         self.before = picture(self.source)
         self.result: GraphModule | None = None
         self.error: Exception | None = None
-        watched = () if case.form == "graph" else (model,)
-        former, modes = state_of(*watched), modes_of_process()
+        watched = nn.Module() if case.form == "graph" else model  # a graph module is no caller's
+        former, modes = state_of(watched), modes_of_process()
         with process_kept():
             try:
                 self.result = transformation(graph_module)
             except Exception as error:
                 self.error = error
             left = changes(modes, modes_of_process(), limit=None)
-        found = changes(former, state_of(*watched), limit=None)
+        found = changes(former, state_of(watched), limit=None)
         self.process, self.touched = (
             [f"{what} is {now}, was {was}" for what, now, was in each] for each in (left, found)
         )

@@ -40,15 +40,13 @@ def _other_inputs(subject: Subject, trial: Trial) -> Iterator[Flaw]:
 
 
 def _in_eval_mode(subject: Subject, trial: Trial | None) -> str | None:
-    if trial is not None and trial.case.training:
-        return "models in train mode are checked by train-mode"
-    return if_preserving(subject, trial)
+    in_train_mode = trial is not None and trial.case.training
+    return "models in train mode are checked by train-mode" if in_train_mode else if_preserving(subject, trial)
 
 
 def _in_train_mode(subject: Subject, trial: Trial | None) -> str | None:
-    if trial is not None and not trial.case.training:
-        return "the model is in eval mode"
-    return if_preserving(subject, trial)
+    in_eval_mode = trial is not None and not trial.case.training
+    return "the model is in eval mode" if in_eval_mode else if_preserving(subject, trial)
 
 
 OUTPUTS = Property(
