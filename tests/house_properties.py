@@ -19,8 +19,8 @@ from fxopt_testing.trial import Subject, Trial
 
 GROWING: dict[str, Callable[[int], nn.Module]] = {
     "hub": linear.Hub,
-    "blocks": linear.Blocks,
-    "convolutions": norm.Convolutions,
+    "blocks": lambda times: nn.Sequential(*(linear.Block() for _ in range(times))),
+    "convolutions": lambda times: nn.Sequential(*(norm.Convolution() for _ in range(times))),
     "products": plain.Products,
 }
 """By the name of a case of the zoo: what makes it with so many times as many sites."""

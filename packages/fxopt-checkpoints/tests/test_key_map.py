@@ -10,11 +10,10 @@ from checkpoint_passes import Fold, Join, model, traced
 from torch import Tensor, nn
 from torch.fx import GraphModule
 
-from fxopt_checkpoints.key_map import KeyMap, region_text
+from fxopt_checkpoints.key_map import KeyMap
 from fxopt_checkpoints.tensor_map import Assembly, Derivation, Destination, OriginalTensor
 from fxopt_checkpoints.trace import key_map
 from fxopt_core import Derived, FxoptError, compose, undo
-from fxopt_rewrite import Piece
 
 
 def rewritten(*passes: Any) -> GraphModule:
@@ -105,20 +104,6 @@ class TestWhatItSays:
         assert "mid.weight (6, 8) mid_folded.weight, mid_folded.bias by fold" in lines
         assert "norm.num_batches_tracked () not kept" in lines
         assert lines[-1] == "7 other keys are what they were"
-
-    @pytest.mark.parametrize(
-        ("piece", "text"),
-        [
-            (Piece("a"), ""),
-            (Piece("a", ((0, 1, 2),)), "[1:3]"),
-            (Piece("a", ((1, 0, 2), (0, 3, 1))), "[3:4, 0:2]"),
-            (Piece("a", ((1, 4, 1),), squeeze=1), "[:, 4]"),
-            (Piece("a", ((0, 1, 2),), transposed=True), "[1:3].T"),
-            (Piece("a", ((0, 1, 4), (0, 1, 2))), "[(0, 1, 4), (0, 1, 2)]"),
-        ],
-    )
-    def test_regions_are_written_as_in_python(self, piece: Piece, text: str) -> None:
-        assert region_text(piece) == text
 
 
 class Twice(nn.Module):

@@ -84,7 +84,6 @@ WRONG: dict[type[Transformation], tuple[str, ...]] = {
     computation.RenamesArguments: ("interface-kept",),
     computation.LosesDefaults: ("interface-kept",),
     computation.AddsEachTime: ("idempotent",),
-    passes.IgnoresOption: ("options-honoured",),
     passes.SignsWithoutOption: ("options-honoured",),
     passes.SignsByIdentity: ("signature-stable",),
     passes.SignsByRuns: ("signature-stable",),
@@ -128,6 +127,12 @@ def test_costs_that_grow_too_fast_are_found(cls: type[Transformation]) -> None:
     assert check_property(Subject(cls(), models(), own=True), COST).findings
 
 
+def test_an_option_that_does_nothing_is_told_and_fails_nothing() -> None:
+    report = report_of(passes.IgnoresOption, "options-honoured")
+    (finding,) = report.findings
+    assert report and finding.severity == "advice" and "option `most` makes no difference" in finding.found
+
+
 def test_a_pass_that_finds_nothing_is_told_so() -> None:
     report = report_of(passes.FindsNothing)
     assert {each.property for each in report.errors} == {"finds-sites"}
@@ -138,8 +143,8 @@ def test_a_pass_that_finds_nothing_is_told_so() -> None:
 @pytest.mark.parametrize(
     ("cls", "found"),
     [
-        (checkpoints.DropsABias, "`defects_of_checkpoints:without_bias` gives no `bias`"),
-        (checkpoints.NamesNoInput, "`defects_of_checkpoints:renamed` gives `weights`, which is none of its inputs"),
+        (checkpoints.DropsABias, "`defects_of_checkpoints:without_bias` gives a NoneType as `bias`"),
+        (checkpoints.NamesNoInput, "`defects_of_checkpoints:renamed` gives `weights`, which is none of the tensors"),
         (checkpoints.GoesBackWrongly, "computes another `"),
     ],
     ids=lambda value: getattr(value, "__name__", None),

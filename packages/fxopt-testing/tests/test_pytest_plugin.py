@@ -88,10 +88,9 @@ def test_each_pass_and_property_is_a_test() -> None:
     named = checks_of(conformance_tests("fxopt-core", passes.Commuting(), passes.Commuting(most=3.0), models=PAIR))
     ids = [name for name, _ in named]
     assert "deep-copy-exact-undo" in ids
-    assert "commuting#1-runs" in ids
-    assert "commuting#2-runs" in ids
-    assert "commuting#1-exact-undo" not in ids  # nothing is said of undoing what cannot be undone
-    assert len(set(ids)) == len(ids) == 4 * len(PROPERTIES) - 2 - 2  # nor of sites where none is edited
+    assert ids.count("commuting-runs") == 2  # which pytest tells apart
+    assert "commuting-exact-undo" not in ids  # nothing is said of undoing what cannot be undone
+    assert len(ids) == 4 * len(PROPERTIES) - 2 - 2  # nor of sites where none is edited
 
 
 def test_what_does_not_hold_fails_with_its_finding() -> None:

@@ -6,7 +6,6 @@ import math
 
 import pytest
 import torch
-from hypothesis import given, settings, strategies as st
 from torch import Tensor
 
 from fxopt_rewrite import (
@@ -30,15 +29,6 @@ def test_a_small_element_among_large_ones_may_be_as_wrong_as_these() -> None:
     assert passes(a, a + 2e-3 * one)
     assert not passes(a, a + 0.1 * one)
     assert not passes(a[one], a[one] + 2e-3)
-
-
-def test_an_output_that_is_small_throughout_has_to_agree_as_a_whole() -> None:
-    a = torch.full((1000,), 1e-5)
-    measurement = measure(a, 2 * a, FLOAT32)
-    assert not measurement.passed and not measurement.differing and measurement.relative_rms == pytest.approx(1)
-    assert passes(a, 1.01 * a)
-    assert passes(a / 100, a / 50), "smaller than what is left where terms of size 1 cancel"
-    assert passes(a, torch.where(torch.arange(1000) == 0, 2 * a, a)), "an element alone may be wrong by atol"
 
 
 def test_numbers_that_are_not_finite_have_to_be_the_same_at_the_same_place() -> None:
@@ -78,26 +68,3 @@ def test_ratio_of_signal_and_noise() -> None:
     assert sqnr_db(torch.zeros(2), a) == -math.inf
     huge = torch.tensor([1e300, 1e300], dtype=torch.float64)
     assert sqnr_db(huge, huge * 1.1) == pytest.approx(20) and rms(huge) == pytest.approx(1e300)
-
-
-finite = st.floats(-1e4, 1e4, width=32)
-
-
-@settings(max_examples=100, deadline=None)
-@given(st.lists(finite.filter(bool), min_size=1, max_size=30), st.integers(-20, 20))
-def test_scaling_by_a_power_of_two_keeps_a_failure_of_large_outputs(values: list[float], power: int) -> None:
-    a = torch.tensor(values, dtype=torch.float64)
-    b = a + 1e-3 * rms(a)
-    a, b = a * 2.0**power, b * 2.0**power
-    expected = rms(a) == 0 or (rms(a) < 1 and passes(a, b))
-    assert passes(a, b) == expected
-
-
-@settings(max_examples=100, deadline=None)
-@given(st.lists(finite, min_size=1, max_size=30), st.lists(finite, min_size=30, max_size=30))
-def test_what_passes_is_within_the_tolerance_of_the_largest_element(values: list[float], shifts: list[float]) -> None:
-    a = torch.tensor(values)
-    b = a + torch.tensor(shifts[: len(values)]) * 1e-8
-    if passes(a, b):
-        largest = max(1.0, a.abs().max().item())
-        assert (a.double() - b.double()).abs().max().item() <= (1e-4 + 1e-5) * largest

@@ -9,8 +9,7 @@ from test_kept import Counts
 from torch import nn
 from torch.fx import Tracer
 
-from fxopt_core import LintAndRecompile, instrumented
-from fxopt_tools import Verify, verify
+from fxopt_tools import verify
 
 X = torch.linspace(-2, 2, 12).reshape(3, 4)
 
@@ -29,12 +28,3 @@ def test_a_layer_that_both_modules_share_starts_from_the_same_in_each_run() -> N
     report = verify(model, traced, [X, X])
     assert report, str(report)
     assert (counts.calls, counts.seen) == (0, []) and counts.total is total and total.item() == 0
-
-
-def test_gating_passes_leaves_nothing_behind() -> None:
-    model = nn.Sequential(Counts())
-    traced = torch.fx.GraphModule(model, CountsTracer().trace(model))
-    with instrumented(Verify(X)):
-        LintAndRecompile()(traced)
-    counts: Any = traced.get_submodule("0")
-    assert (counts.calls, counts.seen) == (0, [])

@@ -92,7 +92,7 @@ def test_sqnr_is_against_the_original_in_float64() -> None:
     assert next(model.parameters()).dtype == torch.float32
 
 
-def test_without_float64_the_original_is_the_reference_and_a_note_says_so() -> None:
+def test_without_float64_the_original_is_the_reference() -> None:
     weight = nn.Parameter(torch.eye(4))
 
     class Casts(nn.Module):
@@ -106,14 +106,11 @@ def test_without_float64_the_original_is_the_reference_and_a_note_says_so() -> N
     report = verify(Casts(), Casts(), X)
     assert report.passed and report.outputs[0].reference == "original" and report.outputs[0].original_sqnr_db is None
     assert report.outputs[0].sqnr_db == math.inf
-    assert len(report.notes) == 1 and "its run in float64 failed: RuntimeError" in report.notes[0]
-    assert report.notes[0] in str(report)
 
 
 def test_a_run_in_float64_that_goes_elsewhere_is_not_the_reference() -> None:
     report = compare(lambda x: x * (1 if x.dtype == torch.float32 else -1), lambda x: x * 1.0, X)
     assert report and report.outputs[0].reference == "original"
-    assert "another branch" in report.notes[0]
 
 
 # --- Structure, as in test_output_trees.py, and other values
@@ -162,7 +159,27 @@ def test_other_structure_or_values_fail_and_say_where(original: Any, transformed
     assert f"`{path}` of input 0 {problem}" in str(report)
 
 
-@pytest.mark.parametrize("value", [None, 3, True, "text", b"", 1.5, math.nan, 2j, (), [], {}, torch.float32, {1, 2}])
+@pytest.mark.parametrize(
+    "value",
+    [
+        None,
+        3,
+        True,
+        "text",
+        b"",
+        1.5,
+        math.nan,
+        2j,
+        (),
+        [],
+        {},
+        torch.float32,
+        {1, "a"},
+        frozenset({(1, 2)}),
+        range(3),
+        ...,
+    ],
+)
 def test_equal_values_of_any_kind_pass(value: Any) -> None:
     report = compare(lambda x: (value, x), lambda x: (copy.deepcopy(value), x), X)
     assert report and len(report.outputs) == 2
@@ -170,6 +187,7 @@ def test_equal_values_of_any_kind_pass(value: Any) -> None:
 
 def test_python_floats_are_held_to_the_tolerance_of_float32() -> None:
     assert compare(lambda x: 1.0, lambda x: 1.000001, X) and not compare(lambda x: 1.0, lambda x: 1.01, X)
+    assert compare(lambda x: 1.5, lambda x: 1.5, X).outputs[0].tolerance_source == "of float32"
     assert compare(lambda x: 1j, lambda x: 1.000001j, X) and not compare(lambda x: math.nan, lambda x: 1.0, X)
 
 

@@ -124,15 +124,6 @@ def test_buffers_and_counters_are_restored_in_train_mode() -> None:
     assert model.training and model[1].training
 
 
-@pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")
-def test_scripts_are_run_and_their_buffers_restored() -> None:
-    model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)).train()
-    script = torch.jit.script(copy.deepcopy(model))
-    before = {name: value.clone() for name, value in script.state_dict().items()}
-    assert verify(model, script, [X, X]) and not verify(model, torch.jit.script(nn.Linear(4, 4)), X)
-    assert all(torch.equal(value, before[name]) for name, value in script.state_dict().items())
-
-
 def test_buffers_that_are_replaced_or_shared_are_restored() -> None:
     class Counts(nn.Module):
         count: Tensor

@@ -141,6 +141,3 @@ def test_batch_norm_in_train_mode_is_compared_with_its_statistics() -> None:
     norm(wrong).momentum = 0.2
     assert not verify(original, wrong, X) and not original.get_buffer("1.running_mean").any()
     assert [output.path for output in verify(original.eval(), wrong.eval(), X).outputs] == ["output"]
-
-
-# --- The same judge elsewhere

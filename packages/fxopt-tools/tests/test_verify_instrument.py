@@ -167,22 +167,6 @@ def test_a_module_that_refuses_its_inputs_afterwards_does_not_stand() -> None:
     assert verify(traced(), result, X) and gate.checks[0].passed is False and "refuses" in str(gate.checks[0])
 
 
-def test_undoing_is_gated_too() -> None:
-    graph_module = traced()
-    replace = Replace(torch.add)
-    gate = Verify(X)
-    with instrumented(gate):
-        replace(graph_module)
-        replace(graph_module, reverse=True)
-        compose(replace, LintAndRecompile())(compose(replace, LintAndRecompile())(graph_module), reverse=True)
-    assert str(gate.checks[1]) == "undoing replace: passed" and all(check.passed for check in gate.checks)
-    assert [check.reverse for check in gate.checks] == [False, True, False, False, True, True]
-    wrong = Replace(torch.sub)
-    wrong(graph_module)
-    with instrumented(Verify(X)), pytest.raises(VerificationError):
-        wrong(graph_module, reverse=True)
-
-
 # --- What is held to it
 
 
@@ -249,7 +233,7 @@ class OnParts(Transformation):
         return graph_module
 
 
-def test_a_pass_on_another_graph_module_inside_of_a_pass_is_not_checked_where_the_inputs_do_not_fit() -> None:
+def test_a_pass_on_another_graph_module_inside_of_a_pass_is_checked_with_that() -> None:
     for original in (None, traced()):
         gate = Verify(X, original=original)
         part = symbolic_trace(Part())
@@ -258,20 +242,7 @@ def test_a_pass_on_another_graph_module_inside_of_a_pass_is_not_checked_where_th
         assert [(check.pass_name, check.passed) for check in gate.checks] == [
             ("replace", None), ("on-parts", True), ("lint-and-recompile", True)
         ]  # fmt: skip
-        assert "another graph module inside of another pass" in str(gate.checks[0])
-
-
-def test_one_that_takes_the_inputs_is_compared_with_itself() -> None:
-    class Takes(nn.Module):
-        def forward(self, x: Tensor) -> Tensor:
-            return x + 1
-
-    gate = Verify(X, original=traced())
-    with instrumented(gate):
-        compose(OnParts(symbolic_trace(Takes()), torch.add), LintAndRecompile())(traced())
-    assert [check.passed for check in gate.checks] == [True, True, True]
-    with instrumented(Verify(X, original=traced())), pytest.raises(VerificationError):
-        OnParts(symbolic_trace(Takes()), torch.sub)(traced())
+        assert "works on another graph module, inside of a pass that is checked" in str(gate.checks[0])
 
 
 # --- Errors

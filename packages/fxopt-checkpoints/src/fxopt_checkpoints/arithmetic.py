@@ -204,7 +204,6 @@ class OriginalTensors:
         self.problems: list[str] = []  # why original values cannot be restored
         self.pass_name: str | None = None  # of the first problem
         self._is_wrong = False  # whether a function that goes back is wrong
-        self._fresh: set[int] = set()  # addresses of copies that nothing else uses
         self._values = {each.label: current[each.name].detach() for each in tensor_map.new_tensors}
         for step in reversed(tensor_map.steps):
             if isinstance(step, Assembly):
@@ -234,13 +233,7 @@ class OriginalTensors:
         """Return a copy of the values of an original tensor; zeros if nothing holds them."""
         if self.has(row):
             values = self._values[self._map.source_of(row.key)]
-            if is_sharded(values):
-                return values.clone(memory_format=torch.contiguous_format)
-            whole = values.is_contiguous() and values.untyped_storage().nbytes() == values.nbytes
-            if whole and values.data_ptr() in self._fresh:
-                self._fresh.remove(values.data_ptr())
-                return values
-            return values.new_empty(values.shape).copy_(values)
+            return values.clone(memory_format=torch.contiguous_format)
         beside = None if row.beside is None else self._values.get(row.beside)
         return torch.zeros(row.shape or (), dtype=row.dtype, device=None if beside is None else beside.device)
 
@@ -295,8 +288,6 @@ class OriginalTensors:
             return
         function = _function(step.restore, step)
         outputs = [None if target is None else self._values[target.label].clone() for target in step.outputs]
-        owned = (each for each in outputs if each is not None and each.numel() and not is_sharded(each))
-        self._fresh |= {each.data_ptr() for each in owned}
         shapes = {name: self._shape(label) for name, label in step.inputs}
         try:
             with torch.no_grad():
@@ -311,7 +302,7 @@ class OriginalTensors:
             else:
                 self._wrong(step, text)
             return
-        wrong = _misfits(step, values, shapes, self._dtypes)
+        wrong = [*_misfits(step, values, shapes, self._dtypes)]
         for text in wrong:
             self._wrong(step, f"`{step.restore}` gives {text}")
         device = next((each.device for each in outputs if each is not None), None)
@@ -367,28 +358,22 @@ def _misfits(
     found: object,
     shapes: Mapping[str, tuple[int, ...] | None],
     dtypes: Mapping[str, torch.dtype | None],
-) -> list[str]:
+) -> Iterator[str]:
     """Describe the faults in the results of an inverse function, except in their values."""
     if not isinstance(found, Mapping):
-        return [f"{type_text(found)}, expected a mapping of names to tensors"]
-    labels, names = dict(step.inputs), listed(target.name for target in step.targets)
-    problems = []
-    for name, label in step.inputs:
-        values, shape = found.get(name), shapes[name]
-        if label is None:
-            continue
-        if values is None:
-            problems.append(f"no `{name}` (`{label}`), which `{step.function}` takes")
-        elif not isinstance(values, Tensor) or tuple(values.shape) != shape:
-            kind = tuple(values.shape) if isinstance(values, Tensor) else type_text(values)
-            problems.append(f"{kind} as `{name}` of {names}, expected {shape}")
-        elif dtype_kind(values.dtype) != dtype_kind(dtypes.get(label) or values.dtype):
-            problems.append(f"{values.dtype} as `{name}` of {names}, expected {dtypes[label]}")
+        yield f"{type_text(found)}, expected a mapping of names to tensors"
+        return
+    inputs = {name: label for name, label in step.inputs if label is not None}
+    for name, label in inputs.items():
+        values, dtype = found.get(name), dtypes.get(label)
+        expected = f"as `{name}` (`{label}`), expected {shapes[name]} of {dtype}"
+        if not isinstance(values, Tensor):
+            yield f"{type_text(values)} {expected}"
+        elif tuple(values.shape) != shapes[name] or dtype_kind(values.dtype) != dtype_kind(dtype or values.dtype):
+            yield f"{tuple(values.shape)} of {values.dtype} {expected}"
     for name, values in found.items():
-        if labels.get(name) is None and values is not None:
-            what = "of which the original model has none" if name in labels else "which is none of its inputs"
-            problems.append(f"`{name}`, {what}")
-    return problems
+        if name not in inputs and values is not None:
+            yield f"`{name}`, which is none of the tensors of the original that `{step.function}` takes"
 
 
 def present_dtypes(tensor_map: TensorMap, current: Mapping[str, Tensor]) -> dict[str, torch.dtype | None]:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass
 
-from fxopt_checkpoints.formats import orig_to_new_stacked, packed_modules_mapping
 from fxopt_checkpoints.tensor_map import Assembly, Derivation, Destination, NewTensor, OriginalTensor, Part, TensorMap
-from fxopt_core import text_table
+from fxopt_core import FxoptError, text_table
 from fxopt_rewrite import Fields, Neutral, Piece, ValueWriter
 
 KEY_MAP_VERSION = 2
@@ -39,16 +39,34 @@ class KeyMap(TensorMap):
         return json.dumps({"fxopt_key_map": KEY_MAP_VERSION, **ValueWriter(_FIELDS.writers).write(self)["KeyMap"]})
 
     def vllm_packed_modules_mapping(self) -> dict[str, list[str]]:
-        """Return vLLM's ``packed_modules_mapping``: each merged layer, and the layers whose rows it holds, in order."""
-        return packed_modules_mapping(self)
+        """Return vLLM's ``packed_modules_mapping``: each merged layer, and the layers whose rows it holds, in order.
+
+        It tells vLLM which layers share a quantized weight or an adapter. Layers made in other ways, such as folded
+        ones, are left out.
+        """
+        found = {}
+        for target, rows in _stacked(self).items():
+            merged, _, name = target.rpartition(".")
+            if name == "weight":
+                found[merged] = [key.rpartition(".")[0] for key in rows]
+        return found
 
     def vllm_orig_to_new_stacked(self) -> dict[str, tuple[str, int]]:
         """Return vLLM's ``orig_to_new_stacked``: each original parameter, the merged one, and its position there.
 
+        vLLM's ``WeightsMapper`` replaces the first text in a key by the second, for every entry in turn, and passes the
+        number to the ``weight_loader`` of the merged parameter.
+
         Raises:
-            FxoptError: An original tensor did not become rows of a merged one, which vLLM cannot express.
+            FxoptError: An original tensor did not become rows of a merged one, a merged one has rows that no checkpoint
+                fills, or an entry would change other keys, since vLLM looks for it anywhere in them.
         """
-        return orig_to_new_stacked(self)
+        stacked = _stacked(self)
+        places = {key: (target, number) for target, rows in stacked.items() for number, key in enumerate(rows)}
+        problems = [*_inexpressible(self, set(stacked), places), *_mistaken(self, places)]
+        if problems:
+            raise FxoptError("vLLM's orig_to_new_stacked cannot express this key map:\n  " + "\n  ".join(problems))
+        return places
 
     def __str__(self) -> str:
         """Return a table of the original tensors that passes removed, and what became of them."""
@@ -94,3 +112,63 @@ def region_text(piece: Piece) -> str:
     inside |= {dim: str(start) for dim, start, length in piece.slices if dim == piece.squeeze}
     text = ", ".join(inside.get(dim, ":") for dim in range(max(inside, default=-1) + 1))
     return (f"[{text}]" if text else "") + (".T" if piece.transposed else "")
+
+
+def _moved(names: TensorMap) -> list[OriginalTensor]:
+    """Return the entries of the original ``state_dict`` that the rewritten module does not have any more."""
+    return [row for row in names.originals if row.in_state_dict and not row.kept]
+
+
+def _stacked(names: TensorMap) -> dict[str, list[str]]:
+    """Return the original keys, in order, for each new tensor that stacks rows of original ones."""
+    rows: dict[str, list[tuple[int, int, str]]] = {}
+    other: set[str] = set()
+    for row in _moved(names):
+        for place in names.destinations(row.key):
+            start = _first_row(place)
+            if start is None:
+                other.add(place.key)
+            else:
+                rows.setdefault(place.key, []).append((start, row.shape[0] if row.shape else 1, row.key))
+    made = {target.key for target in names.new_tensors}
+    return {
+        target: [key for *_, key in sorted(found, key=lambda each: each[:2])]
+        for target, found in rows.items()
+        if target in made and target not in other
+    }
+
+
+def _first_row(place: Destination) -> int | None:
+    """Return the row at which an original tensor begins; None if it does not consist of rows."""
+    start = 0
+    for piece in place.pieces:
+        if piece.squeeze is not None or piece.transposed or [dim for dim, _, _ in piece.slices] != [0]:
+            return None
+        start += piece.slices[0][1]
+    return start
+
+
+def _inexpressible(names: TensorMap, stacked: set[str], places: dict[str, tuple[str, int]]) -> Iterator[str]:
+    """Describe original tensors that do not become rows of merged ones, and rows that they do not fill."""
+    for row in _moved(names):
+        if row.key not in places:
+            ends = names.destinations(row.key)
+            how = "is computed with others" if any(end.derived for end in ends) else "is no rows of a merged tensor"
+            yield f"`{row.key}` {how if ends else 'is dropped'}"
+    for step in names.assemblies.values():
+        for end in names.places_of(step.target) if step.fills else ():
+            if end.key in stacked and not end.derived:
+                yield (
+                    f"`{end.key}` has rows where {step.fills[0].value:g} stands in for parameters that the original "
+                    "does not have; vLLM would leave them unfilled"
+                )
+
+
+def _mistaken(names: TensorMap, places: dict[str, tuple[str, int]]) -> Iterator[str]:
+    """Describe keys that vLLM would map wrongly, since it looks for entries anywhere in a key, one after the other."""
+    for key in names.original_keys:
+        found = key
+        for text, (target, _) in places.items():
+            found = found.replace(text, target, 1)
+        if found != (places[key][0] if key in places else key):
+            yield f"`{key}` contains the text of another entry, and would become `{found}`"

@@ -73,42 +73,44 @@ def load_original_state_dict(
     rollback = Rollback(protect_values)
     try:
         custom.load(working, metadata, assign)
-        loading = _Loading(graph_module, names, validation, assign, rollback)  # hooks of FSDP2 put tensors in place
+        current = current_tensors(graph_module)  # which hooks of FSDP2 have put in place
+        loading = Loading(graph_module, validation, rollback, current, current, assign)
         validation.check(custom)
         loading.rehearse(strict)
-        error = validation.error(strict, loading.current)
-        if error is not None:
-            raise error
-        loading.load(custom)
-        result = IncompatibleKeys(validation.missing, validation.unexpected)
-        run_post_hooks(graph_module, result)
+        validation.raise_error(strict, current)
+        return loading.load(custom)
     except BaseException:
         rollback.run()
         custom.roll_back()
         raise
-    return result
 
 
-def run_post_hooks(graph_module: GraphModule, result: IncompatibleKeys) -> None:
-    """Run the hooks that torch runs after loading a state_dict."""
-    for module in graph_module.modules():
-        for hook in module._load_state_dict_post_hooks.values():
-            hook(module, result)
+class Loading:
+    """Puts the tensors of a checkpoint into their places.
 
-
-class _Loading:
-    """Puts the tensors of a checkpoint into their places."""
+    Args:
+        graph_module: the rewritten module.
+        validation: the checkpoint.
+        rollback: takes back what is written.
+        current: the tensors of the module by name, as they are when `load` is called.
+        wanted: tensors with the dtypes and devices that these have then.
+        assign: whether tensors of the checkpoint replace them.
+    """
 
     def __init__(
-        self, graph_module: GraphModule, names: KeyMap, validation: Validation, assign: bool, rollback: Rollback
+        self,
+        graph_module: GraphModule,
+        validation: Validation,
+        rollback: Rollback,
+        current: Mapping[str, Tensor],
+        wanted: Mapping[str, Tensor],
+        assign: bool = False,
     ) -> None:
-        self.graph_module, self.names, self.validation, self.assign = graph_module, names, validation, assign
-        self.rollback = rollback
-        self.current = current_tensors(graph_module)
-        self.dtypes = present_dtypes(names, self.current)
-        self.devices = present_devices(names, self.current)
+        self.graph_module, self.validation, self.rollback = graph_module, validation, rollback
+        self.current, self.assign, self.names = current, assign, validation.names
+        self.dtypes, self.devices = present_dtypes(self.names, wanted), present_devices(self.names, wanted)
 
-    def _prepare(self, label: str, values: Tensor) -> Tensor:
+    def prepare(self, label: str, values: Tensor) -> Tensor:
         """Cast an argument of a function as loading it into the original model would."""
         if self.assign:
             return values
@@ -121,7 +123,7 @@ class _Loading:
             if self.names.by_key[key].kept:
                 problem = copying_problem(values, self.current[key], self.assign)
                 self.validation.problems += [f"`{key}` {problem}"] if problem else []
-        self.validation.rehearse(self._prepare, strict, self._writing_problem)
+        self.validation.rehearse(self.prepare, strict, self._writing_problem)
 
     def _writing_problem(self, computed: Computed) -> str | None:
         kinds = {(str(values.dtype), str(values.device)) for _, values in computed.parts}
@@ -133,8 +135,8 @@ class _Loading:
         parts = ((values, target if whole else region(target, pieces)) for pieces, values in computed.parts)
         return next(filter(None, (copying_problem(values, place, self.assign) for values, place in parts)), None)
 
-    def load(self, custom: CustomLoading) -> None:
-        """Write everything except what modules have loaded themselves."""
+    def load(self, custom: CustomLoading) -> IncompatibleKeys:
+        """Write everything except what modules have loaded themselves, and run the hooks that torch runs then."""
         assigned: dict[str, Tensor] = {}
         for key, values in self.validation.given.items():
             source = self.names.source_of(key)
@@ -145,9 +147,14 @@ class _Loading:
             elif source not in assigned:
                 assigned[source] = values
                 self.rollback.keep(self.current[key])
-                write(key, self.current[key], (), values)
-        for computed in NewTensors(self.names, self.validation.values_of, self._prepare):
+                write(key, self.current[key], (), self.validation.read(key))
+        for computed in NewTensors(self.names, self.validation.values_of, self.prepare):
             self._write(computed, computed.target.name)
+        result = IncompatibleKeys(self.validation.missing, self.validation.unexpected)
+        for module in self.graph_module.modules():
+            for hook in module._load_state_dict_post_hooks.values():
+                hook(module, result)
+        return result
 
     def _write(self, computed: Computed, key: str) -> None:
         target = self.current[key]

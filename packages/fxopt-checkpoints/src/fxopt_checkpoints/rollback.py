@@ -30,17 +30,20 @@ class Rollback:
         self._keeps_values = keeps_values
         self._values: dict[int, tuple[Tensor, Tensor]] = {}
         self._places: list[tuple[dict[str, Any], str, Any]] = []
+        self._new: set[int] = set()
 
     def keep(self, tensor: Tensor) -> None:
         """Keep the values, in this process, of a tensor that is about to be overwritten for the first time."""
         tensor = tensor.to_local() if is_sharded(tensor) else tensor
-        if self._keeps_values and id(tensor) not in self._values and not tensor.is_meta:
+        known = id(tensor) in self._values or id(tensor) in self._new
+        if self._keeps_values and not known and not tensor.is_meta:
             self._values[id(tensor)] = tensor, tensor.detach().to("cpu", copy=True)
 
     def replace(self, owner: nn.Module, name: str, tensor: Tensor) -> None:
         """Replace a parameter or buffer by another tensor."""
         mapping: dict[str, Any] = owner._parameters if name in owner._parameters else owner._buffers
         self._places.append((mapping, name, mapping.get(name)))
+        self._new.add(id(tensor))
         setattr(owner, name, tensor)
 
     def run(self) -> None:

@@ -186,11 +186,9 @@ class _Tree(EditVisitor):
         return module
 
     def _tensor(self, name: str) -> _Tensor | None:
-        module: _Module | None = self._top
-        *path, key = name.split(".")
-        for part in path:
-            module = None if module is None else module.children.get(part)
-        return None if module is None else module.parameters.get(key) or module.buffers.get(key)
+        owner, _, key = name.rpartition(".")
+        module = self._find(owner)
+        return module.parameters.get(key) or module.buffers.get(key)
 
     def _edited(self, found: str) -> CheckpointError:
         return CheckpointError(

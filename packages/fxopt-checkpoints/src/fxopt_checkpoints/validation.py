@@ -59,10 +59,12 @@ def _prefix(longer: set[str], shorter: set[str]) -> str:
 class Validation:
     """The tensors of a checkpoint, and everything that is wrong with it; missing tied keys are added to it."""
 
+    where = ""  # the checkpoint is, for messages
+
     def __init__(
         self, tensor_map: TensorMap, state_dict: dict[Any, Any], metadata: Mapping[str, Any] | None = None
     ) -> None:
-        self._map, self._state_dict, self._metadata = tensor_map, state_dict, metadata or {}
+        self.names, self._state_dict, self._metadata = tensor_map, state_dict, metadata or {}
         self.given: dict[str, Tensor] = {}  # what fits, by original key
         self.missing: list[str] = []
         self.unexpected: list[str] = []
@@ -73,20 +75,24 @@ class Validation:
     def _complete(self, group: list[str]) -> None:
         """Add tied keys that a checkpoint omits, as safetensors files do, with the tensor of their group."""
         present = [key for key in group if key in self._state_dict]
-        if not present:
-            return
-        first = self._state_dict[present[0]]
         for key in present[1:]:
-            if not _is_same(first, self._state_dict[key]):
-                self.problems.append(
-                    f"`{present[0]}` and `{key}` are one tensor in the model, and differ here: leave out one of them"
-                )
-        for key in group:
-            self._state_dict.setdefault(key, first)
+            if not _is_same(self._stored(present[0]), self._stored(key)):
+                both = f"{self._named(present[0])} and {self._named(key)}"
+                self.problems.append(f"{both} are one tensor in the model, and differ here: leave out one of them")
+        for key in group if present else ():
+            self._state_dict.setdefault(key, self._state_dict[present[0]])
+
+    def _named(self, key: str) -> str:
+        """Return a key for a message."""
+        return f"`{key}`"
+
+    def _stored(self, key: str) -> object:
+        """Return the value that the checkpoint has under a key."""
+        return self._state_dict[key]
 
     def check(self, custom: CustomLoading) -> None:
         """Compare keys, types and shapes, except for modules that load themselves."""
-        known = self._map.by_key
+        known = self.names.by_key
         for each in known.values():
             if each.in_state_dict and not (each.kept and custom.owns(each.key)):
                 self._check_row(each)
@@ -114,7 +120,7 @@ class Validation:
             values = values.detach()
             self.given[row.key] = values[0] if row.shape == () and values.dim() == 1 else values
         else:
-            self.problems.append(f"`{row.key}` {problem}")
+            self.problems.append(f"{self._named(row.key)} {problem}")
 
     def _may_be_absent(self, key: str) -> bool:
         """Return whether torch, too, accepts checkpoints without a key, from before batch norm counted batches."""
@@ -124,16 +130,20 @@ class Validation:
 
     def values_of(self, key: str) -> Tensor | None:
         """Return the values given for an original tensor, under any of its tied keys, or None."""
-        group = self._map.aliases.get(key, (key,))
-        return next((self.given[name] for name in group if name in self.given), None)
+        group = self.names.aliases.get(key, (key,))
+        return next((self.read(name) for name in group if name in self.given), None)
+
+    def read(self, key: str) -> Tensor:
+        """Return the values given under a key."""
+        return self.given[key]
 
     def rehearse(
         self,
         prepare: Callable[[str, Tensor], Tensor],
         strict: bool,
         writing_problem: Callable[[Computed], str | None] = lambda computed: None,
-    ) -> None:
-        """Compute the new tensors, and note everything that would go wrong.
+    ) -> set[str]:
+        """Compute the new tensors, note everything that would go wrong, and return the names of complete ones.
 
         ``prepare`` is passed to `NewTensors`; ``writing_problem`` returns why a tensor cannot be written.
         """
@@ -142,29 +152,28 @@ class Validation:
             problem = range_problem(step, results)
             self.problems += [problem] if problem else []
 
-        done = set()
-        for computed in NewTensors(self._map, self.values_of, prepare, inspect):
+        done, complete = set(), set()
+        for computed in NewTensors(self.names, self.values_of, prepare, inspect):
             done.add(computed.target.label)
+            complete |= {computed.target.name} if computed.complete else set()
             problem = writing_problem(computed)
             self.problems += [f"`{computed.target.key}` {problem}"] if problem else []
         if strict and not self.missing and not self.problems:
-            self.problems += _unreachable(self._map, done)
+            self.problems += _unreachable(self.names, done)
+        return complete
 
-    def error(self, strict: bool, current: Iterable[str]) -> CheckpointError | None:
-        """Return the error that names everything that is wrong, or None."""
+    def raise_error(self, strict: bool, current: Iterable[str]) -> None:
+        """Raise an error that names everything that is wrong, if anything is; ``current`` are keys of the module."""
         lines = [*self.problems]
         if strict:
             lines += [f"missing: {listed(self.missing)}"] if self.missing else []
             lines += [f"not in the original model: {listed(self.unexpected)}"] if self.unexpected else []
             lines += self._advice(current)
-        if not lines:
-            return None
-        text = "\n  ".join(lines)
-        return CheckpointError(
-            f"this checkpoint does not fit the original model, and nothing of it was loaded:\n  {text}",
-            missing_keys=self.missing,
-            unexpected_keys=self.unexpected,
-        )
+        if lines:
+            head = f"{self.where}this checkpoint does not fit the original model, and nothing of it was loaded:"
+            raise CheckpointError(
+                "\n  ".join([head, *lines]), missing_keys=self.missing, unexpected_keys=self.unexpected
+            )
 
     def _advice(self, current: Iterable[str]) -> list[str]:
         """Return what to do about missing and unexpected keys."""

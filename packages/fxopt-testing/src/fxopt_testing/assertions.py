@@ -18,7 +18,6 @@ from torch.fx import Graph, GraphModule
 
 from fxopt_core import (
     PreconditionError,
-    Record,
     Refusal,
     ReversibleTransformation,
     Transformation,
@@ -174,17 +173,21 @@ def assert_rewrites(
     """
     name, given = transformation.name, _inputs_of(model, inputs)
     graph_module = _graph_module_of(model, given, form)
-    callers = () if isinstance(model, (ModelCase, GraphModule)) else (model,)
-    untouched = state_of(*callers)
+    caller = nn.Module() if isinstance(model, (ModelCase, GraphModule)) else model
+    untouched = state_of(caller)
     if before is not None:
         assert_code(graph_module, before, what=f"before {name}, the graph")
     source, former, known = faithful_copy(graph_module), structure(graph_module), len(history(graph_module))
     result = transformation(graph_module)
-    records = history(result)[known:]
+    sites, refusals = _sites_of(result, known)
     once = structure(result)
-    if count is None and not _sites(records) and picture(source) == picture(result):
-        _fail(f"{name} changed nothing", result, _refusals(records))
-    _assert_sites(name, result, records, count, refused)
+    if count is None and not sites and picture(source) == picture(result):
+        _fail(f"{name} changed nothing", result, refusals)
+    if count is not None and sites != count:
+        _fail(f"{name} rewrote {counted(sites, 'site')}, expected {count}", result, refusals)
+    if refused is not None and sorted(refused) != sorted(each.reason for each in refusals):
+        wanted = ", ".join(sorted(refused)) or "none"
+        _fail(f"{name} refused {counted(len(refusals), 'site')}, expected reasons: {wanted}", result, refusals)
     if after is not None:
         assert_code(result, after, what=f"after {name}, the graph")
     if transformation.preserves_computation:
@@ -197,10 +200,10 @@ def assert_rewrites(
                 continue
             found = behaviour_of(result, copy.deepcopy(each), gradients=gradients)
             if exact and bits_of(dict(found.outcome.output)) != bits_of(dict(expected.outcome.output)):
-                _fail(f"after {name}, results are not the same bit for bit", result, _refusals(records))
+                _fail(f"after {name}, results are not the same bit for bit", result, refusals)
             for difference in unlike(source, result, each, expected, found):
                 what = f"{difference.what}: {difference.text}"
-                _fail(f"after {name}, the model computes something else: {what}", result, _refusals(records))
+                _fail(f"after {name}, the model computes something else: {what}", result, refusals)
         result = transformation(result)
         _assert_equal(f"after {name} a second time", once, structure(result), result)
     if isinstance(transformation, ReversibleTransformation) and transformation.reversible:
@@ -209,7 +212,7 @@ def assert_rewrites(
         if again:
             result = transformation(result)
             assert structure(result).keys() == once.keys(), f"{name} does something else after it was undone"
-    _assert_equal(f"after {name}, in the caller's model", untouched, state_of(*callers), result)
+    _assert_equal(f"after {name}, in the caller's model", untouched, state_of(caller), result)
     return result
 
 
@@ -248,8 +251,7 @@ def assert_left_alone(
     graph_module = _graph_module_of(model, _inputs_of(model, inputs), form)
     former, known = picture(graph_module), len(history(graph_module))
     result = transformation(graph_module)
-    records = history(result)[known:]
-    refusals = _refusals(records)
+    _, refusals = _sites_of(result, known)
     for what, now, was in changes(former, picture(result), limit=1):
         _fail(f"{transformation.name} is to leave the model alone, and {what} is {now}, was {was}", result, refusals)
     if reason is not None and reason not in {each.reason for each in refusals}:
@@ -279,23 +281,11 @@ def _inputs_of(model: nn.Module | ModelCase, inputs: tuple[object, ...]) -> Inpu
     return Inputs(*inputs)
 
 
-def _assert_sites(
-    name: str, result: GraphModule, records: Collection[Record], count: int | None, refused: Collection[str] | None
-) -> None:
-    sites, refusals = _sites(records), _refusals(records)
-    if count is not None and sites != count:
-        _fail(f"{name} rewrote {counted(sites, 'site')}, expected {count}", result, refusals)
-    if refused is not None and sorted(refused) != sorted(each.reason for each in refusals):
-        wanted = ", ".join(sorted(refused)) or "none"
-        _fail(f"{name} refused {counted(len(refusals), 'site')}, expected reasons: {wanted}", result, refusals)
-
-
-def _sites(records: Collection[Record]) -> int:
-    return sum(len(record.rewrites) for record in records)
-
-
-def _refusals(records: Collection[Record]) -> tuple[Refusal, ...]:
-    return tuple(refusal for record in records for refusal in record.refusals)
+def _sites_of(graph_module: GraphModule, known: int) -> tuple[int, tuple[Refusal, ...]]:
+    """Return how many sites the records after the first ``known`` have rewritten, and which they have refused."""
+    records = history(graph_module)[known:]
+    refusals = tuple(refusal for record in records for refusal in record.refusals)
+    return sum(len(record.rewrites) for record in records), refusals
 
 
 def _fail(what: str, graph_module: GraphModule, refusals: Collection[Refusal]) -> NoReturn:

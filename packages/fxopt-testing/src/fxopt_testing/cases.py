@@ -15,8 +15,7 @@ from torch.fx import Graph, GraphModule
 from fxopt_testing.forms import FORMS, Form, exported, traced
 from fxopt_testing.pictures import tensors_of
 from fxopt_tools import Inputs
-
-OneInput: TypeAlias = "Tensor | tuple[Any, ...] | dict[str, Any] | Inputs"
+from fxopt_tools.inputs import OneInput, read_inputs
 
 
 @dataclass(frozen=True)
@@ -27,25 +26,8 @@ class Captured:
     graph_module: GraphModule
 
 
-class _Known:
-    """A model and its graph module, both used again as long as nobody writes into the model."""
-
-    def __init__(self, model: nn.Module, made: ExportedProgram | Graph) -> None:
-        self.model = model
-        self.made = made
-        self._tensors = dict(tensors_of(model))
-
-    @property
-    def intact(self) -> bool:
-        return dict(tensors_of(self.model)) == self._tensors
-
-    def captured(self) -> Captured:
-        made = self.made
-        if not isinstance(made, Graph):
-            return Captured(self.model, made.module())
-        graph_module = GraphModule(self.model, copy.deepcopy(made))
-        graph_module.training = self.model.training
-        return Captured(self.model, graph_module)
+_Known: TypeAlias = "tuple[nn.Module, ExportedProgram | Graph, dict[str, object]]"
+"""A model, what was made of it, and its tensors then: both are used again as long as nobody writes into the model."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,7 +47,6 @@ class ModelCase:
         device: "cpu", or "meta", where nothing is computed.
         batched: whether the first dimension of all input tensors is a batch of any size, so that other sizes, the
             empty batch included, are tried too.
-        real: whether it is a large model from the field, for thorough checks only.
 
     >>> from fxopt_core import iter_nodes
     >>> case = ModelCase("one layer", lambda: nn.Linear(4, 2), torch.ones(3, 4))
@@ -82,7 +63,6 @@ class ModelCase:
     training: bool = False
     device: str = "cpu"
     batched: bool = True
-    real: bool = False
     _known: list[_Known] = field(default_factory=list, init=False, repr=False)  # what was captured, at most one
 
     def __post_init__(self) -> None:
@@ -130,11 +110,18 @@ class ModelCase:
         if self.form in ("graph", "capture"):
             model = self.model()
             return Captured(model, traced(model, self.form, self.example()))
-        if not self._known or not self._known[0].intact:
+        if not self._known or dict(tensors_of(self._known[0][0])) != self._known[0][2]:
             model, is_exported = self.model(), self.form.startswith("export")
-            made = (exported if is_exported else traced)(model, self.form, self.example())
-            self._known[:] = [_Known(model, made.graph if isinstance(made, GraphModule) else made)]
-        return self._known[0].captured()
+            found = (exported if is_exported else traced)(model, self.form, self.example())
+            self._known[:] = [
+                (model, found.graph if isinstance(found, GraphModule) else found, dict(tensors_of(model)))
+            ]
+        model, made, _ = self._known[0]
+        if not isinstance(made, Graph):
+            return Captured(model, made.module())
+        graph_module = GraphModule(model, copy.deepcopy(made))
+        graph_module.training = model.training
+        return Captured(model, graph_module)
 
     def forget(self) -> None:
         """Capture the model anew next time."""
@@ -160,19 +147,12 @@ class ModelCase:
         return self._map(self.example(), resized)
 
     def _converted(self, given: OneInput) -> Inputs:
-        if isinstance(given, Tensor):
-            given = Inputs(given)
-        elif isinstance(given, dict):
-            given = Inputs(**given)
-        elif isinstance(given, tuple):
-            given = Inputs(*given)
-
         def converted(x: Tensor) -> Tensor:
             x = x.detach().clone()
             x = x.to(self.dtype) if x.is_floating_point() else x
             return x.to("meta") if self.device == "meta" else x
 
-        return self._map(given, converted)
+        return self._map(read_inputs(given)[0], converted)
 
     def _map(self, inputs: Inputs, function: Callable[[Tensor], Tensor]) -> Inputs:
         args, kwargs = torch.utils._pytree.tree_map_only(Tensor, function, (inputs.args, inputs.kwargs))

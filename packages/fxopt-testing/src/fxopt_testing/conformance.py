@@ -10,7 +10,7 @@ from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, distribution
 from itertools import islice
 
-from fxopt_core import PreconditionError, Registry, Transformation
+from fxopt_core import PreconditionError, Registry, Transformation, check_is_transformation
 from fxopt_testing.cases import ModelCase
 from fxopt_testing.findings import ConformanceReport, Finding, Flaw, Row, reproduction
 from fxopt_testing.models import zoo
@@ -56,12 +56,11 @@ def check_transformation(
     >>> bool(report)
     True
     """
-    check_pass(transformation)
-    cases = zoo(thorough=thorough) if models is None else tuple(models)
+    check_is_transformation(transformation, "what is checked")
     checked = chosen_properties(properties)
     known = dict(expected_failures or {})
     chosen_properties(known)
-    subject = Subject(transformation, cases, own=models is not None, thorough=thorough, site_model=site_model)
+    (subject,) = subjects_of([transformation], models, thorough=thorough, site_model=site_model)
     rows = [check_property(subject, each, known.get(each.name)) for each in checked]
     if FINDS not in checked and any(row.unchanged for row in rows) and not subject.changed:
         rows.append(check_property(subject, FINDS, known.get(FINDS.name)))
@@ -69,17 +68,6 @@ def check_transformation(
     if raises:
         report.raise_if_failed()
     return report
-
-
-def check_pass(given: object) -> None:
-    """Check that something is a pass, not a class or a name.
-
-    Raises:
-        PreconditionError: It is not a pass.
-    """
-    if not isinstance(given, Transformation):
-        made = f"the class {given.__name__}; write {given.__name__}()" if isinstance(given, type) else repr(given)
-        raise PreconditionError(f"expected a pass, a fxopt_core.Transformation, found {made}")
 
 
 def chosen_properties(names: Iterable[str] | None) -> tuple[Property, ...]:
@@ -134,13 +122,13 @@ def passes_of(name: str) -> tuple[Transformation, ...]:
 
 def subjects_of(
     passes: Iterable[Transformation],
-    models: tuple[ModelCase, ...] | None = None,
+    models: Iterable[ModelCase] | None = None,
     *,
     thorough: bool = False,
     site_model: ModelCase | None = None,
 ) -> list[Subject]:
     """Pair passes with the models to try them on; nothing runs yet."""
-    cases, own = (zoo(thorough=thorough), False) if models is None else (models, True)
+    cases, own = (zoo(thorough=thorough), False) if models is None else (tuple(models), True)
     return [Subject(each, cases, own=own, thorough=thorough, site_model=site_model) for each in passes]
 
 

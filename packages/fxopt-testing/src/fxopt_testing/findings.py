@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
-from fxopt_core import Composition, Transformation, text_table
+from fxopt_core import Composition, leaves, text_table
 from fxopt_testing.cases import ModelCase
 from fxopt_testing.models import is_of_the_zoo
-from fxopt_testing.trial import Subject, Trial, members_of
+from fxopt_testing.trial import Subject, Trial
 
 Severity: TypeAlias = Literal["error", "advice"]
 
@@ -241,13 +241,13 @@ def reproduction(subject: Subject, property_name: str, case: ModelCase | None) -
         models, note = ", models=[case]", [f"# case: your ModelCase {case.name!r}, form={case.form!r}"]
     elif subject.own:
         models, note = ", models=cases", ["# cases: your ModelCases"]
-    passes = dict.fromkeys(_import_of(type(each)) for each in members_of(subject.transformation))
+    passes = dict.fromkeys(_import_of(type(each)) for each in leaves(subject.transformation))
     composed = ["from fxopt_core import compose"] if isinstance(subject.transformation, Composition) else []
     lines = [f"from fxopt_testing import {names}", *composed, *passes, "", *note]
     return "\n".join([*lines, f"check_transformation({subject.name}{models}, properties=[{property_name!r}])"]) + "\n"
 
 
-def _import_of(cls: type[Transformation]) -> str:
+def _import_of(cls: type) -> str:
     outermost = cls.__qualname__.partition(".")[0]
     if "<locals>" in cls.__qualname__ or cls.__module__ in ("__main__", "builtins"):
         return f"# {cls.__qualname__}: your pass"

@@ -13,7 +13,7 @@ from torch.fx import GraphModule
 
 from fxopt_core import faithful_copy
 from fxopt_tools import Inputs, verify
-from fxopt_tools.verification.isolated_run import Outcome, gradients_once, run_once
+from fxopt_tools.verification.isolated_run import Outcome, gradients_once, run_once, shared_otherwise
 from fxopt_tools.verification.judge import Judge, dtypes_of
 
 
@@ -76,10 +76,8 @@ def differences(expected: Behaviour, found: Behaviour) -> Iterator[Difference]:
         if not report.passed:
             what = "outputs" if report.path in {**before.output, **after.output} else "effects"
             yield Difference(what, f"`{report.path}` {report.problem}", report.floating)
-    for path in sorted(before.shared.keys() | after.shared.keys()):
-        was, now = (" and ".join(each.shared.get(path, ("no argument",))) for each in (before, after))
-        if was != now:
-            yield Difference("effects", f"`{path}` shares memory with {now}, expected {was} as in the original")
+    for path, was, now in shared_otherwise(before, after):
+        yield Difference("effects", f"`{path}` shares memory with {now}, expected {was} as in the original")
     if expected.refused is not None:
         return  # torch refuses gradients of some in-place operations; a rewrite may make them possible
     if found.refused is not None:

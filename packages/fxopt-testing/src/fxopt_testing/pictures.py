@@ -6,7 +6,7 @@ import contextvars
 import ctypes
 import gc
 from collections.abc import Iterator, Mapping
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -46,16 +46,7 @@ def picture(graph_module: GraphModule, *, marks: bool = False) -> Picture:
 def _node(node: Node) -> object:
     users = tuple(sorted(user.name for user in node.users))
     target = node.target if isinstance(node.target, str) else getattr(node.target, "__qualname__", str(node.target))
-    return node.op, target, _text(node.args), _text(node.kwargs), users
-
-
-def _text(value: Any) -> str:
-    """Return arguments as text; numbers keep their type and all of their bits."""
-    if isinstance(value, (tuple, list)):
-        return f"{type(value).__name__}({', '.join(map(_text, value))})"
-    if isinstance(value, dict):
-        return f"{{{', '.join(f'{key}: {_text(item)}' for key, item in value.items())}}}"
-    return f"%{value.name}" if isinstance(value, Node) else repr(value)
+    return node.op, target, repr(node.args), repr(node.kwargs), users  # which keep types and all bits of numbers
 
 
 def _module(module: nn.Module, *, is_root: bool) -> object:
@@ -96,23 +87,20 @@ def bits_of(outputs: object) -> list[object]:
     ]
 
 
-def state_of(*roots: nn.Module) -> Picture:
-    """Return all of modules that a pass must not touch: values, memory, versions, flags, keys, hooks, attributes."""
-    rows: Picture = {}
-    for number, root in enumerate(roots):
-        found = dict(tensors_of(root)) | {"keys of the state_dict": tuple(root.state_dict())}
-        for name, module in root.named_modules(remove_duplicate=False):
-            rows_of_hooks = [len(value) for key, value in sorted(vars(module).items()) if key.endswith("_hooks")]
-            found[f"module `{name}`"] = type(module), id(module), module.training, tuple(rows_of_hooks)
-            found[f"attributes of `{name}`"] = tuple(sorted(vars(module)))
-        for name, tensor in root.state_dict(keep_vars=True).items():
-            if isinstance(tensor, Tensor):
-                known = None if tensor.is_meta or nn.parameter.is_lazy(tensor) else tensor.data_ptr()
-                version = None if tensor.is_inference() else tensor._version
-                strides = () if nn.parameter.is_lazy(tensor) else tensor.stride()
-                found[f"memory of `{name}`"] = id(tensor), known, version, strides
-        rows |= {f"{number}: {name}" if number else name: value for name, value in found.items()}
-    return rows
+def state_of(root: nn.Module) -> Picture:
+    """Return all of a module that a pass must not touch: values, memory, versions, flags, keys, hooks, attributes."""
+    found = dict(tensors_of(root)) | {"keys of the state_dict": tuple(root.state_dict())}
+    for name, module in root.named_modules(remove_duplicate=False):
+        rows_of_hooks = [len(value) for key, value in sorted(vars(module).items()) if key.endswith("_hooks")]
+        found[f"module `{name}`"] = type(module), id(module), module.training, tuple(rows_of_hooks)
+        found[f"attributes of `{name}`"] = tuple(sorted(vars(module)))
+    for name, tensor in root.state_dict(keep_vars=True).items():
+        if isinstance(tensor, Tensor):
+            known = None if tensor.is_meta or nn.parameter.is_lazy(tensor) else tensor.data_ptr()
+            version = None if tensor.is_inference() else tensor._version
+            strides = () if nn.parameter.is_lazy(tensor) else tensor.stride()
+            found[f"memory of `{name}`"] = id(tensor), known, version, strides
+    return found
 
 
 def modes_of_process() -> Picture:

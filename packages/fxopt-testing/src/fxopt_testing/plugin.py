@@ -7,7 +7,7 @@ loads this plugin, so it imports nothing else of this package, and no torch, unt
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -48,20 +48,19 @@ def conformance_tests(
     Raises:
         PreconditionError: A distribution is not installed, or there is no property of a name.
     """
-    from fxopt_testing.conformance import applicable, check_pass, chosen_properties, passes_of, subjects_of
+    from fxopt_core import check_is_transformation
+    from fxopt_testing.conformance import applicable, chosen_properties, passes_of, subjects_of
 
     known = dict(expected_failures or {})
     chosen_properties(known)
     chosen = [each.name for each in chosen_properties(properties)]
-    given = None if models is None else tuple(models)
     made = [each for one in passes for each in (passes_of(one) if isinstance(one, str) else (one,))]
     for each in made:
-        check_pass(each)
-    names = [each.name for each in made]
-    subjects = subjects_of(made, given, thorough=thorough, site_model=site_model)
+        check_is_transformation(each, "what is checked")
+    subjects = subjects_of(made, models, thorough=thorough, site_model=site_model)
     checks = [
-        pytest.param((subject, rule, known.get(rule.name)), id=f"{label}-{rule.name}")
-        for subject, label in zip(subjects, _labels(names), strict=True)
+        pytest.param((subject, rule, known.get(rule.name)), id=f"{subject.transformation.name}-{rule.name}")
+        for subject in subjects
         for rule in applicable(subject)
         if rule.name in chosen
     ]
@@ -72,12 +71,6 @@ def conformance_tests(
         run_check(*check)
 
     return test_conformance
-
-
-def _labels(names: list[str]) -> Iterator[str]:
-    """Yield a label for each pass: its name, with a number where several have it."""
-    for number, name in enumerate(names):
-        yield name if names.count(name) == 1 else f"{name}#{names[:number].count(name) + 1}"
 
 
 def run_check(subject: Subject, rule: Property, known: str | None = None) -> None:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 import torch
+from torch import nn
 from torch.fx import GraphModule
 
 from fxopt_core import (
@@ -55,15 +56,15 @@ class Trial:
         self.before = picture(self.source)
         self.result: GraphModule | None = None
         self.error: Exception | None = None
-        watched = () if case.form == "graph" else (model,)
-        former, modes = state_of(*watched), modes_of_process()
+        watched = nn.Module() if case.form == "graph" else model  # a graph module is no caller's
+        former, modes = state_of(watched), modes_of_process()
         with process_kept():
             try:
                 self.result = transformation(graph_module)
             except Exception as error:
                 self.error = error
             left = changes(modes, modes_of_process(), limit=None)
-        found = changes(former, state_of(*watched), limit=None)
+        found = changes(former, state_of(watched), limit=None)
         self.process, self.touched = (
             [f"{what} is {now}, was {was}" for what, now, was in each] for each in (left, found)
         )
@@ -179,11 +180,6 @@ class Subject:
         found = [trial for trial in self.trials if trial.error is None and trial.changed]
         return sorted(found, key=lambda trial: trial.size)
 
-    @cached_property
-    def most_changed(self) -> list[Trial]:
-        """The same trials, those with the most changes first."""
-        return sorted(self.changed, key=lambda trial: -len(changes(trial.before, trial.after, limit=None)))
-
     @property
     def name(self) -> str:
         """The pass as a call."""
@@ -221,13 +217,6 @@ def _of_site_model(transformation: Transformation, case: ModelCase) -> Iterator[
     for variant in variants:
         with suppress(Exception):  # not every model can be traced or exported, and not in every dtype
             yield Trial(transformation, variant)
-
-
-def members_of(transformation: Transformation) -> list[Transformation]:
-    """Return the passes that a composition runs, at any depth; of another pass, itself."""
-    if transformation.members is None:
-        return [transformation]
-    return [member for each in transformation.members for member in members_of(each)]
 
 
 @contextmanager

@@ -20,7 +20,7 @@ from torch.fx import GraphModule
 from fxopt_core import FxoptError, PreconditionError, faithful_copy, instrumented, text_table
 from fxopt_tools.inputs import Inputs, OneInput, copied, read_inputs
 from fxopt_tools.rewrite_steps import BisectLimit, LeaveOut, RewriteStep
-from fxopt_tools.speed import CONFIDENCE, FEWEST_ROUNDS, SHORTEST, Ratio, Shares, Times, doubt, noise_of
+from fxopt_tools.speed import CONFIDENCE, FEWEST_ROUNDS, SHORTEST, Ratio, Times, doubt, noise_of, share_since_now
 from fxopt_tools.subjects import Pipeline, as_graph_module, as_transformation
 from fxopt_tools.verification.report import VerificationReport
 from fxopt_tools.verification.verify import verify
@@ -79,15 +79,13 @@ class Benchmark:
         lines = [f"original: {self.original}", f"transformed: {self.transformed}"]
         if self.doubt:
             return "\n".join([*lines, no_ratio(self.doubt)])
-        lines = [
-            *lines,
-            f"speed-up: {self.speedup}, {self.verdict}; two copies of the original differ by {self.noise:.1%}",
-        ]
-        if not self.contributions:
-            return "\n".join(lines)
-        rows = [("left out", "time without", "interval", "so it makes the model")]
-        rows += [(each.name, *cells(each.effect), each.effect.against(self.noise)) for each in self.contributions]
-        return "\n".join([*lines, "", *text_table(rows, right=(1,))])
+        noise = f"two copies of the original differ by {self.noise:.1%}"
+        lines.append(f"speed-up: {self.speedup}, {self.verdict}; {noise}")
+        if self.contributions:
+            rows = [("left out", "time without", "interval", "so it makes the model")]
+            rows += [(each.name, *cells(each.effect), each.effect.against(self.noise)) for each in self.contributions]
+            lines += ["", *text_table(rows, right=(1,))]
+        return "\n".join(lines)
 
 
 def no_ratio(doubt: str) -> str:
@@ -190,8 +188,8 @@ class Candidate:
     @property
     def sqnr_db(self) -> float | None:
         """The lowest signal-to-noise ratio of an output."""
-        found = [each.sqnr_db for each in self.verification.outputs] if self.verification is not None else []
-        return min((ratio for ratio in found if ratio is not None), default=None)
+        outputs = self.verification.outputs if self.verification is not None else ()
+        return min((each.sqnr_db for each in outputs if each.sqnr_db is not None), default=None)
 
 
 @dataclass(frozen=True)
@@ -341,12 +339,12 @@ class Sampler:
         if any(wrote for _, wrote in warm_up):
             calls = 1  # a second call would see what the first one wrote to the inputs
         found: list[list[float]] = [[] for _ in modules]
-        order, shares = list(range(len(modules))), Shares(self._clock)
+        order, share = list(range(len(modules))), share_since_now(self._clock)
         for _ in range(self._rounds):
             self._random.shuffle(order)
             for place in order:
                 found[place].append(self._sample(modules[place], calls)[0])
-        return [Times(tuple(seconds), shares.share) for seconds in found]
+        return [Times(tuple(seconds), share()) for seconds in found]
 
     def _warm_up(self, module: nn.Module) -> tuple[float, bool]:
         try:

@@ -14,8 +14,9 @@ from fxopt_tools.inputs import OneInput, read_inputs
 from fxopt_tools.rewrite_steps import BisectLimit, RewriteStep
 from fxopt_tools.subjects import Pipeline, as_graph_module, as_transformation
 from fxopt_tools.verification.bounds import Bounds, read_bounds, records_of
+from fxopt_tools.verification.isolated_run import run_thrice
 from fxopt_tools.verification.report import counted
-from fxopt_tools.verification.verify import baselines, calls_or_refuse, report_on
+from fxopt_tools.verification.verify import baselines, report_on, run_or_refuse
 
 Verdict = Literal["found", "never-fails", "fails-untransformed", "flaky", "unrepeatable"]
 CheckOrInputs: TypeAlias = "Callable[[GraphModule], object] | OneInput | Sequence[OneInput]"
@@ -178,7 +179,8 @@ def _verification(inputs: OneInput | Sequence[OneInput], graph_module: GraphModu
 
     def diagnose(transformed: GraphModule) -> str | None:
         try:
-            found = [calls_or_refuse(transformed, item, "the module", number) for number, item in enumerate(read)]
+            pairs = enumerate(read)
+            found = [run_or_refuse(run_thrice, transformed, item, "the module", number) for number, item in pairs]
         except PreconditionError as error:
             return str(error)
         allowed = bounds.between(known, records_of(transformed))

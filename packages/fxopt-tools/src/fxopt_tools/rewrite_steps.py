@@ -37,12 +37,6 @@ class RewriteStep:
     nodes: tuple[str, ...] = ()
     sources: tuple[str, ...] = ()
 
-    @classmethod
-    def of(cls, number: int | None, run: PassRun, site: str | None = None, nodes: Iterable[Node] = ()) -> RewriteStep:
-        """Return the step that a run is about to take."""
-        nodes = tuple(nodes)
-        return cls(number, run.name, run.index, site, tuple(node.name for node in nodes), source_lines(nodes))
-
     @property
     def name(self) -> str:
         """The pass, and the site if there is one."""
@@ -133,7 +127,8 @@ class BisectLimit(Instrument):
 
     def _count(self, run: PassRun, site: str | None = None, nodes: tuple[Node, ...] = ()) -> bool:
         allowed = len(self.steps) != self.limit
-        step = RewriteStep.of(len(self.steps) + 1 if allowed else None, run, site, nodes)
+        number, names = len(self.steps) + 1 if allowed else None, tuple(node.name for node in nodes)
+        step = RewriteStep(number, run.name, run.index, site, names, source_lines(nodes))
         (self.steps if allowed else self.left_out).append(step)
         if self._report is not None:
             self._report(f"BISECT: {'' if allowed else 'NOT '}running {step}")

@@ -133,19 +133,16 @@ def doubt(times: Sequence[Times], noise: float = 0.0) -> str | None:
     return ", and ".join(reasons) or None
 
 
-class Shares:
-    """The share of the time since its creation for which this process had processors, if the clock is real time."""
+def share_since_now(clock: Callable[[], float]) -> Callable[[], float | None]:
+    """Return a function for the share of the time since now for which this process had processors.
 
-    def __init__(self, clock: Callable[[], float]) -> None:
-        self._is_real = clock is time.perf_counter and not torch.accelerator.is_available()
-        self._started = time.perf_counter(), time.process_time()
-
-    @property
-    def share(self) -> float | None:
-        """Processor seconds per second; None if there is an accelerator, for which a process may wait."""
-        if not self._is_real:
-            return None
-        return (time.process_time() - self._started[1]) / max(time.perf_counter() - self._started[0], SHORTEST)
+    It is in processor seconds per second; None if the clock is not real time, or there is an accelerator, for which a
+    process may wait.
+    """
+    if clock is not time.perf_counter or torch.accelerator.is_available():
+        return lambda: None
+    started, worked = time.perf_counter(), time.process_time()
+    return lambda: (time.process_time() - worked) / max(time.perf_counter() - started, SHORTEST)
 
 
 def noise_of(ratio: Ratio) -> float:

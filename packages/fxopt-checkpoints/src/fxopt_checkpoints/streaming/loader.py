@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Protocol, runtime_checkable
 
 import torch
-from torch import Tensor, nn
 from torch.fx import GraphModule
 
 from fxopt_checkpoints._torch import IncompatibleKeys
-from fxopt_checkpoints.arithmetic import NewTensors, present_devices, present_dtypes
-from fxopt_checkpoints.load import run_post_hooks
+from fxopt_checkpoints.custom_loading import CustomLoading
+from fxopt_checkpoints.load import Loading
 from fxopt_checkpoints.rollback import Rollback
 from fxopt_checkpoints.streaming.files import stored_tensors
 from fxopt_checkpoints.streaming.placement import Placement
 from fxopt_checkpoints.streaming.renaming import renamed, renaming
 from fxopt_checkpoints.streaming.validation import StoredValidation
-from fxopt_checkpoints.tensor_map import Pieces, region
 from fxopt_core import check_graph_module, collector_paused
 
 
@@ -65,6 +63,7 @@ def load_checkpoint(
         FxoptError: See `key_map`.
 
     >>> import safetensors.torch, tempfile
+    >>> from torch import nn
     >>> graph_module = torch.fx.symbolic_trace(nn.Sequential(nn.Linear(2, 3, device="meta")))
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     model = nn.Sequential(nn.Linear(2, 3))
@@ -75,10 +74,26 @@ def load_checkpoint(
     check_graph_module(graph_module, "load_checkpoint")
     stored = renamed(stored_tensors(path), renaming(graph_module, rename))
     with collector_paused():
-        placement = Placement(graph_module, device, dtype)
-        validation = StoredValidation(placement, stored, path)
-        validation.check_headers(strict=strict)
-        return _Loading(placement, validation, Rollback(protect_values)).run(strict)
+        placement, rollback = Placement(graph_module, device, dtype), Rollback(protect_values)
+        validation, custom = StoredValidation(placement, stored, path), CustomLoading(graph_module)
+        loading = Loading(graph_module, validation, rollback, placement.current, placement.wanted)
+        validation.check(custom)
+        validation.problems += validation.left_on_meta() if strict else []
+        validation.raise_error(strict, placement.current)
+        complete = validation.rehearse(loading.prepare, strict)
+        validation.raise_error(strict, placement.current)
+        kept = {row.key for row in placement.names.originals if row.kept and row.in_state_dict}
+        moved: list[Callable[[], None]] = []
+        try:
+            if dtype is not None:  # which a captured graph may refuse
+                moved += [each.moved_to(dtype) for each in graph_module.modules() if isinstance(each, Movable)]
+            placement.make_room(complete | (kept - {*validation.missing}), rollback)
+            return loading.load(custom)
+        except BaseException:
+            rollback.run()
+            for move_back in moved:
+                move_back()
+            raise
 
 
 @runtime_checkable
@@ -87,79 +102,3 @@ class Movable(Protocol):
 
     def moved_to(self, dtype: torch.dtype) -> Callable[[], None]:
         """Note the new dtype, or refuse it; return a function that reverts the note."""
-
-
-class _Loading:
-    """Reads the tensors of a checkpoint to their places."""
-
-    def __init__(self, placement: Placement, validation: StoredValidation, rollback: Rollback) -> None:
-        self.placement, self.validation, self.rollback = placement, validation, rollback
-        self.dtypes = present_dtypes(placement.names, placement.wanted)
-        self.devices = present_devices(placement.names, placement.wanted)
-        self.done: set[int] = set()
-
-    def run(self, strict: bool) -> IncompatibleKeys:
-        """Read everything, or nothing."""
-        self.validation.rehearse(self._prepare, strict)
-        self.validation.raise_error(strict)
-        module, dtype = self.placement.graph_module, self.placement.dtype
-        moved: list[Callable[[], None]] = []
-        try:
-            if dtype is not None:  # which a captured graph may refuse
-                moved += [each.moved_to(dtype) for each in module.modules() if isinstance(each, Movable)]
-            self._load()
-            result = IncompatibleKeys(self.validation.missing, self.validation.unexpected)
-            run_post_hooks(module, result)
-        except BaseException:
-            self.rollback.run()
-            for move_back in moved:
-                move_back()
-            raise
-        return result
-
-    def _prepare(self, label: str, values: Tensor) -> Tensor:
-        """Read an argument of a function, cast as loading it into the original model would."""
-        stored = self.validation.stored_for(values)
-        read = values if stored is None else stored.read().reshape(values.shape)
-        return read.to(self.devices[label], self.dtypes[label]).contiguous()
-
-    def _load(self) -> None:
-        names, validation = self.placement.names, self.validation
-        for key, values in validation.given.items():
-            if names.by_key[key].kept:
-                self._put(key, [((), values)])
-        for computed in NewTensors(names, validation.values_of, self._prepare):
-            self._put(computed.target.name, computed.parts, computed.fills, complete=computed.complete)
-        for key in validation.counters():
-            self._put(key, fills=[((), 0.0)])
-        for key in self.placement.others():
-            self._put(key, complete=False)
-
-    def _put(
-        self,
-        key: str,
-        parts: Iterable[tuple[Pieces, Tensor]] = (),
-        fills: Iterable[tuple[Pieces, float]] = (),
-        complete: bool = True,
-    ) -> None:
-        """Write regions of a tensor, or of a new one in its place."""
-        former = self.placement.current[key]
-        if id(former) in self.done or (former.is_meta and not complete):
-            return
-        self.done.add(id(former))
-        covered = sum(region(former, pieces).numel() for pieces, _ in (*parts, *fills))
-        target = self.placement.target(key, complete=complete, covered=covered)
-        if target is former:
-            self.rollback.keep(former)
-        with torch.no_grad():
-            for pieces, values in parts:
-                stored, place = self.validation.stored_for(values), region(target.detach(), pieces)
-                place.copy_(values if stored is None else stored.read().reshape(values.shape))
-            for pieces, value in fills:
-                region(target.detach(), pieces).fill_(value)
-        if target is not former:
-            made = nn.Parameter(target, former.requires_grad) if isinstance(former, nn.Parameter) else target
-            for owner, name in self.placement.owners[id(former)]:
-                self.rollback.replace(owner, name, made)
-        elif not target.is_inference():
-            torch.autograd.graph.increment_version(target)

@@ -8,6 +8,7 @@ from torch.fx import GraphModule
 from torch.utils import _pytree as pytree
 
 from fxopt_checkpoints.load import current_tensors
+from fxopt_checkpoints.rollback import Rollback
 from fxopt_checkpoints.trace import key_map
 from fxopt_core import iter_nodes
 from fxopt_core.errors import CheckpointError
@@ -22,9 +23,9 @@ class Placement:
         dtype: the dtype of floating-point tensors; None if they keep theirs.
 
     Attributes:
+        current: the tensors by name.
         wanted: for each tensor, one of a single element with the device and the dtype to come.
         loaded: the names of tensors that a checkpoint fills, including tied ones.
-        owners: the modules that hold a tensor, each with its name there, by the id of the tensor.
 
     Raises:
         CheckpointError: The device cannot be used, or the graph is for another one.
@@ -40,14 +41,8 @@ class Placement:
             _check_devices(graph_module, self._device)
         self.names = key_map(graph_module)
         self.current = current_tensors(graph_module)
-        self.owners: dict[int, list[tuple[nn.Module, str]]] = {}
-        for module in graph_module.modules():
-            for key, tensor in (*module._parameters.items(), *module._buffers.items()):
-                self.owners.setdefault(id(tensor), []).append((module, key))
         filled = {row.key for row in self.names.originals if row.kept and row.in_state_dict}
-        filled |= {target.name for target in self.names.new_tensors}
-        ids = {id(self.current[key]) for key in filled if key in self.current}
-        self.loaded = {key for key, tensor in self.current.items() if id(tensor) in ids}
+        self.loaded = self._with_ties(filled | {target.name for target in self.names.new_tensors})
         for_meta = self._device or self._captured_device()
         self.wanted = {key: self._stand_in(tensor, for_meta) for key, tensor in self.current.items()}
 
@@ -63,29 +58,29 @@ class Placement:
         dtype = self.dtype if self.dtype is not None and tensor.is_floating_point() else tensor.dtype
         return torch.empty((), device=self._device or (for_meta if tensor.is_meta else tensor.device), dtype=dtype)
 
-    def others(self) -> list[str]:
-        """Return the names of tensors that no checkpoint fills, and whose device or dtype is to change."""
-        others = [key for key, tensor in self.current.items() if key not in self.loaded and not tensor.is_meta]
-        return [key for key in others if not self._stays(key)]
+    def _with_ties(self, keys: set[str]) -> set[str]:
+        ids = {id(self.current[key]) for key in keys & self.current.keys()}
+        return {key for key, tensor in self.current.items() if id(tensor) in ids}
 
-    def _stays(self, key: str) -> bool:
-        tensor, wanted = self.current[key], self.wanted[key]
-        return (tensor.device, tensor.dtype) == (wanted.device, wanted.dtype)
-
-    def target(self, key: str, *, complete: bool, covered: int) -> Tensor:
-        """Return the tensor to write values into: the present one, or a new one.
-
-        ``complete`` says whether all values that a checkpoint has for it are written, and ``covered`` how many elements
-        they fill: a pass may have padded it.
-        """
-        former, wanted = self.current[key], self.wanted[key]
-        writable = not former.is_inference() or torch.is_inference_mode_enabled()
-        if self._stays(key) and writable:
-            return former
-        if complete:
-            make = torch.empty_like if covered >= former.numel() else torch.zeros_like
-            return make(former.detach(), device=wanted.device, dtype=wanted.dtype)
-        return former.detach().to(wanted.device, wanted.dtype, copy=True)
+    def make_room(self, complete: set[str], rollback: Rollback) -> None:
+        """Replace tensors whose device or dtype changes, and on the meta device those that get all of their values."""
+        made: dict[int, Tensor] = {}
+        room, writable = self._with_ties(complete), torch.is_inference_mode_enabled()
+        for key, former in [*self.current.items()]:
+            wanted = self.wanted[key]
+            stays = (former.device, former.dtype) == (wanted.device, wanted.dtype)
+            if (stays and (writable or not former.is_inference())) or (former.is_meta and key not in room):
+                continue
+            if id(former) not in made:
+                if former.is_meta:
+                    values = torch.zeros_like(former, dtype=wanted.dtype, device=wanted.device)
+                else:
+                    values = former.detach().to(wanted.device, wanted.dtype, copy=True)
+                is_parameter = isinstance(former, nn.Parameter)
+                made[id(former)] = nn.Parameter(values, former.requires_grad) if is_parameter else values
+            owner, _, name = key.rpartition(".")
+            rollback.replace(self.graph_module.get_submodule(owner), name, made[id(former)])
+            self.current[key] = made[id(former)]
 
 
 def _usable(device: torch.device | str) -> torch.device:

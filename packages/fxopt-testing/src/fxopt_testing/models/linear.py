@@ -14,9 +14,9 @@ from torch.nn.utils import parametrize
 class Attention(nn.Module):
     """Grouped-query attention: linear layers of unequal size on one input, a division by a constant."""
 
-    def __init__(self, *, bias: bool = True) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self.q, self.k, self.v = nn.Linear(8, 8, bias=bias), nn.Linear(8, 4, bias=bias), nn.Linear(8, 4, bias=bias)
+        self.q, self.k, self.v = nn.Linear(8, 8), nn.Linear(8, 4), nn.Linear(8, 4)
         self.out = nn.Linear(8, 8)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -123,11 +123,6 @@ def halved(gradient: Tensor) -> Tensor:
     return gradient * 0.5
 
 
-def frozen() -> nn.Module:
-    """Return a pair that does not train."""
-    return Pair().requires_grad_(False)
-
-
 def half_frozen() -> nn.Module:
     """Return a pair in which one weight does not train."""
     pair = Pair()
@@ -213,21 +208,8 @@ class Unused(Pair):
         return self.q(x)
 
 
-class Blocks(nn.Module):
-    """Blocks of linear layers with a common input, a division and a batch norm, as many as asked for."""
-
-    def __init__(self, times: int = 1) -> None:
-        super().__init__()
-        self.blocks = nn.ModuleList([Block() for _ in range(times)])
-
-    def forward(self, x: Tensor) -> Tensor:
-        for block in self.blocks:
-            x = block(x)
-        return x
-
-
 class Block(nn.Module):
-    """One block."""
+    """Linear layers with a common input, a division and a batch norm."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -106,14 +106,3 @@ class Dropping(nn.Module):
 
     def forward(self, x: Tensor) -> Any:
         return self.after(self.dense(self.second(self.drop(self.norm(x)))))
-
-
-class Convolutions(nn.Module):
-    """Convolutions with batch norm, as many as asked for."""
-
-    def __init__(self, times: int = 1) -> None:
-        super().__init__()
-        self.blocks = nn.Sequential(*(Convolution() for _ in range(times)))
-
-    def forward(self, x: Tensor) -> Any:
-        return self.blocks(x)

@@ -5,15 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from fxopt_testing.findings import Flaw, OnModel, Property, if_preserving
-from fxopt_testing.outcomes import Behaviour, Difference, behaviour_of, unlike
+from fxopt_testing.outcomes import behaviour_of, unlike
 from fxopt_testing.trial import Subject, Trial
-from fxopt_tools import Inputs
-
-
-def _told(trial: Trial, expected: Behaviour, found: Behaviour, inputs: Inputs, *kinds: str) -> Iterator[Difference]:
-    """Yield the differences of some kinds; numbers only where a comparison with float64 does not excuse them."""
-    all_found = unlike(trial.source, trial.done, inputs, expected, found)
-    yield from (each for each in all_found if each.what in kinds)
 
 
 def _same(*kinds: str) -> OnModel:
@@ -26,8 +19,9 @@ def _same(*kinds: str) -> OnModel:
             if "outputs" in kinds:
                 yield Flaw(f"the result raises {type(error).__name__}: {error!s:.300}", "what the model returns")
             return
-        for each in _told(trial, trial.expected, found, trial.case.example(), *kinds):
-            yield Flaw(each.text, "what the model does")
+        for each in unlike(trial.source, trial.done, trial.case.example(), trial.expected, found):
+            if each.what in kinds:
+                yield Flaw(each.text, "what the model does")
 
     return check
 
@@ -41,20 +35,18 @@ def _other_inputs(subject: Subject, trial: Trial) -> Iterator[Flaw]:
                 f"with {name}, the result raises {type(error).__name__}: {error!s:.300}", "what the model returns"
             )
             return
-        for each in _told(trial, expected, found, inputs, "outputs", "effects"):
+        for each in unlike(trial.source, trial.done, inputs, expected, found):
             yield Flaw(f"with {name}, {each.text}", "what the model does")
 
 
 def _in_eval_mode(subject: Subject, trial: Trial | None) -> str | None:
-    if trial is not None and trial.case.training:
-        return "models in train mode are checked by train-mode"
-    return if_preserving(subject, trial)
+    in_train_mode = trial is not None and trial.case.training
+    return "models in train mode are checked by train-mode" if in_train_mode else if_preserving(subject, trial)
 
 
 def _in_train_mode(subject: Subject, trial: Trial | None) -> str | None:
-    if trial is not None and not trial.case.training:
-        return "the model is in eval mode"
-    return if_preserving(subject, trial)
+    in_eval_mode = trial is not None and not trial.case.training
+    return "the model is in eval mode" if in_eval_mode else if_preserving(subject, trial)
 
 
 OUTPUTS = Property(

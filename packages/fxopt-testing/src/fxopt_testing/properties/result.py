@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule, Node
 
-from fxopt_checkpoints.load import load_original_state_dict
+from fxopt_checkpoints.load import current_tensors, load_original_state_dict
 from fxopt_core import history, iter_nodes
 from fxopt_core.errors import CheckpointError, PreconditionError
 from fxopt_rewrite import (
@@ -23,12 +23,6 @@ from fxopt_testing.outcomes import behaviour_of, differences
 from fxopt_testing.trial import Subject, Trial, called_modules, hooks_of
 
 
-def tensors_by_name(graph_module: GraphModule) -> dict[str, Tensor]:
-    """Return parameters and buffers by all of their names."""
-    parameters = dict(graph_module.named_parameters(remove_duplicate=False))
-    return {**parameters, **dict(graph_module.named_buffers(remove_duplicate=False))}
-
-
 def used_names(graph_module: GraphModule) -> set[str]:
     """Return the names of the parameters and buffers that the graph reads, itself or by a module that it calls."""
     used: set[int] = set()
@@ -39,7 +33,7 @@ def used_names(graph_module: GraphModule) -> set[str]:
         elif node.op == "get_attr":
             owner, _, name = str(node.target).rpartition(".")
             used.add(id(getattr(graph_module.get_submodule(owner), name)))
-    return {name for name, tensor in tensors_by_name(graph_module).items() if id(tensor) in used}
+    return {name for name, tensor in current_tensors(graph_module).items() if id(tensor) in used}
 
 
 def _flags(subject: Subject, trial: Trial) -> Iterator[Flaw]:
@@ -70,7 +64,7 @@ def _modes(trial: Trial) -> Iterator[Flaw]:
 
 
 def _dtypes(subject: Subject, trial: Trial) -> Iterator[Flaw]:
-    old, new = tensors_by_name(trial.source), tensors_by_name(trial.done)
+    old, new = current_tensors(trial.source), current_tensors(trial.done)
     for kind in ("dtype", "device"):
         known = {getattr(tensor, kind) for tensor in old.values()} or {getattr(t, kind) for t in new.values()}
         for name, tensor in new.items():
@@ -82,9 +76,9 @@ def _dtypes(subject: Subject, trial: Trial) -> Iterator[Flaw]:
 
 
 def _ties(subject: Subject, trial: Trial) -> Iterator[Flaw]:
-    new = tensors_by_name(trial.done)
+    new = current_tensors(trial.done)
     groups: dict[int, list[str]] = {}
-    for name, tensor in tensors_by_name(trial.source).items():
+    for name, tensor in current_tensors(trial.source).items():
         groups.setdefault(id(tensor), []).append(name)
     for names in groups.values():
         left = [name for name in names if name in new]
@@ -94,7 +88,7 @@ def _ties(subject: Subject, trial: Trial) -> Iterator[Flaw]:
 
 
 def _keys(subject: Subject, trial: Trial) -> Iterator[Flaw]:
-    old, new = tensors_by_name(trial.source), tensors_by_name(trial.done)
+    old, new = current_tensors(trial.source), current_tensors(trial.done)
     used = used_names(trial.source)
     lost = [name for name in old if name not in new and name not in used]
     if lost:
@@ -107,7 +101,7 @@ def _keys(subject: Subject, trial: Trial) -> Iterator[Flaw]:
 
 
 def _leftovers(subject: Subject, trial: Trial) -> Iterator[Flaw]:
-    new = tensors_by_name(trial.done)
+    new = current_tensors(trial.done)
     left = (used_names(trial.source) & new.keys()) - used_names(trial.done)
     if left:
         more = f" and {len(left) - 1} more" if len(left) > 1 else ""
@@ -126,16 +120,14 @@ def _hooks(subject: Subject, trial: Trial) -> Iterator[Flaw]:
 
 
 def _interface(subject: Subject, trial: Trial) -> Iterator[Flaw]:
-    was, now = (str(inspect.signature(each.forward)) for each in (trial.source, trial.done))
-    if was != now:
-        yield Flaw(f"the result is called as forward{now}", f"forward{was}")
-    old, new = (_arguments(each) for each in (trial.source, trial.done))
-    if old != new:
-        yield Flaw(f"the placeholders are {', '.join(new)}", ", ".join(old))
+    for what, of in (("forward", lambda each: str(inspect.signature(each.forward))), ("placeholders ", _arguments)):
+        was, now = of(trial.source), of(trial.done)
+        if was != now:
+            yield Flaw(f"the result has {what}{now}", f"{what}{was}")
 
 
-def _arguments(graph_module: GraphModule) -> list[str]:
-    return [str(node.target) for node in iter_nodes(graph_module.graph) if node.op == "placeholder"]
+def _arguments(graph_module: GraphModule) -> str:
+    return ", ".join(str(node.target) for node in iter_nodes(graph_module.graph) if node.op == "placeholder")
 
 
 _KEPT = ("stack_trace", "nn_module_stack", "source_fn_stack", "val", "tensor_meta")
@@ -195,7 +187,7 @@ def _agree(one: object, other: object) -> bool:
 
 
 def _checkpoints(subject: Subject, trial: Trial) -> Iterator[Flaw]:
-    names = tensors_by_name(trial.source).keys() - tensors_by_name(trial.done).keys()
+    names = current_tensors(trial.source).keys() - current_tensors(trial.done).keys()
     twin = trial.transformed()
     for derived in (each for record in history(twin) for each in record.derived):
         problem = derived_problem(derived, registered_functions())

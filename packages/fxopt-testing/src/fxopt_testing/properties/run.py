@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import torch
 from torch.fx import GraphModule
 
-from fxopt_core import PostconditionError, Transformation, iter_nodes, leaves
+from fxopt_core import PostconditionError, iter_nodes, leaves
 from fxopt_rewrite import REASONS
 from fxopt_testing.cases import ModelCase
 from fxopt_testing.findings import Flaw, Property
@@ -96,8 +96,7 @@ def _refusals(subject: Subject, trial: Trial) -> Iterator[Flaw]:
 
 
 def _declared(subject: Subject, trial: Trial) -> Iterator[Flaw]:
-    passes = [each for each in leaves(subject.transformation) if isinstance(each, Transformation)]
-    declared = REASONS.keys() | {code for each in passes for code in each.reasons}
+    declared = REASONS.keys() | {code for each in leaves(subject.transformation) for code in each.reasons}
     for refusal in trial.refusals:
         if refusal.reason not in declared:
             yield Flaw(f"the refusal of `{refusal.site}` has reason {refusal.reason!r}", "a reason that is declared")
@@ -136,27 +135,21 @@ def _finds_in_every_form(subject: Subject) -> Iterator[Flaw]:
     found = {"export" if trial.case.form.startswith("export") else trial.case.form for trial in subject.changed}
     cases = {trial.case.name: trial.case for trial in reversed(subject.changed) if trial.case.form in _EVERY_FORM}
     for form, what in _EVERY_FORM.items():
-        if form in found:
+        made = [] if form in found else [_trial_in(subject, case, form) for case in list(cases.values())[-_TRIED:]]
+        tried = [trial for trial in made if trial is not None]
+        if not tried or any(trial.changed for trial in tried):
             continue
-        tried: list[Trial] = []
-        for case in list(cases.values())[-_TRIED:]:
-            trial = _trial_in(subject, case, form)
-            if trial is not None and trial.changed:
-                break
-            tried += [] if trial is None else [trial]
-        else:
-            if tried:
-                refused = {refusal.reason for trial in tried for refusal in trial.refusals}
-                more = f" (refused for {', '.join(sorted(refused))})" if refused else ""
-                name, known = tried[0].case.name, cases[tried[0].case.name].form
-                yield Flaw(
-                    f"the pass finds no site in graphs of {what}{more}",
-                    f"the sites of {name!r}, which it finds in the form {known!r}",
-                    "Read calls by what knows every form: `read_linear` and its like, or `calls_of`; or say in the "
-                    "docstring of the pass which form it needs.",
-                    tried[0].case.id,
-                    "advice",
-                )
+        refused = {refusal.reason for trial in tried for refusal in trial.refusals}
+        more = f" (refused for {', '.join(sorted(refused))})" if refused else ""
+        name = tried[0].case.name
+        yield Flaw(
+            f"the pass finds no site in graphs of {what}{more}",
+            f"the sites of {name!r}, which it finds in the form {cases[name].form!r}",
+            "Read calls by what knows every form: `read_linear` and its like, or `calls_of`; or say in the "
+            "docstring of the pass which form it needs.",
+            tried[0].case.id,
+            "advice",
+        )
 
 
 def _trial_in(subject: Subject, case: ModelCase, form: Form) -> Trial | None:

@@ -7,7 +7,6 @@ import enum
 import inspect
 import pickle
 import re
-import sys
 import types
 import typing
 from collections.abc import Iterable, Iterator
@@ -86,6 +85,15 @@ def _variants(transformation: Transformation) -> Iterator[tuple[str, Transformat
                 yield name, made
 
 
+_SAMPLES: dict[Any, tuple[object, ...]] = {
+    int: (1, 3, 8),
+    float: (0.5, 2.0),
+    str: ("q*", "other"),
+    torch.dtype: (torch.float64, torch.float32),
+    type(None): (None,),
+}
+
+
 def _values(annotation: Any, current: Any) -> Iterator[object]:
     """Yield values of an option's type; none where the type is not known."""
     origin = typing.get_origin(annotation)
@@ -96,26 +104,14 @@ def _values(annotation: Any, current: Any) -> Iterator[object]:
         yield from typing.get_args(annotation)
     elif annotation is bool:
         yield not current
-    elif annotation is int:
-        yield from (current + 1, current + 2, current * 4) if type(current) is int else (3, 1)
-    elif annotation is float:
-        yield from (current * 2.0, current + 0.5) if isinstance(current, (int, float)) else (0.5,)
-    elif annotation is str:
-        yield from ("q*", "other")
-    elif annotation is torch.dtype:
-        yield from (torch.float64, torch.float32)
-    elif annotation in (type(None), None):
-        yield None
     elif isinstance(annotation, type) and issubclass(annotation, enum.Enum):
         yield from annotation
     elif origin in (list, tuple, set, frozenset) and current is not None:
-        yield from _of_container(origin, typing.get_args(annotation), current)
-
-
-def _of_container(origin: Any, members: tuple[Any, ...], current: Any) -> Iterator[object]:
-    if origin is not tuple or members[1:] == (Ellipsis,):
-        item = next(iter(_values(members[0] if members else str, None)), "other")
-        yield origin([*current, item])
+        members = typing.get_args(annotation)
+        if origin is not tuple or members[1:] == (Ellipsis,):
+            yield origin([*current, next(iter(_values(members[0] if members else str, None)), "other")])
+    else:
+        yield from _SAMPLES.get(annotation, ())
 
 
 def _options(subject: Subject) -> Iterator[Flaw]:
@@ -148,47 +144,10 @@ def _without_effect(subject: Subject) -> Iterator[Flaw]:
     """Yield options that make no difference on any model that the pass changed."""
     seen: dict[str, bool] = {}
     for name, made in _variants(subject.transformation):
-        if not seen.get(name):
-            seen[name] = any(_differs(trial, made) for trial in subject.changed[:32])
+        seen[name] = seen.get(name, False) or any(_differs(trial, made) for trial in subject.changed[:32])
     for name in (name for name, differs in seen.items() if not differs):
-        expected = "each option to do something"
-        if _is_read(subject, name):
-            found, advice = f"option `{name}` makes no difference on any model", "Give a model on which it makes one."
-            yield Flaw(found, expected, advice, severity="advice")
-        elif subject.changed:
-            found = f"the pass changes {len(subject.changed)} models, and reads option `{name}` on none of them"
-            yield Flaw(found, expected, f"Store it as `self.{name}`, and read that in `transform`.")
-
-
-_OF_CORE = {"_bound"}
-"""Where core keeps options, which it reads for signatures and records."""
-
-
-def _is_read(subject: Subject, name: str) -> bool:
-    """Whether code other than the pass's reads an attribute that another value of an option changes."""
-    mine = vars(subject.equal_pass())
-    for option, made in _variants(subject.transformation):
-        theirs = vars(made)
-        differing = {key for key in mine.keys() | theirs.keys() if key not in mine or mine[key] is not theirs.get(key)}
-        if option == name and (differing - _OF_CORE) & _attributes_read(type(made)):
-            return True
-    return False
-
-
-def _attributes_read(cls: type[Transformation]) -> set[str]:
-    """Return the names that methods of a class and functions beside it read, without those of core."""
-    beside = [vars(sys.modules[each.__module__]) for each in cls.__mro__ if each.__module__ in sys.modules]
-    found = [inspect.getattr_static(cls, name) for name in dir(cls) if not name.startswith("__")]
-    found += [value for names in beside for value in names.values()]
-    functions = (getattr(value, "fget", value) for value in found)
-    codes = [
-        function.__code__
-        for function in functions
-        if isinstance(function, types.FunctionType) and not function.__module__.startswith("fxopt_core")
-    ]
-    for code in codes:
-        codes += [inner for inner in code.co_consts if isinstance(inner, types.CodeType)]
-    return {name for code in codes for name in code.co_names}
+        found, advice = f"option `{name}` makes no difference on any model", "Give a model on which it makes one."
+        yield Flaw(found, "each option to do something", advice, severity="advice")
 
 
 def _differs(trial: Trial, made: Transformation) -> bool:

@@ -61,7 +61,7 @@ class Bounds:
         differ = {**(one - other), **(other - one)}
         made = {_identity(record): record for records in both for record in records if _identity(record) in differ}
         promises = {
-            (record.pass_name, promised) for record in made.values() if (promised := _promise(record)) is not None
+            (record.pass_name, promised) for record in made.values() if (promised := promise_of(record)) is not None
         }
         if not promises:
             return self
@@ -120,6 +120,8 @@ def promise_of(record: Record) -> float | None:
 
     A pass that cannot be made here from its record promises nothing.
     """
+    if known_class(record.transformation) is None:
+        registry().available()  # plugins are imported on first use
     cls = known_class(record.transformation)
     if cls is None or not issubclass(cls, Transformation):
         return None
@@ -127,12 +129,5 @@ def promise_of(record: Record) -> float | None:
         made: object = construct(cls, dict(record.options))
     except Exception:  # for example, options of another version: use the promise of the class
         made = cls
-    return getattr(made, "promised_sqnr", None)
-
-
-def _promise(record: Record) -> float | None:
-    """Return the promise of a pass; None if it does not approximate, or is not installed here."""
-    if known_class(record.transformation) is None:
-        registry().available()  # plugins are imported on first use
-    promised = promise_of(record)
+    promised = getattr(made, "promised_sqnr", None)
     return promised if _is_amount(promised) else None

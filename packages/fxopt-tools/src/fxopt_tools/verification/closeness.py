@@ -52,7 +52,7 @@ import torch
 from torch import Tensor
 
 from fxopt_rewrite import Tolerance
-from fxopt_tools.verification.magnitudes import Magnitudes, Sums
+from fxopt_tools.verification.magnitudes import Magnitudes
 
 _COARSE = 0.1
 _EXACT = 0.025
@@ -221,11 +221,12 @@ def is_rounding(expected: Tensor, found: Tensor, reference: Tensor, criterion: C
     rounding = magnitudes.per_power((torch.where(own.isfinite(), own, 0.0) - last / 2).clamp_min(0.0))
     for number, near, _ in magnitudes.windows():
         if beyond[number] or number in beyond_as_a_whole:
-            off, allowed = Sums.over(noise, near), Sums.over(rounding, near)
-            chance = 1 + _CHANCE / math.sqrt(max(allowed.contributing, 1.0))
-            if off.squares > (_TYPICAL_RATIO * chance) ** 2 * allowed.squares:
+            squares, fourths = rounding.squares[near].sum().item(), rounding.fourths[near].sum().item()
+            contributing = squares**2 / fourths if fourths else 0.0  # about how many make up the sum
+            chance = 1 + _CHANCE / math.sqrt(max(contributing, 1.0))
+            if noise.squares[near].sum() > (_TYPICAL_RATIO * chance) ** 2 * squares:
                 return False
-            if noise[number].largest > _LARGEST_RATIO * chance * allowed.largest:
+            if noise.largest[number] > _LARGEST_RATIO * chance * rounding.largest[near].max():
                 return False
     return True
 
@@ -286,8 +287,8 @@ def _coarse(magnitudes: Magnitudes, error: Tensor, own: Tensor | None, eps: floa
     found: dict[int, float] = {}
     for number, near, count in magnitudes.windows():
         scale = scales[number]
-        ratio = math.sqrt(Sums.over(noise, near).squares / count) / scale if scale else 0.0
-        exact = rounding is not None and math.sqrt(Sums.over(rounding, near).squares / count) <= _EXACT * scale
+        ratio = math.sqrt(noise.squares[near].sum() / count) / scale if scale else 0.0
+        exact = rounding is not None and math.sqrt(rounding.squares[near].sum() / count) <= _EXACT * scale
         matters = scale > _SUBNORMAL and (exact or scale > _NOISE * eps)
         if ratio > _COARSE and matters and magnitudes.is_many(count):
             found[number] = ratio

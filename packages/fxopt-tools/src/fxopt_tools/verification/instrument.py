@@ -51,9 +51,8 @@ class Verify(Instrument):
     `verify` does, by the same criterion, and checks every pass, whether or not it claims to preserve the computation
     (``preserves_computation``), since many authors do not say.
 
-    Each pass costs four runs of the module for each input, and a float64 copy of the module with one run. If a pass
-    calls another pass on another graph module (for example, a part of the whole), that module is compared before and
-    after the inner pass, and is not checked if the inputs do not fit.
+    Each pass costs four runs of the module for each input, and a float64 copy of the module with one run. A pass that
+    another one calls on another graph module (for example, a part of the whole) is checked with its caller alone.
 
     Attributes:
         checks: a `Check` for each run of a pass, in order.
@@ -104,38 +103,36 @@ class Verify(Instrument):
         self._inputs = read_inputs(inputs)
         self._original = original
         self._of_original: list[Baseline] | None = None
-        # By the run's id, since a pass may call another: what to compare with, or why there is no check; the module;
-        # and the records of what it is compared with
-        self._pending: dict[int, tuple[list[Baseline] | str, GraphModule, tuple[Record, ...]]] = {}
+        # By the run's id, since a pass may call another: what to compare with, the module, and the records of what it
+        # is compared with
+        self._pending: dict[int, tuple[list[Baseline], GraphModule, tuple[Record, ...]]] = {}
 
     def before_pass(self, run: PassRun, graph_module: GraphModule) -> None:
         """Run the module before the pass; raise a `PreconditionError` if it refuses the inputs."""
         caller = run.parent
         while caller is not None and id(caller) not in self._pending:  # a composition
             caller = caller.parent
-        inside = caller is not None and self._pending[id(caller)][1] is not graph_module
-        expected: list[Baseline] | str
+        if caller is not None and self._pending[id(caller)][1] is not graph_module:
+            return
+        compared = graph_module if self._original is None else self._original
         try:
-            if inside or self._original is None:
+            if self._original is None:
                 expected = baselines(graph_module, self._inputs, f"the graph module before pass `{run.name}`")
             else:
-                self._of_original = self._of_original or baselines(self._original, self._inputs, "the original")
-                expected = self._of_original
+                expected = self._of_original = self._of_original or baselines(compared, self._inputs, "the original")
         except PreconditionError as error:
-            if not inside:
-                error.pass_name, error.index = run.name, run.index
-                raise
-            expected = "it works on another graph module inside of another pass, which refuses the inputs"
-        compared = graph_module if inside or self._original is None else self._original
+            error.pass_name, error.index = run.name, run.index
+            raise
         self._pending[id(run)] = expected, graph_module, records_of(compared)
 
     def after_pass(self, run: PassRun, graph_module: GraphModule, record: Record) -> bool | None:
         """Run the module again and compare; veto the pass, or raise, if the results differ."""
-        expected, _, known = self._pending.pop(id(run))
         check = Check(run.name, run.index, run.reverse, None)
-        if isinstance(expected, str):
-            self.checks.append(replace(check, reason=expected))
+        if id(run) not in self._pending:
+            reason = "it works on another graph module, inside of a pass that is checked"
+            self.checks.append(replace(check, reason=reason))
             return None
+        expected, _, known = self._pending.pop(id(run))
         try:
             found = [run_thrice(graph_module, item) for item in self._inputs]
         except Exception as error:

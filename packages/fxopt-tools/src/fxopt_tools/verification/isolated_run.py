@@ -64,6 +64,14 @@ class Outcome:
         return plain and all(_same(*each) for each in both)
 
 
+def shared_otherwise(expected: Outcome, found: Outcome) -> Iterator[tuple[str, str, str]]:
+    """Yield outputs that share memory with other arguments than expected: path, those expected, and those found."""
+    for path in sorted(expected.shared.keys() | found.shared.keys()):
+        was, now = (" and ".join(each.shared.get(path, ("no argument",))) for each in (expected, found))
+        if was != now:
+            yield path, was, now
+
+
 def run_thrice(module: nn.Module, inputs: Inputs) -> list[Outcome]:
     """Return the outcomes of three calls, one after the other, and restore the module after the last.
 
@@ -170,24 +178,16 @@ def _strides(tensor: Tensor) -> tuple[int, ...]:
 
 
 def _call(module: nn.Module, inputs: Inputs, *, own_buffers: bool) -> tuple[object, dict[str, Tensor]]:
-    """Call a module with copies of tensors that it may write to; a ScriptModule accepts none and is restored after.
-
-    Returns:
-        The output, and the copies afterwards.
-    """
+    """Call a module with copies of tensors that it may write to; return its output, and the copies afterwards."""
     if own_buffers:
         return module(*inputs.args, **inputs.kwargs), dict(module.named_buffers())
-    copies: dict[str, Any] = dict(_copies(module))  # with None where the module assigns that to a buffer
-    if not any(isinstance(each, torch.jit.ScriptModule) for each in module.modules()):
-        output: object = functional_call(module, copies, inputs.args, inputs.kwargs)
-        return output, {name: now for name, now in copies.items() if now is not None}
-    own = {name: tensor for name, tensor in _tensors(module).items() if name in copies}
-    try:
-        output = module(*inputs.args, **inputs.kwargs)
-        return output, {name: tensor.clone() for name, tensor in own.items()}
-    finally:
-        for name, tensor in own.items():
-            tensor.copy_(copies[name])
+    copies: dict[str, Any] = {name: tensor.detach().clone() for name, tensor in module.named_buffers()}
+    for prefix, child in module.named_modules():
+        if isinstance(child, (nn.Embedding, nn.EmbeddingBag)) and child.max_norm is not None:
+            own = child.named_parameters(prefix, recurse=False)
+            copies.update((name, tensor.detach().clone()) for name, tensor in own)
+    output: object = functional_call(module, copies, inputs.args, inputs.kwargs)
+    return output, {name: now for name, now in copies.items() if now is not None}  # None where a buffer was set to that
 
 
 def _shared(outputs: Mapping[str, Tensor], arguments: Mapping[str, Tensor]) -> dict[str, tuple[str, ...]]:
@@ -205,15 +205,6 @@ def _memory(tensor: Tensor) -> int:
         return tensor.untyped_storage().data_ptr()
     except (NotImplementedError, RuntimeError):  # sparse tensors, and some subclasses
         return 0
-
-
-def _copies(module: nn.Module) -> dict[str, Tensor]:
-    """Return copies of the tensors that a run may write to, by their full names."""
-    written = dict(module.named_buffers())
-    for prefix, child in module.named_modules():
-        if isinstance(child, (nn.Embedding, nn.EmbeddingBag)) and child.max_norm is not None:
-            written.update(child.named_parameters(prefix, recurse=False))
-    return {name: tensor.detach().clone() for name, tensor in written.items()}
 
 
 @contextmanager

@@ -157,17 +157,14 @@ class Judge:
 
     def _numbers(self, path: str, a: float | complex, b: float | complex) -> OutputReport:
         """Compare Python numbers as float32 results: they usually are the ``item()`` of such a tensor."""
-        criterion = self.criterion(torch.float32)
         dtype = torch.complex128 if isinstance(a, complex) else torch.float64
-        one, other = torch.tensor(a, dtype=dtype), torch.tensor(b, dtype=dtype)
-        found = measure(one, other, criterion)
-        report = OutputReport(path, self.number, measurement=found, floating=bool(one.isfinite()))
-        if criterion.sqnr is not None:
-            return _by_ratio(replace(report, sqnr_db=sqnr_db(one, other), reference="original"), criterion)
-        problem = _differences(found, criterion)
-        return replace(report, problem=problem, tolerance=criterion.tolerance, tolerance_source=criterion.source)
+        one, other = (torch.tensor(each, dtype=dtype) for each in (a, b))
+        report = replace(self._tensors(path, one, other, None, torch.float32), shape=None, dtype=None, cosine=None)
+        return report if self.bounds.sqnr is not None else replace(report, sqnr_db=None, reference=None)
 
-    def _tensors(self, path: str, a: Tensor, b: Tensor, exact: object) -> OutputReport:
+    def _tensors(
+        self, path: str, a: Tensor, b: Tensor, exact: object, judged_as: torch.dtype | None = None
+    ) -> OutputReport:
         shape = tuple(a.shape)
         different = _other_kind(a, b)
         if different is not None:
@@ -175,7 +172,7 @@ class Judge:
         if a.is_meta:
             unseen = "is on the meta device and holds no numbers: load weights and inputs on a real device first"
             return OutputReport(path, self.number, shape, a.dtype, unseen=unseen)
-        criterion = self.criterion(a.dtype)
+        criterion = self.criterion(judged_as or a.dtype)
         truth = self._truth(a, exact)
         measurement = measure(a, b, criterion, truth)
         inexact = (criterion.tolerance is not None or criterion.sqnr is not None) and a.numel() > 0

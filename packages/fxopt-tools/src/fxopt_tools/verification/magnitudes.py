@@ -16,9 +16,9 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator
 from itertools import accumulate
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -31,30 +31,12 @@ _NEAR, _FAR = 5, 8
 _GROUP = 64
 
 
-@dataclass(frozen=True, slots=True)
-class Sums:
-    """Sums over some values.
+class Sums(NamedTuple):
+    """Of some values, for each power of two: the sum of their squares, that of fourth powers, and the largest."""
 
-    Attributes:
-        squares: the sum of their squares.
-        fourths: the sum of their fourth powers.
-        largest: the largest.
-    """
-
-    squares: float
-    fourths: float
-    largest: float
-
-    @classmethod
-    def over(cls, parts: Sequence[Sums], numbers: Sequence[int]) -> Sums:
-        """Return the sums over several of the parts."""
-        chosen = [parts[number] for number in numbers]
-        return cls(sum(p.squares for p in chosen), sum(p.fourths for p in chosen), max(p.largest for p in chosen))
-
-    @property
-    def contributing(self) -> float:
-        """About how many of the values make up the sum of squares."""
-        return self.squares**2 / self.fourths if self.fourths else 0.0
+    squares: Tensor
+    fourths: Tensor
+    largest: Tensor
 
 
 class Magnitudes:
@@ -72,9 +54,7 @@ class Magnitudes:
         self.bins = torch.where(nonzero, torch.frexp(torch.where(nonzero, size, 1.0)).exponent + _LOWEST, 0).flatten()
         self._counts: list[int] = self.count(self.bins >= 0)
         self.present = [number for number in range(1, _BINS) if self._counts[number]]
-        largest = torch.zeros(_BINS, dtype=torch.float64, device=size.device)
-        finite = torch.where(nonzero, size, 0.0).flatten()
-        self._largest: list[float] = largest.scatter_reduce_(0, self.bins.long(), finite, "amax").tolist()
+        self._largest: list[float] = self._most(torch.where(nonzero, size, 0.0).flatten()).tolist()
         self._up_to = list(accumulate(self._counts[number] for number in self.present))
         self.total = self._up_to[-1] if self._up_to else 0
 
@@ -128,11 +108,15 @@ class Magnitudes:
             math.inf
         ]
 
-    def per_power(self, values: Tensor) -> list[Sums]:
+    def per_power(self, values: Tensor) -> Sums:
         """Return the sums over some values for each power."""
         flat = values.flatten().clamp_max(1e75)  # its fourth power is finite
-        powers = flat.square(), flat.square().square_()
-        squares, fourths = (torch.bincount(self.bins, each, minlength=_BINS).tolist() for each in powers)
-        largest = torch.zeros(_BINS, dtype=torch.float64, device=flat.device)
-        largest.scatter_reduce_(0, self.bins.long(), flat, "amax")
-        return [Sums(*each) for each in zip(squares, fourths, largest.tolist(), strict=True)]
+        squares, fourths = (
+            torch.bincount(self.bins, each, minlength=_BINS) for each in (flat.square(), flat.square().square())
+        )
+        return Sums(squares, fourths, self._most(flat))
+
+    def _most(self, values: Tensor) -> Tensor:
+        """Return the largest of some values for each power."""
+        largest = torch.zeros(_BINS, dtype=torch.float64, device=values.device)
+        return largest.scatter_reduce_(0, self.bins.long(), values, "amax")

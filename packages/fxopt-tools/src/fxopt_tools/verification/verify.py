@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TypeVar
 
 import torch
@@ -15,8 +16,15 @@ from torch.fx import GraphModule
 
 from fxopt_core import PreconditionError, Record, faithful_copy, type_text
 from fxopt_tools.inputs import Inputs, OneInput, read_inputs
-from fxopt_tools.verification.bounds import UNSTATED, Bounds, read_bounds, records_of
-from fxopt_tools.verification.isolated_run import ONE_AT_A_TIME, Outcome, gradients_once, run_once, run_thrice
+from fxopt_tools.verification.bounds import Bounds, read_bounds, records_of
+from fxopt_tools.verification.isolated_run import (
+    ONE_AT_A_TIME,
+    Outcome,
+    gradients_once,
+    run_once,
+    run_thrice,
+    shared_otherwise,
+)
 from fxopt_tools.verification.judge import Judge, dtypes_of, tokens_of
 from fxopt_tools.verification.report import OutputReport, VerificationReport, counted
 
@@ -80,25 +88,25 @@ def verify(
     >>> report.passed, [output.max_absolute_error for output in report.outputs]
     (False, [0.0, 2.0])
     """
-    bounds = read_bounds(rtol, atol, sqnr)
+    stated, calls = read_bounds(rtol, atol, sqnr), read_inputs(inputs)
     check_modules(original=original, transformed=transformed)
     before = Original(original, "the original")
     pairs = (  # a generator, since the outputs of all inputs at once could take much memory
-        (before.baseline(item, number), calls_or_refuse(transformed, item, "the transformed module", number))
-        for number, item in enumerate(read_inputs(inputs))
+        (before.baseline(item, number), run_or_refuse(run_thrice, transformed, item, "the transformed module", number))
+        for number, item in enumerate(calls)
     )
-    known = UNSTATED.between(records_of(original), ()).source
-    bounds = bounds.between(records_of(original), records_of(transformed))
+    bounds = stated.between(records_of(original), records_of(transformed))
     report = report_on(pairs, bounds, records_of(transformed))
-    if known != UNSTATED.source:
-        said = f"the original is approximated itself, with the noise {known}: what differs may be its error"
-        report = replace(report, notes=(*report.notes, f"{said}; verify against the model as it was before"))
+    outputs, notes = report.outputs, report.notes
+    if (known := stated.between(records_of(original), ())) != stated:
+        said = f"the original is approximated itself, with the noise {known.source}: what differs may be its error"
+        notes = (*notes, f"{said}; verify against the model as it was before")
     if gradients:
-        report = _with_gradients(report, before, transformed, read_inputs(inputs), bounds)
-    if original is not transformed:
-        return report
-    same = "original and transformed are the same object, which agrees with itself: transform a copy"
-    return replace(report, notes=(*report.notes, same))
+        more, note = _gradients(before, transformed, calls, bounds)
+        outputs, notes = (*outputs, *more), (*notes, *note)
+    if original is transformed:
+        notes = (*notes, "original and transformed are the same object, which agrees with itself: transform a copy")
+    return VerificationReport(outputs, notes)
 
 
 def check_modules(**modules: object) -> None:
@@ -121,13 +129,13 @@ class Baseline:
     Attributes:
         number: which of the inputs it is.
         outcomes: those of three calls, one after the other; equal outcomes are the very same object as the first.
-        reference: its outcome in float64, or why there is none.
+        reference: its outcome in float64, if it has one.
         computed_in: the dtypes in which it computes.
     """
 
     number: int
     outcomes: Sequence[Outcome]
-    reference: Outcome | str
+    reference: Outcome | None
     computed_in: frozenset[torch.dtype]
 
 
@@ -140,7 +148,6 @@ class Original:
 
     def __init__(self, module: nn.Module, who: str) -> None:
         self._module, self._who = module, who
-        self._copy: nn.Module | str | None = None  # a string says why there is none
 
     def baseline(self, inputs: Inputs, number: int) -> Baseline:
         """Run the original, and its copy in float64.
@@ -150,35 +157,39 @@ class Original:
         """
         with ONE_AT_A_TIME:
             outcomes = run_or_refuse(run_thrice, self._module, inputs, self._who, number)
-            reference = self._in_float64(inputs, run_once)
-            return Baseline(number, outcomes, reference, self._dtypes(inputs))
+            return Baseline(number, outcomes, self._in_float64(inputs, run_once), self.computes_in(inputs))
 
-    def gradients(self, inputs: Inputs, number: int) -> tuple[dict[str, Tensor], Mapping[str, Tensor], Judge]:
-        """Return the gradients of the original, those of its copy in float64, if it has one, and the judge of others.
+    def gradients(self, inputs: Inputs, number: int) -> tuple[dict[str, Tensor], Mapping[str, Tensor]]:
+        """Return the gradients of the original, and those of its copy in float64, if it has one.
 
         Raises:
             PreconditionError: The original rejects the inputs; its error is chained.
         """
         with ONE_AT_A_TIME:
             expected = run_or_refuse(gradients_once, self._module, inputs, f"{self._who}, with gradients,", number)
-            reference = self._in_float64(inputs, gradients_once)
-            judge = Judge(number, self._dtypes(inputs))
-            return expected, {} if isinstance(reference, str) else reference, judge
+            return expected, self._in_float64(inputs, gradients_once) or {}
 
-    def _dtypes(self, inputs: Inputs) -> frozenset[torch.dtype]:
+    def computes_in(self, inputs: Inputs) -> frozenset[torch.dtype]:
+        """Return the dtypes in which the original computes."""
         return dtypes_of([*self._module.parameters()] or inputs.tensors().values())
 
-    def _in_float64(self, inputs: Inputs, run: Callable[..., ResultT]) -> ResultT | str:
-        if isinstance(self._copy, str):
-            return self._copy
-        try:
-            if self._copy is None:
-                self._copy = _in_float64(self._module)
-            return run(self._copy, inputs, widened=True)
-        except Exception as error:  # of any kind: verification works without a reference, too
-            reason = f"{type(error).__name__}: {next(iter(str(error).strip().splitlines()), '')}"
-            self._copy = self._copy or reason
-            return reason
+    @cached_property
+    def _copy(self) -> nn.Module | None:
+        """The copy in float64; None if it would not fit: the system may kill a process that takes too much memory."""
+        module = self._module
+        tensors = [*module.parameters(), *module.buffers()]
+        needed = 8 * sum(tensor.numel() for tensor in tensors if tensor.device.type == "cpu")
+        with suppress(AttributeError, OSError, ValueError):  # not known on every system
+            if needed > _SHARE_OF_MEMORY * os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"):
+                return None
+        with suppress(Exception), torch.no_grad():
+            return (faithful_copy(module) if isinstance(module, GraphModule) else copy.deepcopy(module)).double()
+        return None
+
+    def _in_float64(self, inputs: Inputs, run: Callable[..., ResultT]) -> ResultT | None:
+        with suppress(Exception):  # of any kind: verification works without a reference, too
+            return None if self._copy is None else run(self._copy, inputs, widened=True)
+        return None
 
 
 def baselines(module: nn.Module, inputs: Sequence[Inputs], who: str) -> list[Baseline]:
@@ -199,9 +210,8 @@ def report_on(
         for expected, found in zip(base.outcomes, calls, strict=True):
             if any(expected is one and found is other for one, other in known):
                 continue
-            is_first, wide = not known, base.reference if expected is first else None
+            is_first, reference = not known, base.reference if expected is first else None
             known.append((expected, found))
-            reference = None if isinstance(wide, str) else wide
             for report in Judge(base.number, base.computed_in, bounds).compare(expected, found, reference):
                 former = compared.get(report.path)
                 if former is not None and not former.passed:
@@ -211,8 +221,8 @@ def report_on(
                         report, problem=f"{report.problem}; so it is after several calls, not at the first"
                     )
                 compared[report.path] = report
-            notes |= dict.fromkeys(_notes(base, expected, found, compared.values()))
-        notes |= dict.fromkeys(_hidden_nans(base, compared.values(), records))
+            notes |= dict.fromkeys(_notes(expected, found, compared.values()))
+        notes |= dict.fromkeys(_hidden_nans(compared.values(), records))
         if bounds.sqnr is not None and tokens_of(first) is not None:
             notes["not compared: what is computed for the padding of `attention_mask`, which nobody reads"] = None
         outputs += compared.values()
@@ -240,60 +250,42 @@ def run_or_refuse(
         ) from error
 
 
-def calls_or_refuse(module: nn.Module, inputs: Inputs, who: str, number: int) -> list[Outcome]:
-    """Call a module three times, or raise as `run_or_refuse` does."""
-    return run_or_refuse(run_thrice, module, inputs, who, number)
-
-
-def _with_gradients(
-    report: VerificationReport, before: Original, transformed: nn.Module, inputs: Sequence[Inputs], bounds: Bounds
-) -> VerificationReport:
-    """Return a report with the gradients of both modules compared."""
-    outputs, alone = [*report.outputs], dict[str, None]()
+def _gradients(
+    before: Original, transformed: nn.Module, inputs: Sequence[Inputs], bounds: Bounds
+) -> tuple[list[OutputReport], list[str]]:
+    """Compare the gradients of both modules; return reports, and a note on those that only the original has."""
+    outputs, alone = list[OutputReport](), dict[str, None]()
     for number, item in enumerate(inputs):
-        expected, exact, judge = before.gradients(item, number)
+        expected, exact = before.gradients(item, number)
         who = "the transformed module, with gradients,"
         found = run_or_refuse(gradients_once, transformed, item, who, number)
-        outputs += replace(judge, bounds=bounds).gradients(expected, found, exact)
+        outputs += Judge(number, before.computes_in(item), bounds).gradients(expected, found, exact)
         alone |= dict.fromkeys(path for path in expected if path not in found)
     if not alone:
-        return replace(report, outputs=tuple(outputs))
+        return outputs, []
     first, *others = alone
     more = f" and {counted(len(others), 'other')}" if others else ""
-    note = f"not compared: the {first}{more}, which the transformed module has no parameter of that name for"
-    return replace(report, outputs=tuple(outputs), notes=(*report.notes, note))
+    return outputs, [f"not compared: the {first}{more}, which the transformed module has no parameter of that name for"]
 
 
-def _notes(base: Baseline, expected: Outcome, found: Outcome, outputs: Iterable[OutputReport]) -> Iterator[str]:
+def _notes(expected: Outcome, found: Outcome, outputs: Iterable[OutputReport]) -> Iterator[str]:
     for who, outcome in (("original", expected), ("transformed module", found)):
         for name in outcome.parameters_written:
             yield f"the {who} writes to its parameter `{name}` as it runs, and this was not undone: verify a copy of it"
-    for path in sorted(expected.shared.keys() | found.shared.keys()):
-        one, other = (" and ".join(outcome.shared.get(path, ("no argument",))) for outcome in (expected, found))
-        if one != other:
-            yield (
-                f"`{path}` shares memory with {one} in the original, and with {other} in the transformed module: "
-                "writing to it later changes other values"
-            )
+    for path, one, other in shared_otherwise(expected, found):
+        yield (
+            f"`{path}` shares memory with {one} in the original, and with {other} in the transformed module: "
+            "writing to it later changes other values"
+        )
     if found.random != expected.random:
         yield "the transformed module consumes other random numbers than the original: not judged"
-    outputs = list(outputs)
     for output in outputs:
         nans = 0 if output.measurement is None or output.unseen else output.measurement.nans
         if nans:
             yield f"`{output.path}` of input {output.number} has {counted(nans, 'element')} that are NaN in both"
-    alone = [output.path for output in outputs if output.reference == "original"]
-    if not isinstance(base.reference, str):
-        for path in alone:
-            yield (
-                f"SQNR of `{path}` is against the original's own output: in float64, the original gave another dtype "
-                "or shape there, or numbers too far from it (from other random numbers, or another branch)"
-            )
-    elif alone:
-        yield f"SQNR is against the original's own output, because its run in float64 failed: {base.reference}"
 
 
-def _hidden_nans(base: Baseline, outputs: Iterable[OutputReport], records: Sequence[Record]) -> Iterator[str]:
+def _hidden_nans(outputs: Iterable[OutputReport], records: Sequence[Record]) -> Iterator[str]:
     """Yield notes on outputs that have lost NaN, with the notes of passes on it."""
     said = dict.fromkeys(
         f"; {record.pass_name}: {rewrite.note}"
@@ -306,16 +298,3 @@ def _hidden_nans(base: Baseline, outputs: Iterable[OutputReport], records: Seque
         if lost:
             elements = f"{counted(lost, 'element')} that {'is' if lost == 1 else 'are'} NaN only in the original"
             yield f"`{output.path}` of input {output.number} has {elements}{''.join(said)}"
-
-
-def _in_float64(module: nn.Module) -> nn.Module:
-    """Return a copy; raise if it would not fit, since the system may kill a process that takes too much memory."""
-    tensors = [*module.parameters(), *module.buffers()]
-    needed = 8 * sum(tensor.numel() for tensor in tensors if tensor.device.type == "cpu")
-    with suppress(AttributeError, OSError, ValueError):  # not known on every system
-        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-        if needed > _SHARE_OF_MEMORY * memory:
-            raise MemoryError(f"a copy would take {needed / 2**30:.1f} of {memory / 2**30:.1f} GiB")
-    duplicate = faithful_copy(module) if isinstance(module, GraphModule) else copy.deepcopy(module)
-    with torch.no_grad():
-        return duplicate.double()
