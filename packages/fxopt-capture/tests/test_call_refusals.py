@@ -15,7 +15,7 @@ from torch.fx import GraphModule
 from torch.utils import _pytree as pytree
 
 from fxopt_capture import capture
-from fxopt_capture.call.guards import GUARDS, Condition, InputGuards
+from fxopt_capture.call.guards import GUARDS, InputGuards
 from fxopt_core.errors import CaptureError
 
 
@@ -245,7 +245,7 @@ def test_a_module_that_is_cast_later_takes_its_new_dtype() -> None:
 def test_conditions_of_other_kinds(code: str) -> None:
     captured = capture(nn.Sequential(nn.Linear(6, 6), nn.ReLU()).eval(), ones(4, 6))
     guards: Any = captured.get_submodule(GUARDS)
-    captured._modules[GUARDS] = InputGuards(guards.specs, [Condition(code, code)])
+    captured._modules[GUARDS] = InputGuards(guards.specs, [code])
     slow = checked_in_full(captured)
     captured(ones(3, 6))
     for rows in (0, 1, 2, 5, 6, 7, 13):

@@ -25,7 +25,7 @@ from fxopt_capture.call.structures import name_inputs, register_structures, retu
 from fxopt_capture.captured import CapturedModule, assemble
 from fxopt_capture.exporting.compare import GraphError, difference, effect_of
 from fxopt_capture.exporting.dynamic import batch_dimension, distinct_tensors
-from fxopt_capture.exporting.failure import first_line, source_of
+from fxopt_capture.exporting.failure import described, first_line
 from fxopt_capture.exporting.masks import compare_masks
 from fxopt_capture.exporting.modes import training_note
 from fxopt_capture.exporting.observer import Observer
@@ -285,10 +285,8 @@ def _check_example(request: Request, exported: Export, captured: CapturedModule)
             f"the model {values}, {remedy}"
         ) from cause
     except Exception as error:  # whatever the model raises
-        place = source_of(error)
         raise CaptureError(
-            f"{name} itself cannot be called with the example: {type(error).__name__}: {first_line(error)}"
-            f"{f' at {place}' if place else ''}. Give an example that it takes"
+            f"{name} itself cannot be called with the example: {described(error)}. Give an example that it takes"
         ) from error
     if found is not None:
         raise CaptureError(

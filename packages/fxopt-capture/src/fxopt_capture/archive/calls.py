@@ -21,7 +21,7 @@ from fxopt_capture._torch import pytree_info, set_pytree_info
 from fxopt_capture.archive.arithmetic import check_conditions
 from fxopt_capture.call.arguments import CallForm, InputBinding, Parameter
 from fxopt_capture.call.caches import is_cache_type, register_cache_type
-from fxopt_capture.call.guards import Condition, InputGuards, InputSpec
+from fxopt_capture.call.guards import InputGuards, InputSpec
 from fxopt_capture.call.nesting import Nesting, nesting_of
 from fxopt_capture.call.structures import structures_of
 from fxopt_core import (
@@ -235,7 +235,7 @@ def _examples(graph: Graph) -> Mapping[str, Any]:
 
 def _texts(names: Form) -> tuple[str, ...]:
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-        raise MalformedError(f"{names!r:.60} is no list of names")
+        raise MalformedError(f"{names!r:.60} is no list of texts")
     return tuple(names)
 
 
@@ -246,7 +246,7 @@ def write_guards(guards: InputGuards) -> Form:
     """Return guards as data."""
     return {
         "specs": [{each.name: _write(getattr(spec, each.name)) for each in fields(InputSpec)} for spec in guards.specs],
-        "conditions": [[condition.code, condition.text] for condition in guards.conditions],
+        "conditions": list(guards.conditions),
         "mode": guards.mode,
         "module_dtype": _write(guards.module_dtype),
         "baked": guards.baked,
@@ -265,7 +265,7 @@ def read_guards(rows: Form) -> InputGuards:
             raise MalformedError(f"{spec!r:.80} is no demand on an input")
         if not (_KINDS | {None}).issuperset((spec.kind, *spec.also)):
             raise MalformedError(f"{spec.kind!r:.40} is no kind of dtype")
-    conditions = [Condition(str(code), str(text)) for code, text in rows["conditions"]]
+    conditions = _texts(rows["conditions"])
     check_conditions(conditions)
     mode, dtype, baked = rows["mode"], _read(rows["module_dtype"]), rows["baked"]
     if not (isinstance(mode, bool | None) and isinstance(dtype, torch.dtype | None) and isinstance(baked, str | None)):

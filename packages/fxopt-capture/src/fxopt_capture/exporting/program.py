@@ -7,7 +7,7 @@ import io
 import logging
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, redirect_stderr
 from typing import Any
 
@@ -111,11 +111,16 @@ def _flat_forward(model: nn.Module, form: CallForm, observer: Observer) -> Itera
         register_structures(output)
         return output
 
-    kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
-    signature = inspect.Signature([inspect.Parameter(name, kind) for name in form.inputs])
-    forward.__signature__ = signature  # type: ignore[attr-defined]  # read by inspect.signature
-    vars(model)["forward"] = forward
+    vars(model)["forward"] = taking(form.inputs, forward)
     yield
+
+
+def taking(names: Iterable[str], forward: Callable[..., object]) -> Callable[..., object]:
+    """Let a function take arguments of these names, as ``torch.export`` reads them from its signature."""
+    kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+    signature = inspect.Signature([inspect.Parameter(name, kind) for name in names])
+    forward.__signature__ = signature  # type: ignore[attr-defined]  # read by inspect.signature
+    return forward
 
 
 class _NormalTensors(TorchFunctionMode):

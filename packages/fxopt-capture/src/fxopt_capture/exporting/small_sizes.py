@@ -19,7 +19,7 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from fxopt_capture.call.arguments import CallForm
-from fxopt_capture.call.guards import Condition, InputGuards
+from fxopt_capture.call.guards import InputGuards
 from fxopt_capture.exporting.compare import difference
 from fxopt_capture.exporting.conditions import dynamic_sizes
 from fxopt_capture.exporting.inequalities import dependence
@@ -46,32 +46,19 @@ class Question:
                 result[index] = tensor.narrow(dim, 0, size)
         return result
 
-    def refusal(self, guards: InputGuards, unless: Question | None = None) -> list[Condition]:
+    def refusal(self, unless: Question | None = None) -> list[str]:
         """Return the conditions that refuse exactly these sizes, except together with the further sizes of `unless`.
 
-        >>> from fxopt_capture.call.guards import InputSpec
-        >>> guards = InputGuards([InputSpec("ids", "integer"), InputSpec("mask", "integer")], [])
         >>> alone, both = Question({(1, 0): 0}), Question({(0, 0): 0, (1, 0): 0})
-        >>> [condition.text for found in (alone.refusal(guards), alone.refusal(guards, both)) for condition in found]
-        ['mask.size()[0] != 0', 'not (mask.size()[0] == 0 and ids.size()[0] != 0)']
+        >>> [*alone.refusal(), *alone.refusal(both)]
+        ['i[1].size()[0] != 0', 'not (i[1].size()[0] == 0 and i[0].size()[0] != 0)']
         """
-        here = [(place, "==", size) for place, size in self.sizes.items()]
+        here = [f"i[{index}].size()[{dim}] == {size}" for (index, dim), size in self.sizes.items()]
         more = {} if unless is None else unless.sizes
-        others = [(place, "!=", size) for place, size in more.items() if place not in self.sizes]
+        others = [f"i[{place[0]}].size()[{place[1]}] != {more[place]}" for place in more if place not in self.sizes]
         if not others and len(here) == 1:
-            return [_condition(guards, [(here[0][0], "!=", here[0][2])])]
-        return [_condition(guards, [*here, *rest], negated=True) for rest in ([[each] for each in others] or [[]])]
-
-
-def _condition(guards: InputGuards, tests: Sequence[tuple[Place, str, int]], *, negated: bool = False) -> Condition:
-    """Return the condition that all comparisons of sizes hold, or that not all do."""
-
-    def joined(names: Sequence[str]) -> str:
-        text = " and ".join(f"{names[index]}.size()[{dim}] {sign} {size}" for (index, dim), sign, size in tests)
-        return f"not ({text})" if negated else text
-
-    count = len(guards.specs)
-    return Condition(joined([f"i[{index}]" for index in range(count)]), joined([spec.name for spec in guards.specs]))
+            return [here[0].replace("==", "!=")]
+        return [f"not ({' and '.join([*here, *rest])})" for rest in ([[each] for each in others] or [[]])]
 
 
 def questions(
@@ -106,7 +93,7 @@ def _groups(
         if isinstance(tensor, torch.Tensor):
             _join(groups, (index, dim), by_size.setdefault((dim, tensor.size(dim)), (index, dim)))
     for condition in guards.conditions:
-        if (found := dependence(condition.code)) is not None:
+        if (found := dependence(condition)) is not None:
             _join(groups, *found)
     distinct = {id(group): group for group in groups.values()}.values()
     return [{place: above - min(group.values()) for place, above in group.items()} for group in distinct]

@@ -14,7 +14,7 @@ from torch.utils import _pytree as pytree
 
 from fxopt_capture._torch import counting, graph_module_of, unmark
 from fxopt_capture.call.arguments import CallForm
-from fxopt_capture.call.guards import Condition, InputGuards
+from fxopt_capture.call.guards import InputGuards
 from fxopt_capture.call.names import unknown_names
 from fxopt_capture.exporting.budget import Budget, OverBudgetError
 from fxopt_capture.exporting.compare import takes
@@ -218,12 +218,12 @@ def _export_for_all_sizes(request: Request, inputs: Mapping[str, object], shapes
     return cautious if usual is None else _compared(request, usual, cautious.guards, leaves)
 
 
-def _smallest_images(request: Request, found: Export) -> list[Condition]:
+def _smallest_images(request: Request, found: Export) -> list[str]:
     """Return the conditions that are lower bounds of a height or width of an image."""
     if request.dynamic_shapes is not None:
         return []
     starts = tuple(f"i[{place}].size()[{dim}] >= " for place, dim in image_sizes(request.model, found.inputs))
-    return [condition for condition in found.guards.conditions if condition.code.startswith(starts)]
+    return [condition for condition in found.guards.conditions if condition.startswith(starts)]
 
 
 def _compared(request: Request, usual: Export, strict: InputGuards | None, leaves: Sequence[object]) -> Export:
@@ -245,11 +245,11 @@ def _refusing_wrong(request: Request, found: Export, asked: Sequence[Question]) 
     for question in wrong(asked):
         together = wider(question, found.values, found.guards, leaves)
         is_right = together is not None and not wrong([together])
-        conditions += question.refusal(found.guards, together if is_right else None)
+        conditions += question.refusal(together if is_right else None)
     return replace(found, guards=_with(found.guards, conditions))
 
 
-def _with(guards: InputGuards, conditions: Sequence[Condition]) -> InputGuards:
+def _with(guards: InputGuards, conditions: Sequence[str]) -> InputGuards:
     """Return the same guards with other conditions, each once."""
     return InputGuards(guards.specs, distinct(conditions), guards.mode)
 
