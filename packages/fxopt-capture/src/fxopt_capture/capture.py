@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import io
 import logging
 from collections.abc import Mapping, Sequence
-from contextlib import redirect_stderr
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -23,7 +22,7 @@ from fxopt_capture.call.names import ignored_names
 from fxopt_capture.call.nesting import nesting_of
 from fxopt_capture.call.structures import name_inputs, register_structures, return_sizes, separate_names, structures_of
 from fxopt_capture.captured import CapturedModule, assemble
-from fxopt_capture.exporting.compare import GraphError, difference, effect_of
+from fxopt_capture.exporting.compare import GraphError, difference_in_call, effect_of
 from fxopt_capture.exporting.dynamic import batch_dimension, distinct_tensors
 from fxopt_capture.exporting.failure import described, first_line
 from fxopt_capture.exporting.masks import compare_masks
@@ -51,7 +50,7 @@ from fxopt_capture.huggingface.models import (
 )
 from fxopt_capture.huggingface.stored_names import keep_stored_names
 from fxopt_capture.one_at_a_time import one_at_a_time
-from fxopt_capture.weightless import device_for, is_weightless, off_meta, with_values
+from fxopt_capture.weightless import device_for, is_weightless, with_values
 from fxopt_core import iter_nodes, type_text
 from fxopt_core.errors import CaptureError
 from fxopt_rewrite import outside_inference_mode
@@ -171,7 +170,8 @@ def capture_call(model: nn.Module, call: Call, dynamic_shapes: Any, *, compare: 
     if (note := training_note(model)) is not None:
         _LOGGER.warning("%s", note)
     with (
-        off_meta(),
+        # A model makes tensors with values, even if the caller has made meta the default device.
+        torch.device("cpu") if torch.get_default_device().type == "meta" else nullcontext(),
         outside_inference_mode(),  # new examples of other sizes must be tensors that ``torch.export`` takes, too
         configurations_kept(model, call.form.fixed.values()),
         random_state_kept(model, call.inputs),
@@ -234,9 +234,8 @@ def _capture_request(request: Request, *, compare: bool) -> CapturedModule:
         _check_example(request, exported, captured)
         if is_pretrained(model) and not is_weightless(model):
             binding.form = replace(form, absent=absent_inputs(model, form, inputs))
-    for note in (exported.note, hidden_note(captured), request.observer.note()):
-        if note is not None:
-            _LOGGER.warning("%s: %s", type(model).__name__, note)
+    for note in filter(None, (exported.note, hidden_note(captured), request.observer.note())):
+        _LOGGER.warning("%s: %s", type(model).__name__, note)
     return captured
 
 
@@ -274,10 +273,7 @@ def _check_example(request: Request, exported: Export, captured: CapturedModule)
     name, remedy = type(model).__name__, "please report it; compare=False returns the graph all the same"
     values = "does not depend on the values of its inputs in a way that a graph cannot say"
     try:
-        with redirect_stderr(io.StringIO()):  # where graph modules print the line at which they fail
-            found = difference(model, form, captured, inputs, form.fixed, effects=True)
-            if found is not None and torch.is_grad_enabled():  # some layers compute differently without gradients
-                found = difference(model, form, captured, inputs, form.fixed, effects=True, gradients=True) and found
+        found = difference_in_call(model, form, captured, inputs)
     except GraphError as error:
         cause = error.__cause__ or error
         raise CaptureError(
@@ -314,10 +310,10 @@ def _check_steps(request: Request, exported: Export) -> None:
     except Exception as error:  # whatever the model raises
         change = f"it raises {type(error).__name__}: {error}"
     if change is not None:
-        named = ", ".join(f"`{name}` from {old!r} to {new!r}" for name, (old, new) in steps.items())
         raise CaptureError(
-            f"{type(model).__name__} cannot be captured: a call of it changes {named}, and with that {change}. The "
-            f"graph would compute the same every time; let the model count in a buffer, and change that in place"
+            f"{type(model).__name__} cannot be captured: a call of it changes {request.observer.changes()}, and with "
+            f"that {change}. The graph would compute the same every time; let the model count in a buffer, and change "
+            f"that in place"
         )
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Mapping, Sequence
+from contextlib import redirect_stderr
 from dataclasses import dataclass
 from types import MappingProxyType
 
@@ -50,8 +52,7 @@ def difference(
     The graph module gets the inputs and `constants` by name. Both run with `weights` in place of the parameters and
     buffers of these names, and with `gradients` if asked for.
     """
-    given = _cloned(inputs)
-    expected = _run(model, *form.arguments(given), given, weights, gradients=gradients)
+    expected = _run_model(model, form, inputs, weights, gradients=gradients)
     given = _cloned(inputs)
     try:
         found = _run(graph_module, (), {**given, **constants}, given, weights, gradients=gradients)
@@ -66,11 +67,23 @@ def difference(
     )
 
 
+def difference_in_call(
+    model: nn.Module, form: CallForm, captured: nn.Module, inputs: Mapping[str, object]
+) -> str | None:
+    """Return how a call of a captured module differs from that of the model, effects included, or None.
+
+    Some of torch's layers compute differently without gradients, so it is enough if they agree with them.
+    """
+    found = difference(model, form, captured, inputs, form.fixed, effects=True)
+    if found is not None and torch.is_grad_enabled():
+        found = difference(model, form, captured, inputs, form.fixed, effects=True, gradients=True) and found
+    return found
+
+
 def takes(model: nn.Module, form: CallForm, inputs: Mapping[str, object], weights: Mapping[str, torch.Tensor]) -> bool:
     """Return whether a model raises no exception when it is called as in `difference`."""
-    given = _cloned(inputs)
     try:
-        _run(model, *form.arguments(given), given, weights, gradients=False)
+        _run_model(model, form, inputs, weights)
     except Exception:  # whatever the model raises
         return False
     return True
@@ -79,12 +92,22 @@ def takes(model: nn.Module, form: CallForm, inputs: Mapping[str, object], weight
 def is_same_call(model: nn.Module, form: CallForm, one: Mapping[str, object], other: Mapping[str, object]) -> bool:
     """Return whether a model takes two sets of inputs by name, and returns the same for both; it stays as it is."""
     try:
-        left, right = (
-            _run(model, *form.arguments(given), given, {}, gradients=False) for given in map(_cloned, (one, other))
-        )
+        left, right = (_run_model(model, form, given, {}) for given in (one, other))
     except Exception:  # whatever the model raises
         return False
     return _mismatch(model, left.output, right.output) is None
+
+
+def _run_model(
+    model: nn.Module,
+    form: CallForm,
+    inputs: Mapping[str, object],
+    weights: Mapping[str, torch.Tensor],
+    *,
+    gradients: bool = False,
+) -> _Run:
+    given = _cloned(inputs)
+    return _run(model, *form.arguments(given), given, weights, gradients=gradients)
 
 
 def _run(
@@ -96,7 +119,12 @@ def _run(
     *,
     gradients: bool,
 ) -> _Run:
-    with random_state_kept(module, inputs), kept(module), torch.enable_grad() if gradients else torch.no_grad():
+    with (
+        random_state_kept(module, inputs),
+        kept(module),
+        torch.enable_grad() if gradients else torch.no_grad(),
+        redirect_stderr(io.StringIO()),  # where graph modules print the line at which they fail
+    ):
         copies = _stand_in(module, weights)
         output = module(*args, **kwargs)
         now = {id(buffer) for each in module.modules() for buffer in each._buffers.values()}

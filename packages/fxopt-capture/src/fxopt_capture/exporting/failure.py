@@ -99,4 +99,7 @@ def _remedy(error: Exception) -> str:
             "with tensor operations (torch.where), capture the part of the model before or after it, or rewrite the "
             f"model as it runs: {_LIVE}"
         )
-    return f"Check that the model itself takes these inputs; where it does, {_LIVE} rewrites it as it runs"
+    return (
+        "Check that the model itself takes these inputs, and give sizes of 2 or more where they are to vary, as torch "
+        f"may take 1 for broadcast. Where the model does, {_LIVE} rewrites it as it runs"
+    )

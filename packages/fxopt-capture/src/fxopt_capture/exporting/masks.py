@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Mapping
-from contextlib import redirect_stderr
 from dataclasses import replace
 from typing import Any
 
@@ -14,7 +12,7 @@ from torch.fx import GraphModule
 
 from fxopt_capture.call.arguments import CallForm
 from fxopt_capture.call.guards import GUARDS, InputGuards
-from fxopt_capture.exporting.compare import GraphError, difference
+from fxopt_capture.exporting.compare import GraphError, difference_in_call
 from fxopt_rewrite import dtype_kind
 
 _DTYPES = (torch.bool, torch.int64, torch.float32)
@@ -77,17 +75,9 @@ def _set(captured: GraphModule, index: int, **demands: Any) -> None:
 def _agrees(
     model: nn.Module, form: CallForm, captured: GraphModule, inputs: Mapping[str, object], *, model_raises: bool
 ) -> bool:
-    """Return whether model and graph do the same, or `model_raises` if the model does not take these inputs.
-
-    As on the example, runs with gradients are compared too, since some of torch's layers compute differently without.
-    """
+    """Return whether model and graph do the same, or `model_raises` if the model does not take these inputs."""
     try:
-        with redirect_stderr(io.StringIO()):  # where graph modules print the line at which they fail
-            modes = (False, True) if torch.is_grad_enabled() else (False,)
-            return any(
-                difference(model, form, captured, inputs, form.fixed, effects=True, gradients=mode) is None
-                for mode in modes
-            )
+        return difference_in_call(model, form, captured, inputs) is None
     except GraphError:
         return False
     except Exception:  # whatever the model raises

@@ -9,9 +9,7 @@ case: a branch on 0 leaves no guard in either export.
 
 from __future__ import annotations
 
-import io
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import redirect_stderr
 from dataclasses import dataclass
 
 import torch
@@ -23,7 +21,7 @@ from fxopt_capture.call.guards import InputGuards
 from fxopt_capture.exporting.compare import difference
 from fxopt_capture.exporting.conditions import dynamic_sizes
 from fxopt_capture.exporting.inequalities import dependence
-from fxopt_capture.weightless import device_for, is_too_large, random_weights
+from fxopt_capture.weightless import random_weights
 
 _SMALL = (1, 0)
 
@@ -163,9 +161,9 @@ def refuted(
     inputs: Mapping[str, object],
 ) -> list[Question]:
     """Return the questions at which model and graph differ, or cannot be compared."""
-    if not asked or is_too_large(model):
+    weights = random_weights(model, inputs) if asked else None
+    if weights is None:
         return list(asked)
-    weights = random_weights(model, device_for(model, inputs))
     leaves, spec = pytree.tree_flatten(dict(inputs))
     wrong = []
     for question in asked:
@@ -202,7 +200,6 @@ def is_equal(
 ) -> bool:
     """Return whether model and graph give the same; if one of them raises, return ``lenient``."""
     try:
-        with redirect_stderr(io.StringIO()):  # where graph modules print the line at which they fail
-            return difference(model, form, graph_module, inputs, weights=weights) is None
+        return difference(model, form, graph_module, inputs, weights=weights) is None
     except Exception:
         return lenient

@@ -25,7 +25,6 @@ from fxopt_capture.exporting.dynamic import (
     batch_dimension,
     dimensions_requested,
     requested_shapes,
-    single_sizes,
     widened,
 )
 from fxopt_capture.exporting.failure import capture_error, first_line, is_about_values, source_of
@@ -36,7 +35,7 @@ from fxopt_capture.exporting.observer import Observer
 from fxopt_capture.exporting.program import export_program
 from fxopt_capture.exporting.small_sizes import Question, at_zero, is_equal, open_questions, refuted, wider
 from fxopt_capture.one_at_a_time import raise_interrupt
-from fxopt_capture.weightless import device_for, hollow, is_too_large, put_back, random_weights
+from fxopt_capture.weightless import device_for, random_weights, restore_tensors, stand_ins
 from fxopt_core import iter_nodes
 
 
@@ -111,7 +110,7 @@ def export(request: Request) -> Export:
             if any(_seen(error, errors[:before]) for error in errors[before:]):
                 break
     cause = next(error for error in errors[first:] if not isinstance(error, OverBudgetError))
-    raise capture_error(request.model, cause, _hints(request)) from cause
+    raise capture_error(request.model, cause, unknown_names(request.model, request.form)) from cause
 
 
 def _fixed_note(errors: Sequence[Exception]) -> str | None:
@@ -131,14 +130,6 @@ def _seen(error: Exception, others: Sequence[Exception]) -> bool:
         return False
     found = source_of(error), first_line(error)
     return found[0] is not None and any((source_of(other), first_line(other)) == found for other in others)
-
-
-def _hints(request: Request) -> list[str]:
-    """Return sentences about properties of the call that may have made an export impossible."""
-    dimensions_of = request.dimensions[0]
-    if request.dynamic_shapes is not None:
-        dimensions_of = dimensions_requested(requested_shapes(request.form, request.dynamic_shapes, request.inputs))
-    return [*unknown_names(request.model, request.form), *single_sizes(request.inputs, dimensions_of)]
 
 
 Inputs = Mapping[str, object]
@@ -166,8 +157,8 @@ def _larger_images(request: Request) -> tuple[list[Place], Inputs]:
     long to find out. Models that read text take lines of one height and any width.
     """
     images = image_sizes(request.model, request.inputs)
-    if images and not is_too_large(request.model):
-        weights = random_weights(request.model, device_for(request.model, request.inputs))
+    weights = random_weights(request.model, request.inputs) if images else None
+    if weights is not None:
         for places in (images, [place for place in images if place[1] == 3]):
             larger = enlarged(request.inputs, places)
             if takes(request.model, request.form, larger, weights):
@@ -177,7 +168,7 @@ def _larger_images(request: Request) -> tuple[list[Place], Inputs]:
 
 def _is_right(request: Request, found: Export, larger: Inputs) -> bool:
     """Return whether a graph either refuses larger images or computes the same on them as the model."""
-    weights = random_weights(request.model, device_for(request.model, request.inputs))
+    weights = random_weights(request.model, request.inputs) or {}
     return not found.guards.accepts(pytree.tree_leaves(dict(larger))) or is_equal(
         request.model, request.form, found.module, larger, weights
     )
@@ -258,7 +249,7 @@ def _try(request: Request, inputs: Mapping[str, object], shapes: Any, *, small_s
     model, handled = request.model, sys.exc_info()[1]
     is_bounded = shapes is not None and request.dynamic_shapes is None
     try:
-        with hollow(model, device_for(model, inputs)), counting(Budget().counted) if is_bounded else nullcontext():
+        with stand_ins(model, device_for(model, inputs)), counting(Budget().counted) if is_bounded else nullcontext():
             program = export_program(
                 model, request.form, inputs, shapes, small_sizes=small_sizes, observer=request.observer
             )
@@ -268,7 +259,7 @@ def _try(request: Request, inputs: Mapping[str, object], shapes: Any, *, small_s
         request.errors.append(error)
         return None
     module = graph_module_of(program)
-    put_back(module, model)
+    restore_tensors(module, model)
     values = [node.meta.get("val") for node in iter_nodes(module.graph) if node.op == "placeholder"]
     guards = read_guards(program, inputs, values, captured_mode(model))
     return Export(module, guards, inputs, values)
