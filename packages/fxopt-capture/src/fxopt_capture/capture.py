@@ -90,7 +90,8 @@ def capture(
     At the end, model and graph are called with the example, and have to agree: in values, within the tolerances of
     `fxopt_rewrite.tolerances`, in the structure of the outputs, and in what they write to inputs and buffers. This
     takes the time of two calls and the memory of one. The call leaves the model as it was, including its configuration.
-    A model on the meta device is not compared. Integer and boolean masks of zeros and ones, recognised by "mask" in
+    A model on the meta device is not compared, and its graph refuses sizes of 0 and 1, and images of other sizes, where
+    only a comparison would show that it is right. Integer and boolean masks of zeros and ones, recognised by "mask" in
     their names, are compared once more as ones (or with a zero, if they were ones): if the graph differs, it refuses
     such masks. For a Hugging Face model, two more calls show whether the attention mask and the token types may be left
     out, and the graph then accepts the same calls.

@@ -2,13 +2,12 @@
 
 A graph contains devices, for example of the positions and masks that it makes. So such a model is exported as if its
 tensors were on the device of its inputs, or on the CPU if these are on the meta device too. For `torch.export`, the
-stand-ins have the right shape and strides on that device, but no memory. When model and graph are run and compared,
-the stand-ins are random numbers whose rows overlap in memory; a kernel may copy the one that it reads.
+stand-ins have the right shape and strides on that device, but no memory. Model and graph cannot be run and compared:
+the graph refuses sizes of 0 and 1 where an export alone does not show that it is right for them, and other images.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -21,7 +20,6 @@ from torch.utils import _pytree as pytree
 from fxopt_capture.graph.shells import registered
 
 _KINDS = ("_parameters", "_buffers")
-_LARGEST = 1 << 29  # elements of a tensor; 2 GiB in float32
 
 
 def is_weightless(model: nn.Module) -> bool:
@@ -41,16 +39,10 @@ def device_for(model: nn.Module, inputs: Mapping[str, object]) -> torch.device:
 
 
 def with_values(inputs: Mapping[str, object], device: torch.device) -> dict[str, object]:
-    """Return inputs with values for those on the meta device: random numbers, or ones for dtypes other than floats."""
-    generator = torch.Generator().manual_seed(0)
+    """Return inputs with ones for those on the meta device."""
 
     def valued(tensor: Tensor) -> Tensor:
-        if not tensor.is_meta:
-            return tensor
-        if not tensor.is_floating_point():
-            return torch.ones(tensor.shape, dtype=tensor.dtype, device=device)
-        values = torch.randn(tensor.shape, generator=generator, device="cpu")
-        return values.to(device, tensor.dtype).requires_grad_(tensor.requires_grad)
+        return torch.ones_like(tensor, device=device, requires_grad=tensor.requires_grad) if tensor.is_meta else tensor
 
     found: dict[str, object] = pytree.tree_map_only(Tensor, valued, dict(inputs))
     return found
@@ -98,34 +90,6 @@ def restore_tensors(exported: nn.Module, model: nn.Module) -> None:
                 tensor = registered(model, f"{owner_name}.{name}".lstrip("."))
                 if _needs_stand_in(tensor):
                     mapping[name] = tensor
-
-
-def random_weights(model: nn.Module, inputs: Mapping[str, object]) -> dict[str, Tensor] | None:
-    """Return random values for all meta tensors of a model, by name, in little memory; None if one is too large."""
-    generator, device = torch.Generator().manual_seed(0), device_for(model, inputs)
-    made: dict[int, Tensor] = {}
-    found = {}
-    parameters, buffers = (each(remove_duplicate=False) for each in (model.named_parameters, model.named_buffers))
-    for name, tensor in (*parameters, *buffers):
-        if not _on_meta(tensor):
-            continue
-        if tensor.numel() > _LARGEST:
-            return None
-        found[name] = made.setdefault(id(tensor), _random(tensor, generator, device))
-    return found
-
-
-def _random(tensor: Tensor, generator: torch.Generator, device: torch.device) -> Tensor:
-    """Return random values in the shape of a tensor, scaled so that products keep about their magnitude."""
-    shape, dtype = tuple(tensor.shape), tensor.dtype
-    if not dtype.is_floating_point:
-        return torch.zeros((), dtype=dtype, device=device).expand(shape)
-    numbers = torch.rand(sum(shape) + 1, generator=generator, device="cpu")
-    inputs = max(math.prod(shape[1:]), 1)
-    is_positive = tensor.dim() < 2 or not isinstance(tensor, nn.Parameter)
-    numbers = numbers + 0.5 if is_positive else (numbers - 0.5) * 3.4 * 2.0 ** round(-math.log2(inputs) / 2)
-    # Each row is the one before, shifted by one: no two are alike, and a matrix takes the memory of a row and a column.
-    return numbers.to(device, dtype).as_strided(shape, (1,) * len(shape))
 
 
 def _on_meta(tensor: Tensor | None) -> bool:

@@ -21,7 +21,7 @@ from fxopt_capture.call.guards import InputGuards
 from fxopt_capture.exporting.compare import difference
 from fxopt_capture.exporting.conditions import dynamic_sizes
 from fxopt_capture.exporting.inequalities import dependence
-from fxopt_capture.weightless import random_weights
+from fxopt_capture.weightless import is_weightless
 
 _SMALL = (1, 0)
 
@@ -161,8 +161,7 @@ def refuted(
     inputs: Mapping[str, object],
 ) -> list[Question]:
     """Return the questions at which model and graph differ, or cannot be compared."""
-    weights = random_weights(model, inputs) if asked else None
-    if weights is None:
+    if is_weightless(model):
         return list(asked)
     leaves, spec = pytree.tree_flatten(dict(inputs))
     wrong = []
@@ -174,11 +173,11 @@ def refuted(
             for leaf in narrowed
         ]
         plain = pytree.tree_unflatten(narrowed, spec)
-        if not is_equal(model, form, graph_module, plain, weights):
+        if not is_equal(model, form, graph_module, plain):
             wrong.append(question)
         elif not all(map(_same, narrowed, flipped)):
             other = pytree.tree_unflatten(flipped, spec)
-            if not is_equal(model, form, graph_module, other, weights, lenient=True):
+            if not is_equal(model, form, graph_module, other, lenient=True):
                 wrong.append(question)
     return wrong
 
@@ -194,12 +193,11 @@ def is_equal(
     form: CallForm,
     graph_module: nn.Module,
     inputs: Mapping[str, object],
-    weights: Mapping[str, torch.Tensor],
     *,
     lenient: bool = False,
 ) -> bool:
     """Return whether model and graph give the same; if one of them raises, return ``lenient``."""
     try:
-        return difference(model, form, graph_module, inputs, weights=weights) is None
+        return difference(model, form, graph_module, inputs) is None
     except Exception:
         return lenient

@@ -35,7 +35,7 @@ from fxopt_capture.exporting.observer import Observer
 from fxopt_capture.exporting.program import export_program
 from fxopt_capture.exporting.small_sizes import Question, at_zero, is_equal, open_questions, refuted, wider
 from fxopt_capture.one_at_a_time import raise_interrupt
-from fxopt_capture.weightless import device_for, random_weights, restore_tensors, stand_ins
+from fxopt_capture.weightless import device_for, is_weightless, restore_tensors, stand_ins
 from fxopt_core import iter_nodes
 
 
@@ -157,20 +157,18 @@ def _larger_images(request: Request) -> tuple[list[Place], Inputs]:
     long to find out. Models that read text take lines of one height and any width.
     """
     images = image_sizes(request.model, request.inputs)
-    weights = random_weights(request.model, request.inputs) if images else None
-    if weights is not None:
+    if images and not is_weightless(request.model):
         for places in (images, [place for place in images if place[1] == 3]):
             larger = enlarged(request.inputs, places)
-            if takes(request.model, request.form, larger, weights):
+            if takes(request.model, request.form, larger):
                 return places, larger
     return [], request.inputs
 
 
 def _is_right(request: Request, found: Export, larger: Inputs) -> bool:
     """Return whether a graph either refuses larger images or computes the same on them as the model."""
-    weights = random_weights(request.model, request.inputs) or {}
     return not found.guards.accepts(pytree.tree_leaves(dict(larger))) or is_equal(
-        request.model, request.form, found.module, larger, weights
+        request.model, request.form, found.module, larger
     )
 
 
