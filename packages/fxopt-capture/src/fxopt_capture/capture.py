@@ -20,7 +20,14 @@ from fxopt_capture.call.caches import CacheReturn, is_cache
 from fxopt_capture.call.guards import GUARDS, InputGuards
 from fxopt_capture.call.names import ignored_names
 from fxopt_capture.call.nesting import nesting_of
-from fxopt_capture.call.structures import name_inputs, register_structures, return_sizes, separate_names, structures_of
+from fxopt_capture.call.structures import (
+    free_name,
+    name_inputs,
+    register_structures,
+    return_sizes,
+    separate_names,
+    structures_of,
+)
 from fxopt_capture.captured import CapturedModule, assemble
 from fxopt_capture.exporting.compare import GraphError, difference_in_call, effect_of
 from fxopt_capture.exporting.dynamic import batch_dimension, distinct_tensors
@@ -160,7 +167,7 @@ def read_call(
     form, inputs = bind_call(model, args, kwargs)
     if is_pretrained(model):
         choice = no_cache(form, inputs) if without_cache else cache_choice(model, form)
-        form = form.with_fixed(**choice)
+        form = form.with_implied(**choice)
     if is_weightless(model):
         inputs = with_values(inputs, device_for(model, inputs))
     return Call(form, distinct_tensors(inputs, [*model.parameters(), *model.buffers()]))
@@ -406,19 +413,11 @@ def _name_constants(graph: Graph, source: nn.Module, model: nn.Module) -> dict[s
         if isinstance(value, torch.Tensor) and registered(model, target) is value:
             continue
         if target not in names:
-            names[target] = _free(target.replace(".", "_"), taken)
+            names[target] = free_name(target.replace(".", "_"), taken)
+            taken.add(names[target])
             constants[names[target]] = value
         node.target = names[target]
     return constants
-
-
-def _free(name: str, taken: set[str]) -> str:
-    free, suffix = name, 0
-    while free in taken:
-        suffix += 1
-        free = f"{name}_{suffix}"
-    taken.add(free)
-    return free
 
 
 def _attach(shell: nn.Module, name: str, value: object) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import builtins
 import dataclasses
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -78,10 +78,18 @@ def separate_names(graph: Graph) -> None:
     for node in placeholders:
         name = str(node.target)
         if hasattr(builtins, name) and any(other.startswith(f"{name}_") for other in taken):
-            free = f"{name}_value"
-            while free in taken:
-                free += "_"
-            set_name(node, free)
+            set_name(node, free_name(f"{name}_value", taken))
+
+
+def free_name(name: str, taken: Collection[str]) -> str:
+    """Return a name, with as many underscores at its end as it takes to be none of those taken.
+
+    >>> free_name("x", ["x", "x_"])
+    'x__'
+    """
+    while name in taken:
+        name += "_"
+    return name
 
 
 def _only_tuples(spec: pytree.TreeSpec) -> bool:

@@ -62,35 +62,27 @@ def _quiet_failure() -> Iterator[None]:
 
     torch writes the whole graph, and logs the traceback of an error that it raises as well.
     """
-    written, held_back = io.StringIO(), _HeldBack()
+    written, thread = io.StringIO(), threading.get_ident()
+    held_back: list[logging.LogRecord] = []
+
+    def is_shown(record: logging.LogRecord) -> bool:
+        if record.levelno < logging.WARNING or record.thread != thread:
+            return True
+        held_back.append(record)
+        return False
+
     names = [name for name in logging.root.manager.loggerDict if name.startswith("torch.")]
     for name in names:  # not their handlers, which torch replaces when it imports its compiler
-        logging.getLogger(name).addFilter(held_back)
+        logging.getLogger(name).addFilter(is_shown)
     try:
         with redirect_stderr(written):
             yield
     finally:
         for name in names:
-            logging.getLogger(name).removeFilter(held_back)
+            logging.getLogger(name).removeFilter(is_shown)
     sys.stderr.write(written.getvalue())
-    for record in held_back.records:
+    for record in held_back:
         logging.getLogger(record.name).handle(record)
-
-
-class _HeldBack(logging.Filter):
-    """Keeps the errors and warnings that this thread logs."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.thread = threading.get_ident()
-        self.records: list[logging.LogRecord] = []
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        """Return whether to show a record."""
-        shown = record.levelno < logging.WARNING or record.thread != self.thread
-        if not shown:
-            self.records.append(record)
-        return shown
 
 
 @contextmanager
