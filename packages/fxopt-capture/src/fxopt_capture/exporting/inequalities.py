@@ -12,9 +12,12 @@ import math
 import re
 from collections.abc import Collection, Iterable
 
+import sympy  # type: ignore[import-untyped]  # has no types; a dependency of torch
+
 Place = tuple[int, int]  # input, dimension
 
 _SIZE = re.compile(r"i\[(\d+)\]\.size\(\)\[(\d+)\]")
+_SUMS = re.compile(r"[\s\d()*+-]* == [\s\d()*+-]*")  # equal ones, without the sizes in them
 
 
 def distinct(conditions: Iterable[str]) -> list[str]:
@@ -63,35 +66,20 @@ def dependence(code: str) -> tuple[Place, Place, int] | None:
     >>> dependence("1 + i[0].size()[2] == i[1].size()[1]")
     ((0, 2), (1, 1), -1)
     """
-    match _parsed(code):
-        case ast.Compare(left, [ast.Eq()], [right]):
-            first, second = _shifted(left), _shifted(right)
-            if first is not None and second is not None:
-                return first[0], second[0], second[1] - first[1]
-    return None
-
-
-def _shifted(node: ast.expr) -> tuple[Place, int] | None:
-    """Read a sum of a size and a number."""
-    if found := _SIZE.fullmatch(ast.unparse(node)):
-        return (int(found[1]), int(found[2])), 0
-    match node:
-        case ast.BinOp(left, (ast.Add() | ast.Sub()) as operator, right):
-            sign = 1 if isinstance(operator, ast.Add) else -1
-            number = _number(right)
-            if number is None and sign > 0:
-                left, number = right, _number(left)
-            inner = None if number is None else _shifted(left)
-            return None if inner is None or number is None else (inner[0], inner[1] + sign * number)
-    return None
-
-
-def _number(node: ast.expr) -> int | None:
-    try:
-        value = ast.literal_eval(node)
-    except ValueError:
+    sizes = list(dict.fromkeys(_SIZE.findall(code)))
+    if len(sizes) != 2 or not _SUMS.fullmatch(_SIZE.sub("", code)):
         return None
-    return value if type(value) is int else None
+    one, other = sympy.symbols("one other")
+    for (index, dim), name in zip(sizes, ("one", "other"), strict=True):
+        code = code.replace(f"i[{index}].size()[{dim}]", name)
+    left, _, right = code.partition(" == ")
+    difference = sympy.expand(eval(f"({left}) - ({right})", {"one": one, "other": other}))
+    first, second = ((int(index), int(dim)) for index, dim in sizes)
+    for sign in (1, -1):
+        rest = difference - sign * (one - other)
+        if rest.is_Integer:
+            return first, second, -sign * int(rest)
+    return None
 
 
 Interval = tuple[float, float]
