@@ -179,8 +179,8 @@ def test_masks_whose_values_a_model_chooses_by_are_refused(
 def test_an_archive_says_of_a_mask_what_guards_can_check() -> None:
     rows: Any = write_guards(InputGuards([InputSpec("mask", "integer", (None,), ones=True)], []))
     read_guards(rows)(torch.ones(2, dtype=torch.int64))
-    rows["specs"][0]["ones"] = "print()"
-    with pytest.raises(MalformedError, match="is no demand on an input"):
+    rows["specs"][0]["InputSpec"]["ones"] = "print()"
+    with pytest.raises(MalformedError, match="as 'ones' of InputSpec, expected bool"):
         read_guards(rows)
 
 
