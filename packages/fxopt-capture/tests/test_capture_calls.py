@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import copy
 import dataclasses
-import pickle
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from archive_models import in_every_form
 from torch import Tensor, nn
 from torch.export import Dim
 
-from fxopt_capture import capture, load, save
+from fxopt_capture import capture
 from fxopt_core.errors import CaptureError
 
 
@@ -269,15 +268,9 @@ class Sizes(nn.Module):
 
 def test_sizes_are_returned_as_sizes(tmp_path: Path) -> None:
     captured = capture(Sizes(), X)
-    save(captured, tmp_path / "model.fxopt")
     x = torch.randn(5, 4)
     _, *expected = Sizes()(x)
-    for module in (
-        captured,
-        pickle.loads(pickle.dumps(captured)),
-        copy.deepcopy(captured),
-        load(tmp_path / "model.fxopt"),
-    ):
+    for module in in_every_form(captured, tmp_path):
         _, *found = module(x)
         assert found == expected
         assert [type(found[0]), type(found[1]["rest"]), type(found[1]["pair"])] == [torch.Size, torch.Size, tuple]

@@ -102,14 +102,6 @@ def test_a_dynamic_size_of_one_is_sent_to_two() -> None:
         capture(Sum().eval(), (torch.randn(1, 4), torch.randn(3, 4)), dynamic_shapes=shapes)
 
 
-def test_a_size_of_one_among_others_is_static_and_said() -> None:
-    captured = capture(Sum().eval(), (torch.randn(1, 4), torch.randn(3, 4)))
-    with pytest.raises(
-        CaptureError, match=r"captured for 1; a size of 1 in one of several .* broadcast, give 2 or more"
-    ):
-        captured(torch.randn(3, 4), torch.randn(3, 4))
-
-
 def test_sizes_that_are_not_free() -> None:
     shapes = {"x": {0: Dim("x")}, "y": {0: Dim("y")}}
     with pytest.raises(CaptureError, match="not free in this model; leave them out of `dynamic_shapes`") as caught:

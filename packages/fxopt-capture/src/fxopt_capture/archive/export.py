@@ -17,7 +17,7 @@ from torch.utils import _pytree as pytree
 
 from fxopt_capture._torch import assumptions, pytree_info
 from fxopt_capture.call.arguments import CallForm, bind_call
-from fxopt_capture.call.guards import GUARDS, InputGuards, InputSpec
+from fxopt_capture.call.guards import InputGuards, InputSpec, guards_of
 from fxopt_capture.captured import CapturedModule
 from fxopt_capture.exporting.conditions import read_guards, size_expression
 from fxopt_capture.exporting.dynamic import automatic_shapes, batch_dimension, requested_shapes
@@ -79,7 +79,7 @@ def export(
             shapes = {name: shapes.get(name) for name in call.inputs}
         program = _export(graph_module, call, shapes, small_sizes=False)
     elif isinstance(graph_module, CapturedModule):
-        program = _export_guarded(graph_module, call, _guards(graph_module))
+        program = _export_guarded(graph_module, call, guards_of(graph_module))
     else:
         program = _export(graph_module, call, automatic_shapes(call.inputs, batch_dimension), small_sizes=False)
     if not source_lines:  # which torch would write into each file of it
@@ -132,15 +132,9 @@ def example_call(
     return ExampleCall(form, inputs, len(list(takewhile(first.__contains__, inputs))))
 
 
-def _guards(graph_module: CapturedModule) -> InputGuards:
-    guards = graph_module.get_submodule(GUARDS)
-    assert isinstance(guards, InputGuards)
-    return guards
-
-
 def _accepted_inputs(graph_module: CapturedModule) -> dict[str, object]:
     """Return inputs that a captured module accepts, by name."""
-    guards, placeholders = _guards(graph_module), graph_module.graph.find_nodes(op="placeholder")
+    guards, placeholders = guards_of(graph_module), graph_module.graph.find_nodes(op="placeholder")
     parameter = next((one for one in graph_module.parameters() if one.is_floating_point()), torch.zeros(()))
     for size in _TRIED:
         leaves = [
@@ -162,12 +156,12 @@ def _example(spec: InputSpec, value: Any, size: int | None, parameter: torch.Ten
     if spec.kind is None:
         return spec.value
     dtypes = {"bool": torch.bool, "integer": torch.int64, "floating": parameter.dtype, "complex": torch.complex64}
-    dtype, device = spec.dtype or dtypes[spec.kind], parameter.device
-    sizes = [size or 2 if fixed is None else fixed for fixed in spec.sizes]
+    dtype, device, hints = spec.dtype or dtypes[spec.kind], parameter.device, [size or 2] * len(spec.sizes)
     if size is None and isinstance(value, torch.Tensor):
-        hints = [each if isinstance(each, int) else each.node.hint for each in value.shape]
-        sizes = [max(2, hint or 0) if fixed is None else fixed for fixed, hint in zip(spec.sizes, hints, strict=True)]
+        shape: list[Any] = [*value.shape]
+        hints = [each if isinstance(each, int) else each.node.hint or 2 for each in shape]
         dtype, device = value.dtype, value.device
+    sizes = [max(2, hint) if fixed is None else fixed for fixed, hint in zip(spec.sizes, hints, strict=True)]
     return torch.full(sizes, int(spec.ones is True), dtype=dtype, device=device)
 
 

@@ -101,7 +101,7 @@ class InputGuards(nn.Module):
         Only refusals need the single tests, which are functions so that torch.compile can trace even the messages.
         """
         demands = list(_demands(self.specs))
-        names = {
+        names: dict[str, Any] = {
             **SYMPY_INTERP,
             "Tensor": torch.Tensor,
             "type_text": type_text,
@@ -205,6 +205,13 @@ class InputGuards(nn.Module):
     def __setstate__(self, state: Mapping[str, Any]) -> None:
         super().__setstate__(dict(state))  # type: ignore[no-untyped-call]  # torch leaves it untyped
         self._compile()
+
+
+def guards_of(captured: nn.Module) -> InputGuards:
+    """Return the guards of a captured module."""
+    guards = captured._modules[GUARDS]
+    assert isinstance(guards, InputGuards)
+    return guards
 
 
 def check_mode(captured: bool | None, mode: bool) -> None:

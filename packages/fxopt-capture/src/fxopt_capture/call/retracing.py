@@ -29,7 +29,7 @@ def retrace(graph_module: GraphModule, values: Sequence[object]) -> Any:
     outputs: Any = None
     for node in iter_nodes(graph_module.graph):
         args, kwargs = map_arg((node.args, node.kwargs), found.__getitem__)
-        module = graph_module.get_submodule(str(node.target)) if node.op == "call_module" else None
+        module: Any = graph_module.get_submodule(str(node.target)) if node.op == "call_module" else None
         if node.op == "output":
             outputs = args[0]
         elif type(module).__module__.startswith("torch.nn."):

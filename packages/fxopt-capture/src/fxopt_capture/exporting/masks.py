@@ -11,7 +11,7 @@ from torch import nn
 from torch.fx import GraphModule
 
 from fxopt_capture.call.arguments import CallForm
-from fxopt_capture.call.guards import GUARDS, InputGuards
+from fxopt_capture.call.guards import GUARDS, InputGuards, guards_of
 from fxopt_capture.exporting.compare import GraphError, difference_in_call
 from fxopt_rewrite import dtype_kind
 
@@ -25,7 +25,7 @@ def compare_masks(model: nn.Module, form: CallForm, captured: GraphModule, input
     values is refused from then on if the graph differs. In each other kind of dtype, a mask with a zero in each row is
     accepted from then on if the graph does not differ. A mask that the model refuses changes nothing.
     """
-    for index, spec in enumerate(_guards(captured).specs):
+    for index, spec in enumerate(guards_of(captured).specs):
         value = inputs.get(spec.name)
         if "mask" not in spec.name or not isinstance(value, torch.Tensor) or not value.dim() or not _is_mask(value):
             continue
@@ -37,7 +37,7 @@ def compare_masks(model: nn.Module, form: CallForm, captured: GraphModule, input
         mask[..., -1:] = 0
         for dtype in _DTYPES:
             if (kind := dtype_kind(dtype)) != spec.kind:
-                former = _guards(captured)
+                former = guards_of(captured)
                 _set(captured, index, also=(*former.specs[index].also, kind))
                 given = {**inputs, spec.name: mask.to(dtype)}
                 if not _agrees(model, form, captured, given, model_raises=False):
@@ -58,15 +58,9 @@ def _other_form(mask: torch.Tensor) -> torch.Tensor:
     return padded
 
 
-def _guards(captured: GraphModule) -> InputGuards:
-    guards = captured._modules[GUARDS]
-    assert isinstance(guards, InputGuards)
-    return guards
-
-
 def _set(captured: GraphModule, index: int, **demands: Any) -> None:
     """Give a captured module guards with other demands on one input."""
-    guards = _guards(captured)
+    guards = guards_of(captured)
     specs = [replace(spec, **demands) if place == index else spec for place, spec in enumerate(guards.specs)]
     changed = InputGuards(specs, guards.conditions, guards.mode, guards.module_dtype, guards.baked)
     changed.training, captured._modules[GUARDS] = guards.training, changed
