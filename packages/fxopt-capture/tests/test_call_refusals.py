@@ -221,24 +221,6 @@ def test_what_is_wrong_is_said_after_many_right_calls(wrong: object, message: st
     captured(ones(5, 3))
 
 
-def test_a_module_that_is_cast_later_takes_its_new_dtype() -> None:
-    class Reads(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.weight = nn.Parameter(torch.ones(3))
-
-        def forward(self, x: Tensor) -> Tensor:
-            return x * self.weight if x.dtype.is_floating_point else x
-
-    captured = capture(Reads().eval(), ones(4, 3))
-    captured(ones(4, 3))
-    captured.double()
-    slow = checked_in_full(captured)
-    for dtype in (torch.float64, torch.float32, torch.float16, torch.int64):
-        value = ones(4, 3, dtype=dtype)
-        agree(outcome(captured, (value,), {}), outcome(slow, (value,), {}))
-
-
 @pytest.mark.parametrize(
     "code", ["12 // i[0].size()[0] > 1", "i[0].size()[0] % i[0].size()[0] == 0", "i[0].dim() == 2"]
 )
