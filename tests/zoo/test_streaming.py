@@ -48,12 +48,11 @@ def ties(module: nn.Module) -> list[int]:
 
 
 def assert_same(graph_module: GraphModule, expected: GraphModule, architecture: Architecture) -> None:
-    """Both have the same tensors, bit for bit, the same guards, and compute the same."""
+    """Both have the same tensors, bit for bit, and compute the same."""
     found = tensors(graph_module)
     assert list(found) == list(tensors(expected))
     wrong = [key for key, value in tensors(expected).items() if not torch.equal(value, found[key])]
     assert wrong == []
-    assert str(graph_module.get_submodule("_guards_fn")) == str(expected.get_submodule("_guards_fn"))
     for batch in (1, 3):
         inputs = architecture.example(batch, 9)
         pairs = zip(pytree.tree_leaves(graph_module(**inputs)), pytree.tree_leaves(expected(**inputs)), strict=True)

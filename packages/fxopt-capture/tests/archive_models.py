@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.fx import GraphModule
 
+from fxopt_capture import load, save
 from fxopt_core import iter_nodes
 
 
@@ -52,6 +56,12 @@ class Square(nn.Module):
         x = self.linear(pair["left"]) @ pair["right"]
         x = x + rest[0] if rest[0].shape[0] <= 16 else x
         return (-x if negate else x), rest[1]
+
+
+def in_every_form(captured: GraphModule, folder: Path) -> list[GraphModule]:
+    """Return a captured module, copied, pickled and out of an archive."""
+    save(captured, folder / "model.fxopt")
+    return [captured, copy.deepcopy(captured), pickle.loads(pickle.dumps(captured)), load(folder / "model.fxopt")]
 
 
 def layout(graph_module: GraphModule) -> list[tuple[object, ...]]:

@@ -94,7 +94,7 @@ def _input_name(document: Any, mark: Path) -> None:
 
 
 def _condition(document: Any, mark: Path) -> None:
-    document["guards"]["conditions"] = [[f"{expression(mark)} is None", "x"]]
+    document["guards"]["conditions"] = [f"{expression(mark)} is None"]
 
 
 def _size(text: str) -> Callable[[Any, Path], None]:

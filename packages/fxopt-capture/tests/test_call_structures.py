@@ -12,10 +12,8 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils import _pytree as pytree
 
 from fxopt_capture import capture, symbolic_trace
-from fxopt_core.errors import CaptureError
 
 X = torch.randn(5, 4)
 
@@ -89,31 +87,6 @@ def test_an_argument_with_the_name_of_a_node() -> None:
     captured = capture(Model(), (torch.randn(2, 4), torch.randn(2, 4)))
     assert torch.equal(captured(X, X + 1), X - 2 * (X + 1))
     assert torch.equal(captured(input_1=X + 1, input=X), X - 2 * (X + 1))
-
-
-class Total(nn.Module):
-    """Computes with all tensors in a container."""
-
-    def forward(self, x: Tensor, values: Any) -> Tensor:
-        return x + sum(leaf * 2 for leaf in pytree.tree_leaves(values) if isinstance(leaf, Tensor))
-
-
-def one() -> Tensor:
-    """Return a tensor; not the same one twice, as torch.export would take them for one."""
-    return torch.randn(3)
-
-
-def test_a_container_that_changes_between_calls() -> None:
-    captured = capture(Total(), (torch.randn(3), {"a": one(), "b": [one()]}))
-    value: dict[str, Any] = {"a": one(), "b": [one()]}
-    captured(one(), value)
-    value["b"].append(one())
-    with pytest.raises(CaptureError, match="is a list of 2"):
-        captured(one(), value)
-    value["b"].pop()
-    value["a"] = value.pop("a")
-    with pytest.raises(CaptureError, match=r"with the keys \['b', 'a'\]"):
-        captured(one(), value)
 
 
 @pytest.mark.filterwarnings("ignore:`weights` is deprecated:FutureWarning")

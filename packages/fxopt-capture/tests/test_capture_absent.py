@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import pickle
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 import torch
+from archive_models import in_every_form
 from torch import Tensor, nn
 
-from fxopt_capture import capture, load, save, symbolic_trace
+from fxopt_capture import capture, symbolic_trace
 from fxopt_core.errors import CaptureError
 
 BERT = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4, "intermediate_size": 64, "vocab_size": 99}
@@ -35,8 +35,7 @@ def tokens() -> dict[str, Tensor]:
 def test_what_is_left_out_is_what_the_model_has(transformers: ModuleType, tmp_path: Path) -> None:
     model = build(transformers, "BertModel", **BERT)
     captured = capture(model, kwargs=tokens())
-    save(captured, tmp_path / "bert.fxopt")
-    for graph_module in (captured, pickle.loads(pickle.dumps(captured)), load(tmp_path / "bert.fxopt")):
+    for graph_module in in_every_form(captured, tmp_path):
         given = tokens()
         for names in ((), ("token_type_ids",), ("attention_mask",), ("token_type_ids", "attention_mask")):
             rest = {name: None if name in names else value for name, value in given.items()}

@@ -198,15 +198,6 @@ def test_a_trace_makes_no_cache_unless_it_is_told_to(llama: Any) -> None:
     check_same(asked(ids, use_cache=True), llama(ids))
 
 
-def test_steps_of_other_sizes(llama: Any, step: Any) -> None:
-    for batch, length in ((3, 7), (1, 5)):
-        own = llama(tokens(batch, length)).past_key_values
-        inputs = {"input_ids": tokens(batch, 1), "attention_mask": torch.ones(batch, length + 1, dtype=torch.int64)}
-        cache = copy.deepcopy(own)
-        check_same(step(**inputs, **{CACHE: cache}), llama(**inputs, **{CACHE: own}))
-        check_same(cache, own)
-
-
 @pytest.mark.parametrize("name", ["LlamaForCausalLM", "OPTForCausalLM"])
 def test_masked_steps_take_a_batch_of_one(transformers: ModuleType, name: str) -> None:
     model = build(transformers, name)

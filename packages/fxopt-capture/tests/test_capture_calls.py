@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import copy
 import dataclasses
-import pickle
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from archive_models import in_every_form
 from torch import Tensor, nn
-from torch.export import Dim, ShapesCollection
+from torch.export import Dim
 
-from fxopt_capture import capture, load, save
+from fxopt_capture import capture
 from fxopt_core.errors import CaptureError
 
 
@@ -258,30 +257,6 @@ def test_a_hook_that_returns_one_argument() -> None:
 def test_dimensions_that_an_input_does_not_have(shapes: dict[str, Any], message: str) -> None:
     with pytest.raises(CaptureError, match=message):
         capture(Masked().eval(), (X, MASK), dynamic_shapes=shapes)
-    collection = ShapesCollection()  # type: ignore[no-untyped-call]  # torch leaves it untyped
-    collection[MASK] = {7: Dim.AUTO}
-    with pytest.raises(CaptureError, match="names dimension 7 of `mask`"):
-        capture(Masked().eval(), (X, MASK), dynamic_shapes=collection)
-    assert len(collection) == 1
-
-
-class Entries(nn.Module):
-    """Reads a tensor from a dictionary in a list."""
-
-    def forward(self, x: list[dict[str, Tensor]]) -> Tensor:
-        return x[0]["a"] * 2
-
-
-@pytest.mark.parametrize(
-    ("shapes", "message"),
-    [
-        ([{"a": {5: Dim.AUTO}}], r"names dimension 5 of `x\[0\]\['a'\]`"),
-        ([{"b": {0: Dim.AUTO}}], r"names the key 'b' of `x\[0\]`, which has 'a'"),
-    ],
-)
-def test_dimensions_that_an_entry_does_not_have(shapes: Any, message: str) -> None:
-    with pytest.raises(CaptureError, match=message):
-        capture(Entries(), ([{"a": X}],), dynamic_shapes={"x": shapes})
 
 
 class Sizes(nn.Module):
@@ -293,15 +268,9 @@ class Sizes(nn.Module):
 
 def test_sizes_are_returned_as_sizes(tmp_path: Path) -> None:
     captured = capture(Sizes(), X)
-    save(captured, tmp_path / "model.fxopt")
     x = torch.randn(5, 4)
     _, *expected = Sizes()(x)
-    for module in (
-        captured,
-        pickle.loads(pickle.dumps(captured)),
-        copy.deepcopy(captured),
-        load(tmp_path / "model.fxopt"),
-    ):
+    for module in in_every_form(captured, tmp_path):
         _, *found = module(x)
         assert found == expected
         assert [type(found[0]), type(found[1]["rest"]), type(found[1]["pair"])] == [torch.Size, torch.Size, tuple]

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import copy
-import pickle
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from archive_models import in_every_form
 from torch import Tensor, nn
 from torch.fx import GraphModule
 
-from fxopt_capture import capture, load, save
+from fxopt_capture import capture
 from fxopt_core.errors import CaptureError
 
 X = torch.randn(3, 4)
@@ -111,13 +111,7 @@ def test_a_graph_with_the_dtype_of_the_weights_in_it_is_not_converted(
 ) -> None:
     model = make().eval()
     captured = capture(model, X)
-    save(captured, tmp_path / "model.fxopt")
-    for each in (
-        captured,
-        copy.deepcopy(captured),
-        pickle.loads(pickle.dumps(captured)),
-        load(tmp_path / "model.fxopt"),
-    ):
+    for each in in_every_form(captured, tmp_path):
         check_refused(each, convert, message)
         assert torch.equal(each(X), model(X))
 

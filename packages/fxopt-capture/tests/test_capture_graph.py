@@ -13,7 +13,6 @@ from torch.fx import GraphModule, Node
 
 from fxopt_capture import capture
 from fxopt_core import iter_nodes
-from fxopt_core.errors import CaptureError
 
 
 class Block(nn.Module):
@@ -98,18 +97,6 @@ def test_sizes_are_symbolic_in_the_batch(captured: GraphModule) -> None:
 
 def asserted(graph_module: GraphModule) -> list[Node]:
     return [node for node in iter_nodes(graph_module.graph) if "_assert_tensor_metadata" in str(node.target)]
-
-
-def test_a_conversion_that_bakes_in_the_dtype_refuses_another_one() -> None:
-    class Moving(nn.Module):
-        def forward(self, x: Tensor) -> Tensor:
-            return x.to("cpu") * 2
-
-    captured = capture(Moving().eval(), torch.randn(2, 3))
-    assert len(asserted(captured)) == 1
-    assert captured(torch.ones(3, 3)).dtype is torch.float32
-    with pytest.raises(CaptureError, match="float64"):
-        captured(torch.ones(3, 3, dtype=torch.float64))
 
 
 def test_assertions_that_cannot_fail_are_gone() -> None:

@@ -69,23 +69,6 @@ def test_guards_stay_where_torch_suppresses_them() -> None:
         captured(torch.ones(5, 4))
 
 
-def test_a_branch_that_makes_no_difference_keeps_all_sizes() -> None:
-    class Harmless(nn.Module):
-        def forward(self, x: Tensor) -> Tensor:
-            return x + 1 if x.shape[0] == 1 else torch.add(x, 1)
-
-    captured = capture(Harmless().eval(), torch.randn(2, 4))
-    assert captured(torch.zeros(1, 4)).shape == (1, 4)
-
-
-def test_batch_of_one_as_example() -> None:
-    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU()).eval()
-    captured = capture(model, torch.randn(1, 3, 8, 8))
-    for batch in (1, 2, 5):
-        x = torch.randn(batch, 3, 8, 8)
-        torch.testing.assert_close(captured(x), model(x), rtol=0, atol=0)
-
-
 def test_a_model_for_a_batch_of_one_only() -> None:
     class Single(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
@@ -97,11 +80,14 @@ def test_a_model_for_a_batch_of_one_only() -> None:
         captured(torch.ones(2, 4))
 
 
-def test_inputs_of_unequal_batch_are_refused() -> None:
-    class Add(nn.Module):
-        def forward(self, x: Tensor, y: Tensor) -> Tensor:
-            return x + y
+class Add(nn.Module):
+    """Adds two inputs."""
 
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        return x + y
+
+
+def test_inputs_of_unequal_batch_are_refused() -> None:
     captured = capture(Add().eval(), (torch.randn(2, 4), torch.randn(2, 4)))
     assert captured(torch.ones(3, 4), torch.ones(3, 4)).shape == (3, 4)
     with pytest.raises(CaptureError, match=r"size\(\)"):
@@ -109,10 +95,6 @@ def test_inputs_of_unequal_batch_are_refused() -> None:
 
 
 def test_an_input_that_is_broadcast() -> None:
-    class Add(nn.Module):
-        def forward(self, x: Tensor, y: Tensor) -> Tensor:
-            return x + y
-
     captured = capture(Add().eval(), (torch.randn(3, 4), torch.randn(1, 4)))
     assert captured(torch.ones(5, 4), torch.ones(1, 4)).shape == (5, 4)
     with pytest.raises(
@@ -124,20 +106,6 @@ def test_an_input_that_is_broadcast() -> None:
 @pytest.fixture(scope="module")
 def linear() -> GraphModule:
     return capture(nn.Sequential(nn.Linear(4, 4)).eval(), torch.randn(2, 4))
-
-
-@pytest.mark.parametrize(
-    ("value", "message"),
-    [
-        (torch.zeros(2, 5), "`input` has size 5 in dimension 1, where the graph was captured for 4"),
-        (torch.zeros(2, 3, 4), "`input` has 3 dimensions, where the graph was captured for 2"),
-        (torch.zeros(2, 4, dtype=torch.int64), "dtype torch.int64, where the graph was captured for a floating"),
-        ([[1.0] * 4], "list"),
-    ],
-)
-def test_other_inputs_are_refused(linear: GraphModule, value: object, message: str) -> None:
-    with pytest.raises((CaptureError, ValueError), match=message):
-        linear(value)
 
 
 def test_the_guards_hold_without_the_hooks_too(linear: GraphModule) -> None:
@@ -246,11 +214,3 @@ def test_a_dtype_that_is_baked_in_is_checked() -> None:
     for other in (captured, pickle.loads(pickle.dumps(captured)), copy.deepcopy(captured)):
         with pytest.raises(CaptureError, match=message):
             other(torch.ones(3, 2).double(), torch.ones(3, 2).double())
-
-
-@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
-def test_a_module_that_was_cast_takes_inputs_of_its_dtype(dtype: torch.dtype) -> None:
-    model = nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4), nn.ReLU()).eval()
-    captured = capture(copy.deepcopy(model), torch.randn(2, 4)).to(dtype)
-    x = torch.randn(3, 4, dtype=dtype)
-    assert torch.equal(captured(x), model.to(dtype)(x))

@@ -111,26 +111,6 @@ def test_another_nesting_is_refused(name: str) -> None:
         captured(values=called_with(), x=X)
 
 
-class Branching(nn.Module):
-    """Distinguishes lists from tuples, and goes through dictionaries in their order."""
-
-    def forward(self, values: Any) -> Tensor:
-        if isinstance(values, dict):
-            return torch.cat(list(values.values()))
-        return sum(values) * (2 if isinstance(values, list) else 3)  # type: ignore[no-any-return]  # tensors
-
-
-@pytest.mark.parametrize("values", [[X, 2 * X], (X, 2 * X), {"b": X, "a": 2 * X}, OrderedDict(b=X, a=2 * X)])
-def test_what_a_model_may_branch_on_is_as_at_capture(values: Any) -> None:
-    captured = capture(Branching().eval(), (values,))
-    assert torch.equal(captured(values), Branching()(values))
-    other: Any = tuple(values) if isinstance(values, list) else list(values)
-    if isinstance(values, dict):
-        other = dict(reversed(values.items()))
-    with pytest.raises(CaptureError, match="argument `values` of the captured Branching is a"):
-        captured(other)
-
-
 def test_variadic_arguments_are_checked_each() -> None:
     class Many(nn.Module):
         def forward(self, *groups: Any) -> Any:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -100,9 +101,9 @@ def _failure() -> str:
     return str(caught.value)
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="Ctrl-C does not end a wait there")
-def test_a_wait_can_be_interrupted() -> None:
-    """Ctrl-C in the main thread does not wait for another thread to finish."""
+@contextlib.contextmanager
+def held() -> Iterator[None]:
+    """Let another thread capture, as it were, until the end of the block."""
     taken, done = threading.Event(), threading.Event()
 
     def hold() -> None:
@@ -110,18 +111,26 @@ def test_a_wait_can_be_interrupted() -> None:
             taken.set()
             done.wait(30)
 
-    former = signal.signal(signal.SIGINT, signal.default_int_handler)
     holder = threading.Thread(target=hold)
     holder.start()
     taken.wait(30)
-    timer = threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT))
-    timer.start()
     try:
-        with pytest.raises(KeyboardInterrupt):
-            capture(layers(), X)
+        yield
     finally:
         done.set()
         holder.join()
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Ctrl-C does not end a wait there")
+def test_a_wait_can_be_interrupted() -> None:
+    """Ctrl-C in the main thread does not wait for another thread to finish."""
+    former = signal.signal(signal.SIGINT, signal.default_int_handler)
+    timer = threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT))
+    try:
+        with held(), pytest.raises(KeyboardInterrupt):
+            timer.start()
+            capture(layers(), X)
+    finally:
         timer.join()
         signal.signal(signal.SIGINT, former)
     assert isinstance(capture(layers(), X), GraphModule)
@@ -131,21 +140,10 @@ def test_a_wait_can_be_interrupted() -> None:
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 def test_a_child_process_does_not_inherit_a_wait() -> None:
     """A process that is forked while another thread captures has a lock of its own."""
-    taken, done = threading.Event(), threading.Event()
-
-    def hold() -> None:
-        with one_at_a_time():
-            taken.set()
-            done.wait(30)
-
-    holder = threading.Thread(target=hold)
-    holder.start()
-    taken.wait(30)
-    child = os.fork()
-    if not child:
-        signal.alarm(10)
-        with one_at_a_time():
-            os._exit(0)
-    done.set()
-    holder.join()
+    with held():
+        child = os.fork()
+        if not child:
+            signal.alarm(10)
+            with one_at_a_time():
+                os._exit(0)
     assert os.waitpid(child, 0)[1] == 0

@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from types import ModuleType
 
 import pytest
 import torch
+from test_capture_transformers import layers
 from torch import nn
 from torch.fx import GraphModule
 
 from fxopt_capture import capture
 from fxopt_core.errors import CaptureError
-
-
-def layers(graph_module: GraphModule) -> Counter[str]:
-    targets = [str(node.target) for node in graph_module.graph.find_nodes(op="call_module")]
-    return Counter(type(graph_module.get_submodule(target)).__name__ for target in targets if target != "_guards_fn")
 
 
 def check(model: nn.Module, captured: GraphModule, shape: tuple[int, ...]) -> None:

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import copy
 import logging
-import pickle
 from pathlib import Path
 
 import pytest
 import torch
+from archive_models import in_every_form
 from torch import Tensor, nn
 
-from fxopt_capture import capture, load, save
+from fxopt_capture import capture
 from fxopt_core.errors import CaptureError
 
 X = torch.randn(2, 3)
@@ -36,13 +35,7 @@ def test_what_the_model_ignores_the_graph_ignores(caplog: pytest.LogCaptureFixtu
     with caplog.at_level(logging.WARNING):
         captured = capture(Open().eval(), (X,), {"sizes": SIZES})
     assert "Open: the graph ignores `sizes`, as the model does" in caplog.text
-    save(captured, tmp_path / "model.fxopt")
-    for each in (
-        captured,
-        copy.deepcopy(captured),
-        pickle.loads(pickle.dumps(captured)),
-        load(tmp_path / "model.fxopt"),
-    ):
+    for each in in_every_form(captured, tmp_path):
         for given in ({}, {"sizes": SIZES}, {"sizes": SIZES[:0].bool()}, {"sizes": None}):
             assert torch.equal(each(X, **given), X)
             assert torch.equal(each(x=X, **given), X)

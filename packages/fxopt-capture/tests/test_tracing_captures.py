@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import io
 import pickle
 from collections.abc import Callable
 from typing import Any
@@ -14,7 +13,7 @@ from torch import Tensor, nn
 from torch.fx import GraphModule, Tracer, symbolic_trace
 from torch.fx._symbolic_trace import PH
 
-from fxopt_capture import capture, load, save
+from fxopt_capture import capture
 from fxopt_core import CaptureError
 
 X = torch.linspace(-1, 1, 12).reshape(3, 4)
@@ -102,14 +101,6 @@ def test_inside_of_another_module() -> None:
     assert "inner.first.weight" in traced.state_dict()
     with pytest.raises(CaptureError, match="has size 5 in dimension 1"):
         traced(torch.ones(2, 5))
-
-
-def test_a_loaded_one() -> None:
-    captured, file = capture(Layers().eval(), (X,)), io.BytesIO()
-    save(captured, file)
-    file.seek(0)
-    loaded = load(file)
-    assert_same(symbolic_trace(loaded), captured, X)
 
 
 def test_the_checks_stay_and_travel() -> None:

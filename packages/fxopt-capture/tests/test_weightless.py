@@ -54,7 +54,7 @@ def on_meta(make: Callable[[], nn.Module]) -> Any:
 def conditions(graph_module: GraphModule) -> list[str]:
     guards = graph_module.get_submodule("_guards_fn")
     assert isinstance(guards, InputGuards)
-    return [condition.code for condition in guards.conditions]
+    return list(guards.conditions)
 
 
 @pytest.mark.parametrize("inputs", ["meta", "cpu"])
@@ -63,7 +63,7 @@ def test_the_graph_is_that_of_a_model_with_weights(inputs: str) -> None:
     tensors = dict(model.named_parameters(remove_duplicate=False))
     captured, expected = capture(model, torch.randn(2, 4).to(inputs)), capture(Positions().eval(), torch.randn(2, 4))
     assert layout(captured) == layout(expected)
-    assert conditions(captured) == conditions(expected)
+    assert {*conditions(expected)} <= {*conditions(captured)}
     assert "meta" not in captured.code
     assert all(tensors[name] is tensor for name, tensor in model.named_parameters(remove_duplicate=False))
     assert all(captured.get_parameter(name) is tensors[name] for name in ("lin.weight", "again.weight", "norm.bias"))
@@ -75,11 +75,11 @@ def test_the_graph_is_that_of_a_model_with_weights(inputs: str) -> None:
 
 
 @pytest.mark.parametrize("difference", [0.0, 1e-2], ids=str)
-def test_sizes_of_one_are_compared_by_random_weights(difference: float) -> None:
+def test_sizes_of_one_are_refused_as_they_cannot_be_compared(difference: float) -> None:
     captured = capture(on_meta(lambda: Single(difference)), torch.randn(2, 4))
     expected = capture(Single(difference).eval(), torch.randn(2, 4))
-    assert conditions(captured) == conditions(expected)
-    assert any("!= 1" in code for code in conditions(captured)) == (difference > 0)
+    assert "i[0].size()[0] != 1" in conditions(captured)
+    assert ("i[0].size()[0] != 1" in conditions(expected)) == (difference > 0)
 
 
 def test_a_model_that_cannot_be_exported_is_as_before() -> None:
@@ -129,7 +129,7 @@ def test_hugging_face_models_on_meta(transformers: ModuleType, name: str) -> Non
     hollow = on_meta(lambda: cls(cls.config_class(**options)))
     expected, captured = symbolic_trace(model, inputs), symbolic_trace(hollow, inputs)
     assert layout(captured) == layout(expected)
-    assert conditions(captured) == conditions(expected)
+    assert {*conditions(expected)} <= {*conditions(captured)}
     saved = expected.state_dict()
     found = dict(captured.named_buffers())
     others = {key: buffer for key, buffer in expected.named_buffers() if key not in saved}

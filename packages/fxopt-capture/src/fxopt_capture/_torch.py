@@ -272,10 +272,3 @@ def set_pytree_info(
 def drop_pytree_info(graph: Graph) -> None:
     """Let a graph take and return flat values, as its placeholders and its output have them."""
     graph.set_codegen(CodeGen())
-
-
-def set_output_spec(graph: Graph, outputs: pytree.TreeSpec) -> None:
-    """Change the structure of a graph's outputs."""
-    codegen = graph._codegen
-    assert isinstance(codegen, PyTreeCodeGen)
-    codegen.pytree_info = codegen.pytree_info._replace(out_spec=outputs)

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import io
 import logging
 from collections.abc import Mapping, Sequence
-from contextlib import redirect_stderr
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -21,11 +20,18 @@ from fxopt_capture.call.caches import CacheReturn, is_cache
 from fxopt_capture.call.guards import GUARDS, InputGuards
 from fxopt_capture.call.names import ignored_names
 from fxopt_capture.call.nesting import nesting_of
-from fxopt_capture.call.structures import name_inputs, register_structures, return_sizes, separate_names, structures_of
+from fxopt_capture.call.structures import (
+    free_name,
+    name_inputs,
+    register_structures,
+    return_sizes,
+    separate_names,
+    structures_of,
+)
 from fxopt_capture.captured import CapturedModule, assemble
-from fxopt_capture.exporting.compare import GraphError, difference, effect_of
+from fxopt_capture.exporting.compare import GraphError, difference_in_call, effect_of
 from fxopt_capture.exporting.dynamic import batch_dimension, distinct_tensors
-from fxopt_capture.exporting.failure import first_line, source_of
+from fxopt_capture.exporting.failure import described, first_line
 from fxopt_capture.exporting.masks import compare_masks
 from fxopt_capture.exporting.modes import training_note
 from fxopt_capture.exporting.observer import Observer
@@ -51,7 +57,7 @@ from fxopt_capture.huggingface.models import (
 )
 from fxopt_capture.huggingface.stored_names import keep_stored_names
 from fxopt_capture.one_at_a_time import one_at_a_time
-from fxopt_capture.weightless import device_for, is_weightless, off_meta, with_values
+from fxopt_capture.weightless import device_for, is_weightless, with_values
 from fxopt_core import iter_nodes, type_text
 from fxopt_core.errors import CaptureError
 from fxopt_rewrite import outside_inference_mode
@@ -91,7 +97,8 @@ def capture(
     At the end, model and graph are called with the example, and have to agree: in values, within the tolerances of
     `fxopt_rewrite.tolerances`, in the structure of the outputs, and in what they write to inputs and buffers. This
     takes the time of two calls and the memory of one. The call leaves the model as it was, including its configuration.
-    A model on the meta device is not compared. Integer and boolean masks of zeros and ones, recognised by "mask" in
+    A model on the meta device is not compared, and its graph refuses sizes of 0 and 1, and images of other sizes, where
+    only a comparison would show that it is right. Integer and boolean masks of zeros and ones, recognised by "mask" in
     their names, are compared once more as ones (or with a zero, if they were ones): if the graph differs, it refuses
     such masks. For a Hugging Face model, two more calls show whether the attention mask and the token types may be left
     out, and the graph then accepts the same calls.
@@ -160,7 +167,7 @@ def read_call(
     form, inputs = bind_call(model, args, kwargs)
     if is_pretrained(model):
         choice = no_cache(form, inputs) if without_cache else cache_choice(model, form)
-        form = form.with_fixed(**choice)
+        form = form.with_implied(**choice)
     if is_weightless(model):
         inputs = with_values(inputs, device_for(model, inputs))
     return Call(form, distinct_tensors(inputs, [*model.parameters(), *model.buffers()]))
@@ -171,7 +178,8 @@ def capture_call(model: nn.Module, call: Call, dynamic_shapes: Any, *, compare: 
     if (note := training_note(model)) is not None:
         _LOGGER.warning("%s", note)
     with (
-        off_meta(),
+        # A model makes tensors with values, even if the caller has made meta the default device.
+        torch.device("cpu") if torch.get_default_device().type == "meta" else nullcontext(),
         outside_inference_mode(),  # new examples of other sizes must be tensors that ``torch.export`` takes, too
         configurations_kept(model, call.form.fixed.values()),
         random_state_kept(model, call.inputs),
@@ -234,9 +242,8 @@ def _capture_request(request: Request, *, compare: bool) -> CapturedModule:
         _check_example(request, exported, captured)
         if is_pretrained(model) and not is_weightless(model):
             binding.form = replace(form, absent=absent_inputs(model, form, inputs))
-    for note in (exported.note, hidden_note(captured), request.observer.note()):
-        if note is not None:
-            _LOGGER.warning("%s: %s", type(model).__name__, note)
+    for note in filter(None, (exported.note, hidden_note(captured), request.observer.note())):
+        _LOGGER.warning("%s: %s", type(model).__name__, note)
     return captured
 
 
@@ -274,10 +281,7 @@ def _check_example(request: Request, exported: Export, captured: CapturedModule)
     name, remedy = type(model).__name__, "please report it; compare=False returns the graph all the same"
     values = "does not depend on the values of its inputs in a way that a graph cannot say"
     try:
-        with redirect_stderr(io.StringIO()):  # where graph modules print the line at which they fail
-            found = difference(model, form, captured, inputs, form.fixed, effects=True)
-            if found is not None and torch.is_grad_enabled():  # some layers compute differently without gradients
-                found = difference(model, form, captured, inputs, form.fixed, effects=True, gradients=True) and found
+        found = difference_in_call(model, form, captured, inputs)
     except GraphError as error:
         cause = error.__cause__ or error
         raise CaptureError(
@@ -285,10 +289,8 @@ def _check_example(request: Request, exported: Export, captured: CapturedModule)
             f"the model {values}, {remedy}"
         ) from cause
     except Exception as error:  # whatever the model raises
-        place = source_of(error)
         raise CaptureError(
-            f"{name} itself cannot be called with the example: {type(error).__name__}: {first_line(error)}"
-            f"{f' at {place}' if place else ''}. Give an example that it takes"
+            f"{name} itself cannot be called with the example: {described(error)}. Give an example that it takes"
         ) from error
     if found is not None:
         raise CaptureError(
@@ -316,10 +318,10 @@ def _check_steps(request: Request, exported: Export) -> None:
     except Exception as error:  # whatever the model raises
         change = f"it raises {type(error).__name__}: {error}"
     if change is not None:
-        named = ", ".join(f"`{name}` from {old!r} to {new!r}" for name, (old, new) in steps.items())
         raise CaptureError(
-            f"{type(model).__name__} cannot be captured: a call of it changes {named}, and with that {change}. The "
-            f"graph would compute the same every time; let the model count in a buffer, and change that in place"
+            f"{type(model).__name__} cannot be captured: a call of it changes {request.observer.changes()}, and with "
+            f"that {change}. The graph would compute the same every time; let the model count in a buffer, and change "
+            f"that in place"
         )
 
 
@@ -411,19 +413,11 @@ def _name_constants(graph: Graph, source: nn.Module, model: nn.Module) -> dict[s
         if isinstance(value, torch.Tensor) and registered(model, target) is value:
             continue
         if target not in names:
-            names[target] = _free(target.replace(".", "_"), taken)
+            names[target] = free_name(target.replace(".", "_"), taken)
+            taken.add(names[target])
             constants[names[target]] = value
         node.target = names[target]
     return constants
-
-
-def _free(name: str, taken: set[str]) -> str:
-    free, suffix = name, 0
-    while free in taken:
-        suffix += 1
-        free = f"{name}_{suffix}"
-    taken.add(free)
-    return free
 
 
 def _attach(shell: nn.Module, name: str, value: object) -> None:

@@ -13,7 +13,7 @@ from torch.fx import GraphModule
 from fxopt_capture.call.arguments import forward_signature
 from fxopt_capture.call.names import check_names
 from fxopt_capture.capture import capture_call, check_model, read_call
-from fxopt_capture.exporting.failure import first_line, source_of
+from fxopt_capture.exporting.failure import described
 from fxopt_capture.graph.keys import keep_keys
 from fxopt_capture.huggingface.dummy_inputs import default_names, dummy_inputs
 from fxopt_capture.huggingface.models import is_pretrained
@@ -88,10 +88,9 @@ def _trace_without_inputs(model: nn.Module, names: Sequence[str] | None) -> Grap
         with kept(model):
             traced = torch.fx.symbolic_trace(model, concrete_args=constants or None)
     except Exception as error:  # whatever the model does with a stand-in for a tensor
-        place = source_of(error)
         raise CaptureError(
-            f"{type(model).__name__} cannot be traced without inputs: {type(error).__name__}: {first_line(error)}"
-            f"{f' at {place}' if place else ''}. Give example_inputs, with which the model is captured by torch.export"
+            f"{type(model).__name__} cannot be traced without inputs: {described(error)}. Give example_inputs, with "
+            f"which the model is captured by torch.export"
         ) from error
     keep_keys(model, traced)
     return traced

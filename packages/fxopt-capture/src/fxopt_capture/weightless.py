@@ -2,13 +2,12 @@
 
 A graph contains devices, for example of the positions and masks that it makes. So such a model is exported as if its
 tensors were on the device of its inputs, or on the CPU if these are on the meta device too. For `torch.export`, the
-stand-ins have the right shape and strides on that device, but no memory. When model and graph are run and compared,
-the stand-ins are random numbers whose rows overlap in memory; a kernel may copy the one that it reads.
+stand-ins have the right shape and strides on that device, but no memory. Model and graph cannot be run and compared:
+the graph refuses sizes of 0 and 1 where an export alone does not show that it is right for them, and other images.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -21,7 +20,6 @@ from torch.utils import _pytree as pytree
 from fxopt_capture.graph.shells import registered
 
 _KINDS = ("_parameters", "_buffers")
-_LARGEST = 1 << 29  # elements of a tensor; 2 GiB in float32
 
 
 def is_weightless(model: nn.Module) -> bool:
@@ -30,7 +28,7 @@ def is_weightless(model: nn.Module) -> bool:
     >>> is_weightless(nn.Linear(2, 2, device="meta")), is_weightless(nn.Linear(2, 2))
     (True, False)
     """
-    return any(_is_hollow(tensor) for tensor in (*model.parameters(), *model.buffers()))
+    return any(map(_on_meta, (*model.parameters(), *model.buffers())))
 
 
 def device_for(model: nn.Module, inputs: Mapping[str, object]) -> torch.device:
@@ -41,48 +39,29 @@ def device_for(model: nn.Module, inputs: Mapping[str, object]) -> torch.device:
 
 
 def with_values(inputs: Mapping[str, object], device: torch.device) -> dict[str, object]:
-    """Return inputs with values for those on the meta device: random numbers, or ones for dtypes other than floats."""
-    generator = torch.Generator().manual_seed(0)
+    """Return inputs with ones for those on the meta device."""
 
     def valued(tensor: Tensor) -> Tensor:
-        if not tensor.is_meta:
-            return tensor
-        if not tensor.is_floating_point():
-            return torch.ones(tensor.shape, dtype=tensor.dtype, device=device)
-        values = torch.randn(tensor.shape, generator=generator, device="cpu")
-        return values.to(device, tensor.dtype).requires_grad_(tensor.requires_grad)
+        return torch.ones_like(tensor, device=device, requires_grad=tensor.requires_grad) if tensor.is_meta else tensor
 
     found: dict[str, object] = pytree.tree_map_only(Tensor, valued, dict(inputs))
     return found
 
 
 @contextmanager
-def off_meta() -> Iterator[None]:
-    """Let the code of a model make tensors with values, even if the caller has made meta the default device."""
-    if torch.get_default_device().type == "meta":
-        with torch.device("cpu"):
-            yield
-    else:
-        yield
-
-
-@contextmanager
-def hollow(model: nn.Module, device: torch.device) -> Iterator[None]:
+def stand_ins(model: nn.Module, device: torch.device) -> Iterator[None]:
     """Replace the meta tensors of a model, in the ``with`` block, by tensors without memory on another device.
 
     Buffers made in inference mode, which ``torch.export`` does not take, are replaced as well.
     """
-    stand_ins: dict[int, Tensor] = {}
-    places: list[tuple[dict[str, Any], str, Tensor]] = []
-    for module in model.modules():
-        for kind in _KINDS:
-            mapping: dict[str, Any] = vars(module)[kind]
-            places += [(mapping, name, tensor) for name, tensor in mapping.items() if _needs_stand_in(tensor)]
+    made: dict[int, Tensor] = {}
+    mappings: list[dict[str, Any]] = [vars(module)[kind] for module in model.modules() for kind in _KINDS]
+    places = [(mapping, *item) for mapping in mappings for item in mapping.items() if _needs_stand_in(item[1])]
     try:
         for mapping, name, tensor in places:
-            if id(tensor) not in stand_ins:
-                stand_ins[id(tensor)] = _without_memory(tensor, device if tensor.is_meta else tensor.device)
-            mapping[name] = stand_ins[id(tensor)]
+            if id(tensor) not in made:
+                made[id(tensor)] = _without_memory(tensor, device if tensor.is_meta else tensor.device)
+            mapping[name] = made[id(tensor)]
         yield
     finally:
         for mapping, name, tensor in places:
@@ -102,7 +81,7 @@ def _without_memory(tensor: Tensor, device: torch.device) -> Tensor:
     return made
 
 
-def put_back(exported: nn.Module, model: nn.Module) -> None:
+def restore_tensors(exported: nn.Module, model: nn.Module) -> None:
     """Give an exported module the model's own tensors in place of their stand-ins."""
     for owner_name, owner in exported.named_modules(remove_duplicate=False):
         for kind in _KINDS:
@@ -113,44 +92,10 @@ def put_back(exported: nn.Module, model: nn.Module) -> None:
                     mapping[name] = tensor
 
 
-def is_too_large(model: nn.Module) -> bool:
-    """Return whether a tensor on the meta device is too large for `random_weights`."""
-    tensors = (*model.parameters(), *model.buffers())
-    return any(tensor.numel() > _LARGEST for tensor in tensors if _is_hollow(tensor))
-
-
-def random_weights(model: nn.Module, device: torch.device) -> dict[str, Tensor]:
-    """Return random values for all meta tensors of a model, by name, in very little memory."""
-    generator = torch.Generator().manual_seed(0)
-    made: dict[int, Tensor] = {}
-    found = {}
-    parameters = dict(model.named_parameters(remove_duplicate=False))
-    buffers = dict(model.named_buffers(remove_duplicate=False))
-    for name, tensor in (*parameters.items(), *buffers.items()):
-        if _is_hollow(tensor):
-            if id(tensor) not in made:
-                positive = name in buffers or tensor.dim() < 2
-                made[id(tensor)] = _random(tensor, generator, device, positive=positive)
-            found[name] = made[id(tensor)]
-    return found
-
-
-def _random(tensor: Tensor, generator: torch.Generator, device: torch.device, *, positive: bool) -> Tensor:
-    """Return random values in the shape of a tensor, scaled so that products keep about their magnitude."""
-    shape, dtype = tuple(tensor.shape), tensor.dtype
-    if not dtype.is_floating_point:
-        return torch.zeros((), dtype=dtype, device=device).expand(shape)
-    numbers = torch.rand(sum(shape) + 1, generator=generator, device="cpu")
-    inputs = max(math.prod(shape[1:]), 1)
-    numbers = numbers + 0.5 if positive else (numbers - 0.5) * 3.4 * 2.0 ** round(-math.log2(inputs) / 2)
-    # Each row is the one before, shifted by one: no two are alike, and a matrix takes the memory of a row and a column.
-    return numbers.to(device, dtype).as_strided(shape, (1,) * len(shape))
-
-
-def _is_hollow(tensor: Tensor | None) -> bool:
+def _on_meta(tensor: Tensor | None) -> bool:
     plain = type(tensor) in (Tensor, nn.Parameter)
     return tensor is not None and plain and tensor.is_meta and not is_lazy(tensor)
 
 
 def _needs_stand_in(tensor: Tensor | None) -> bool:
-    return _is_hollow(tensor) or (type(tensor) is Tensor and tensor.is_inference())
+    return _on_meta(tensor) or (type(tensor) is Tensor and tensor.is_inference())

@@ -9,9 +9,9 @@ import sys
 from collections import defaultdict, namedtuple
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import fields, is_dataclass
+from dataclasses import is_dataclass, replace
 from importlib.metadata import version
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch.fx import Graph
@@ -21,7 +21,7 @@ from fxopt_capture._torch import pytree_info, set_pytree_info
 from fxopt_capture.archive.arithmetic import check_conditions
 from fxopt_capture.call.arguments import CallForm, InputBinding, Parameter
 from fxopt_capture.call.caches import is_cache_type, register_cache_type
-from fxopt_capture.call.guards import Condition, InputGuards, InputSpec
+from fxopt_capture.call.guards import InputGuards, InputSpec
 from fxopt_capture.call.nesting import Nesting, nesting_of
 from fxopt_capture.call.structures import structures_of
 from fxopt_core import (
@@ -32,6 +32,7 @@ from fxopt_core import (
 from fxopt_core.errors import CaptureError
 from fxopt_rewrite import (
     PLAIN,
+    Fields,
     Form,
     InexpressibleError,
     MalformedError,
@@ -40,8 +41,10 @@ from fxopt_rewrite import (
     is_plain_identifier,
 )
 
-_write = ValueWriter(names=PLAIN).write
-_read = ValueReader(names=PLAIN).read
+_FIELDS = Fields((Parameter, InputSpec))
+_write = ValueWriter(_FIELDS.writers, names=PLAIN).write
+_read = ValueReader(_FIELDS.readers, names=PLAIN).read
+T = TypeVar("T")
 _DEEPEST = 64
 _KINDS = frozenset({"bool", "integer", "floating", "complex"})
 _MODULES = re.compile(r"transformers\.(?:modeling_outputs|cache_utils|utils\.generic|models\.\w+\.modeling_\w+)")
@@ -166,16 +169,7 @@ def write_binding(binding: InputBinding) -> Form:
     """Return the input binding of a captured module as data; values that data cannot express are left out."""
     form = binding.form
     return {
-        "parameters": [
-            [
-                one.name,
-                one.positional,
-                one.keyword,
-                one.required,
-                _write(one.default) if _is_data(one.default) else None,
-            ]
-            for one in form.parameters
-        ],
+        "parameters": [_write(one if _is_data(one) else replace(one, default=None)) for one in form.parameters],
         "inputs": list(form.inputs),
         "fixed": [[name, _write(value)] for name, value in form.fixed.items() if _is_data(value)],
         "implied": sorted(form.implied),
@@ -199,12 +193,8 @@ def _is_data(value: object) -> bool:
 
 def read_binding(rows: Form, graph: Graph, name: str) -> InputBinding:
     """Return the input binding that `write_binding` has written."""
-    parameters = tuple(
-        Parameter(str(local), bool(positional), bool(keyword), bool(required), _read(default))
-        for local, positional, keyword, required, default in rows["parameters"]
-    )
     form = CallForm(
-        parameters,
+        _instances(rows["parameters"], Parameter),
         _texts(rows["inputs"]),
         {str(local): _read(value) for local, value in rows["fixed"]},
         frozenset(_texts(rows["implied"])),
@@ -233,9 +223,16 @@ def _examples(graph: Graph) -> Mapping[str, Any]:
     return {**dict(zip(info.orig_args, args, strict=False)), **kwargs}
 
 
+def _instances(rows: Form, cls: type[T]) -> tuple[T, ...]:
+    found = _read(rows)
+    if not isinstance(found, tuple) or not all(isinstance(each, cls) for each in found):
+        raise MalformedError(f"{rows!r:.60} is no list of {cls.__name__}")
+    return found
+
+
 def _texts(names: Form) -> tuple[str, ...]:
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-        raise MalformedError(f"{names!r:.60} is no list of names")
+        raise MalformedError(f"{names!r:.60} is no list of texts")
     return tuple(names)
 
 
@@ -245,8 +242,8 @@ def _texts(names: Form) -> tuple[str, ...]:
 def write_guards(guards: InputGuards) -> Form:
     """Return guards as data."""
     return {
-        "specs": [{each.name: _write(getattr(spec, each.name)) for each in fields(InputSpec)} for spec in guards.specs],
-        "conditions": [[condition.code, condition.text] for condition in guards.conditions],
+        "specs": [_write(spec) for spec in guards.specs],
+        "conditions": list(guards.conditions),
         "mode": guards.mode,
         "module_dtype": _write(guards.module_dtype),
         "baked": guards.baked,
@@ -255,17 +252,11 @@ def write_guards(guards: InputGuards) -> Form:
 
 def read_guards(rows: Form) -> InputGuards:
     """Return the guards that `write_guards` has written."""
-    specs = [InputSpec(**{name: _read(value) for name, value in row.items()}) for row in rows["specs"]]
+    specs = _instances(rows["specs"], InputSpec)
     for spec in specs:
-        values: list[Any] = [spec.sizes, spec.name, spec.read_at, spec.dtype, spec.follows]  # of any type, so far
-        kinds = isinstance(values[0], tuple) and {type(size) for size in values[0]} <= {int, type(None)}
-        wanted = [(values[1], str), (values[2], str | None), (values[3], torch.dtype | None), (values[4], bool)]
-        wanted.append((spec.ones, bool | None))
-        if not kinds or not all(isinstance(value, kind) for value, kind in wanted):
-            raise MalformedError(f"{spec!r:.80} is no demand on an input")
         if not (_KINDS | {None}).issuperset((spec.kind, *spec.also)):
             raise MalformedError(f"{spec.kind!r:.40} is no kind of dtype")
-    conditions = [Condition(str(code), str(text)) for code, text in rows["conditions"]]
+    conditions = _texts(rows["conditions"])
     check_conditions(conditions)
     mode, dtype, baked = rows["mode"], _read(rows["module_dtype"]), rows["baked"]
     if not (isinstance(mode, bool | None) and isinstance(dtype, torch.dtype | None) and isinstance(baked, str | None)):

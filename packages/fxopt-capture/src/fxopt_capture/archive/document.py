@@ -27,7 +27,7 @@ from fxopt_capture.archive.module_rows import layer_class, new_module, read_modu
 from fxopt_capture.archive.shapes import ShapeReader, ShapeWriter
 from fxopt_capture.archive.tensors import ENTRY as WEIGHTS, TensorReader, TensorWriter
 from fxopt_capture.call.caches import CacheReturn
-from fxopt_capture.call.guards import GUARDS, GuardedCall, InputGuards
+from fxopt_capture.call.guards import GUARDS, InputGuards
 from fxopt_capture.captured import CapturedModule, assemble
 from fxopt_capture.huggingface.clients import NOTE, add_attributes, checked_note, note_to_write
 from fxopt_core import (
@@ -38,7 +38,6 @@ from fxopt_core import (
     class_path,
     codegen_of,
     install_pickling,
-    iter_nodes,
     ledger_of,
     registry,
     set_ledger,
@@ -166,7 +165,7 @@ def _cache_rows(graph_module: GraphModule) -> Form:
             places.update(hook.places)
         elif is_hook_of_export(hook):
             raise InexpressibleError(_OF_EXPORT)
-        elif not isinstance(hook, GuardedCall):
+        else:
             raise InexpressibleError(f"the graph module has a forward hook, {hook}")
     return [[name, _write(place)] for name, place in places.items()]
 
@@ -206,9 +205,8 @@ def _restored(document: Form, tensors: TensorReader, ledger: str | None) -> Grap
         raise MalformedError(f"{name!r:.60} is no name of a class")
     shapes = ShapeReader(document)
     tree, graph = _read_modules(document["modules"], tensors), _graph(document["graph"], shapes)
-    calls_guards = any(node.target == GUARDS for node in iter_nodes(graph) if node.op == "call_module")
-    _check_regions(graph, tree, calls_guards)
-    restored = _assembled(document, tree, graph, calls_guards)
+    _check_regions(graph, tree)
+    restored = _assembled(document, tree, graph)
     graph.lint()
     if document["pretrained"] is not None:
         restored.meta[NOTE] = checked_note(document["pretrained"])
@@ -219,7 +217,7 @@ def _restored(document: Form, tensors: TensorReader, ledger: str | None) -> Grap
     return restored
 
 
-def _assembled(document: Form, tree: nn.Module, graph: Graph, calls_guards: bool) -> GraphModule:
+def _assembled(document: Form, tree: nn.Module, graph: Graph) -> GraphModule:
     if document["call"] is None:
         traced = GraphModule(nn.Module(), Graph(), class_name=document["name"])
         for key in ("_modules", "_parameters", "_buffers", "_non_persistent_buffers_set", "training"):
@@ -229,8 +227,6 @@ def _assembled(document: Form, tree: nn.Module, graph: Graph, calls_guards: bool
         return traced
     binding = read_binding(document["call"], graph, document["name"])
     captured = assemble(tree, graph, read_guards(document["guards"]), binding)
-    if not calls_guards:
-        captured.register_forward_pre_hook(GuardedCall(captured._modules[GUARDS]), with_kwargs=True)  # type: ignore[arg-type]  # they are there
     if document["caches"]:
         places = {str(local): _read(place) for local, place in document["caches"]}
         captured.register_forward_hook(CacheReturn(places), with_kwargs=True)
@@ -265,10 +261,9 @@ def _read_modules(rows: list[Form], tensors: TensorReader) -> nn.Module:
     return read_modules(rows, instance, tensors)[""]
 
 
-def _check_regions(graph: Graph, tree: nn.Module, calls_guards: bool) -> None:
+def _check_regions(graph: Graph, tree: nn.Module) -> None:
     """Check the names in a graph and in nested graphs against the modules."""
-    if calls_guards:
-        tree._modules.setdefault(GUARDS, nn.Module())  # until the guards take its place
+    tree._modules.setdefault(GUARDS, nn.Module())  # until the guards take its place
     check_targets(graph, tree)
     tree._modules.pop(GUARDS, None)
     for module in tree.modules():

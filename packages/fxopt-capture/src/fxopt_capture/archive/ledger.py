@@ -60,8 +60,7 @@ def write_ledger(ledger: Ledger, *, source_lines: bool = False) -> str:
         InexpressibleError: it names something that an archive may not; the message says what.
     """
     try:
-        data = _with_text_in_meta(json.loads(ledger_to_json(ledger)))
-        text = json.dumps(data if source_lines else _without_source_lines(data))
+        text = json.dumps(_with_plain_meta(json.loads(ledger_to_json(ledger)), source_lines=source_lines))
         read_ledger(text)
     except FxoptError as error:
         raise InexpressibleError(f"the ledger cannot be written: {error}") from error
@@ -83,24 +82,20 @@ def read_ledger(text: str) -> Ledger:
     return ledger
 
 
-def _with_text_in_meta(data: Form, within: bool = False) -> Form:
-    """Return the data with classes in the ``meta`` of nodes as text, as torch's own graphs have them."""
+def _with_plain_meta(data: Form, *, source_lines: bool, within: bool = False) -> Form:
+    """Return data with classes in the ``meta`` of nodes as text, as torch's own graphs have them."""
     if isinstance(data, list):
-        return [_with_text_in_meta(item, within) for item in data]
+        return [_with_plain_meta(item, source_lines=source_lines, within=within) for item in data]
     if not isinstance(data, dict):
         return data
     if within and data.keys() == {"name"} and isinstance(data["name"], str):
         return data["name"].replace(":", ".")
-    return {key: _with_text_in_meta(item, within or key == "meta") for key, item in data.items()}
-
-
-def _without_source_lines(data: Form) -> Form:
-    if isinstance(data, list):
-        return [_without_source_lines(item) for item in data]
-    if isinstance(data, dict):
-        kept = {key: _without_source_lines(item) for key, item in data.items() if key != "stack_trace"}
-        return {key: item for key, item in kept.items() if key != "meta" or item}  # as it is written when it is empty
-    return data
+    found = {
+        key: _with_plain_meta(item, source_lines=source_lines, within=within or key == "meta")
+        for key, item in data.items()
+        if source_lines or key != "stack_trace"
+    }
+    return {key: item for key, item in found.items() if key != "meta" or item}  # as it is written when it is empty
 
 
 def _plain_or_type(name: str) -> object:
@@ -120,7 +115,7 @@ def _complaints(record: Record, functions: Callable[[], dict[str, Callable[..., 
     for module in modules:
         if layer_class(module.cls) is None:
             yield f"names {module.cls!r}, which is no class of torch.nn, and no layer that a plugin offers"
-        elif not _is_path(module.name) or not _has_state_of(module) or not _has_tensors(module):
+        elif not _is_path(module.name) or not _has_state_of(module):
             yield f"has a module `{module.name}` with names or attributes that a {module.cls} does not have"
     for tensor in (*(edit.row for edit in tensors), *(row for module in modules for row in module.tensors)):
         own = all(is_identifier(key) and not hasattr(Tensor, key) for key, _ in tensor.attributes)
@@ -155,12 +150,8 @@ def _is_data(value: object) -> bool:
     return not callable(value) or isinstance(value, type) or bool(operator_path(value))
 
 
-def _has_tensors(row: ModuleRow) -> bool:
-    return all(tensor.name.rpartition(".")[0] == row.name for tensor in row.tensors)
-
-
 def _has_state_of(row: ModuleRow) -> bool:
-    """Return whether a module of the row's class may have its attributes."""
+    """Return whether a module of the row's class may have its attributes and tensors."""
     attributes = [(key, list(v.items) if isinstance(v, Listed) else v) for key, v in row.attributes]
     cls = layer_class(row.cls)
     assert cls is not None  # which `_complaints` has asked first
@@ -168,7 +159,8 @@ def _has_state_of(row: ModuleRow) -> bool:
         new_module(cls, [item for item in attributes if item[0] != "training"])
     except MalformedError:
         return False
-    return all(_is_data(value) for _, value in attributes)
+    own = all(tensor.name.rpartition(".")[0] == row.name for tensor in row.tensors)
+    return own and all(_is_data(value) for _, value in attributes)
 
 
 def _is_writable(op: str, name: object, target: object) -> bool:

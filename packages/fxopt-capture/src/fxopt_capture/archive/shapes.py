@@ -71,13 +71,10 @@ class ShapeWriter:
                 self._symbols[symbol] = f"s{len(self._symbols)}", size_range(size.node.shape_env, symbol)
         names = {symbol: sympy.Symbol(self._symbols[symbol][0], integer=True) for symbol in expression.free_symbols}
         text = str(PythonPrinter().doprint(expression.xreplace(names)))
-        if not is_arithmetic(text, _is_name):
+        known = {symbol.name for symbol in names.values()}
+        if not is_arithmetic(text, lambda node: isinstance(node, ast.Name) and node.id in known):
             raise _Unknown
         return text
-
-
-def _is_name(node: ast.expr) -> bool:
-    return isinstance(node, ast.Name) and node.id[:1] == "s" and node.id[1:].isdecimal()
 
 
 class ShapeReader:

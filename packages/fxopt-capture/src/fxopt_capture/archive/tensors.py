@@ -193,7 +193,7 @@ class TensorReader:
         numbers = [offset, *shape, *(stride or ())]
         if any(type(number) is not int or not 0 <= number < 1 << 62 for number in numbers):
             raise MalformedError(f"a tensor has the shape {shape!r:.60} and strides {stride!r:.60}")
-        steps = _contiguous(shape) if stride is None else stride
+        steps = torch.empty(shape, device="meta").stride() if stride is None else stride
         empty = 0 in shape
         span = 0 if empty else 1 + sum((size - 1) * step for size, step in zip(shape, steps, strict=True))
         overlaps = not empty and any(step == 0 and size > 1 for size, step in zip(shape, steps, strict=True))
@@ -223,10 +223,3 @@ class TensorReader:
                 found = torch.empty(0, dtype=torch.uint8)
             self._storages[name] = found.untyped_storage()
         return self._storages[name]
-
-
-def _contiguous(shape: Sequence[int]) -> list[int]:
-    steps = [1] * len(shape)
-    for place in range(len(shape) - 2, -1, -1):
-        steps[place] = steps[place + 1] * max(shape[place + 1], 1)
-    return steps

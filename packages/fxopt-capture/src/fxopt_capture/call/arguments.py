@@ -19,7 +19,7 @@ from torch.utils import _pytree as pytree
 
 from fxopt_capture.call.caches import is_cache
 from fxopt_capture.call.nesting import Nesting, check_nesting
-from fxopt_capture.call.structures import register_again
+from fxopt_capture.call.structures import free_name, register_again
 from fxopt_core.errors import CaptureError
 
 _EMPTY = inspect.Parameter.empty
@@ -68,14 +68,8 @@ class CallForm:
     ignored: frozenset[str] = frozenset()
     renamed: Mapping[str, str] = field(default_factory=dict)
 
-    def with_fixed(self, **values: object) -> CallForm:
-        """Return this form with further values baked in, except those that the caller has given."""
-        known = {*self.inputs, *self.fixed}
-        fresh = {name: value for name, value in values.items() if name not in known}
-        return self.with_implied(**fresh)
-
     def with_implied(self, **values: object) -> CallForm:
-        """Return this form with other values for what is implied."""
+        """Return this form with values baked in that the caller has not given."""
         return replace(self, fixed={**self.fixed, **values}, implied=self.implied | values.keys())
 
     def ignoring(self, names: Collection[str]) -> CallForm:
@@ -192,7 +186,7 @@ def _named(
     for name, parameter in signature.parameters.items():
         if parameter.kind is parameter.VAR_POSITIONAL:
             for index, value in enumerate(bound.arguments.get(name, ())):
-                variadic.append(_free_name(f"{name}_{index}", signature, bound))
+                variadic.append(free_name(f"{name}_{index}", {*signature.parameters, *bound.kwargs}))
                 values[variadic[-1]] = value
                 parameters.append(Parameter(variadic[-1], positional=True, keyword=False, required=True))
         elif parameter.kind is parameter.VAR_KEYWORD:
@@ -204,17 +198,6 @@ def _named(
                 values[name] = bound.arguments[name]
             parameters.append(_declared(parameter))
     return values, parameters, tuple(variadic)
-
-
-def _free_name(name: str, signature: inspect.Signature, bound: inspect.BoundArguments) -> str:
-    """Return a name for one of ``*args`` that no named argument has."""
-    catch_all = (
-        parameter.name for parameter in signature.parameters.values() if parameter.kind is parameter.VAR_KEYWORD
-    )
-    taken = {*signature.parameters, *(key for catches in catch_all for key in bound.arguments.get(catches, {}))}
-    while name in taken:
-        name += "_"
-    return name
 
 
 def _declared(parameter: inspect.Parameter) -> Parameter:
@@ -261,16 +244,12 @@ class InputBinding:
         self.structures = structures
         self.nestings = dict(nestings or {})
         self._positional = tuple(parameter.name for parameter in form.parameters if parameter.positional)
-        self._plain = frozenset(form.inputs) if self._takes_tensors_alone() else frozenset()
+        self._defaults = {parameter.name: parameter.default for parameter in form.parameters}
+        is_repeated = (name in form.implied or _same(self._defaults.get(name), form.fixed[name]) for name in form.fixed)
+        takes_tensors = all(is_repeated) and all(nesting.kind is None for nesting in self.nestings.values())
+        self._plain = frozenset(form.inputs) if takes_tensors else frozenset()  # of calls with tensors alone
         in_order = self._positional[: len(form.inputs)] == form.inputs
         self._count = len(self._plain) if in_order else 0  # of tensors by position that need no sorting
-
-    def _takes_tensors_alone(self) -> bool:
-        """Return whether a call is right that gives a tensor for each input, and nothing else."""
-        defaults = {parameter.name: parameter.default for parameter in self.form.parameters}
-        return all(nesting.kind is None for nesting in self.nestings.values()) and all(
-            name in self.form.implied or _same(defaults.get(name), value) for name, value in self.form.fixed.items()
-        )
 
     def __setstate__(self, state: Mapping[str, Any]) -> None:
         """Restore the state, and register the classes of inputs and outputs, which another process may not know."""
@@ -324,10 +303,9 @@ class InputBinding:
         return values
 
     def _check_fixed(self, values: dict[str, object]) -> None:
-        defaults = {parameter.name: parameter.default for parameter in self.form.parameters}
         for name, baked in self.form.fixed.items():
             implied = name in self.form.implied
-            value = values.pop(name, baked if implied else defaults.get(name))
+            value = values.pop(name, baked if implied else self._defaults.get(name))
             if not (_same(value, baked) or (implied and value is None)):
                 raise CaptureError(
                     f"the captured {self.model_name} has {name}={baked!r} baked in, and was called with "
@@ -335,9 +313,8 @@ class InputBinding:
                 )
 
     def _check_rest(self, values: dict[str, object]) -> None:
-        defaults = {parameter.name: parameter.default for parameter in self.form.parameters}
         for name, value in values.items():
-            if value is not None and not (name in defaults and _same(value, defaults[name])):
+            if value is not None and not (name in self._defaults and _same(value, self._defaults[name])):
                 raise CaptureError(
                     f"the captured {self.model_name} was captured without `{name}`, so that the graph does not use "
                     f"it; capture the model again with `{name}`, or leave it out"

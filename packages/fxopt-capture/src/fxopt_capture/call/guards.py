@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -12,7 +13,6 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx import Proxy, Tracer
 from torch.fx.experimental.symbolic_shapes import SYMPY_INTERP
-from torch.utils import _pytree as pytree
 
 from fxopt_core import (
     type_text,
@@ -56,19 +56,6 @@ class InputSpec:
     ones: bool | None = None
 
 
-@dataclass(frozen=True)
-class Condition:
-    """A relation between sizes of inputs that the graph relies on.
-
-    Attributes:
-        code: a Python expression over the sequence of inputs, ``i``: ``i[0].size()[1] <= 64``.
-        text: the same for readers: ``input_ids.size()[1] <= 64``.
-    """
-
-    code: str
-    text: str
-
-
 class InputGuards(nn.Module):
     """Refuses inputs for which a captured graph is not valid and would compute wrong results.
 
@@ -77,7 +64,7 @@ class InputGuards(nn.Module):
 
     Args:
         specs: one per input.
-        conditions: relations between their sizes.
+        conditions: relations between their sizes, in Python: ``i[0].size()[1] <= 64``, with ``i`` for the inputs.
         mode: the mode that the graph was captured in, or None if both modes compute the same.
         module_dtype: the dtype of the model's floating-point tensors, or None; moving the module changes it.
         baked: a description of a constant that may come from `module_dtype`; None if the graph follows another dtype.
@@ -95,7 +82,7 @@ class InputGuards(nn.Module):
     def __init__(
         self,
         specs: Sequence[InputSpec],
-        conditions: Sequence[Condition],
+        conditions: Sequence[str],
         mode: bool | None = None,
         module_dtype: torch.dtype | None = None,
         baked: str | None = None,
@@ -109,14 +96,30 @@ class InputGuards(nn.Module):
         self._compile()
 
     def _compile(self) -> None:
-        self._passes = _compiled(self.specs, self.conditions)
-        # The single checks tell what fails. They are functions, so that torch.compile can trace even the messages.
-        names = _namespace(self.specs)
+        """Make the test of all demands in one expression, which takes a fraction of the time of a loop over them.
+
+        Only refusals need the single tests, which are functions so that torch.compile can trace even the messages.
+        """
+        demands = list(_demands(self.specs))
+        names: dict[str, Any] = {
+            **SYMPY_INTERP,
+            "Tensor": torch.Tensor,
+            "type_text": type_text,
+            "bool_dtype": torch.bool,
+            "is_shown": _is_shown,
+            **{f"value_{index}": spec.value for index, spec in enumerate(self.specs)},
+            **{f"dtype_{index}": spec.dtype for index, spec in enumerate(self.specs)},
+        }
         self._demands = [
             (index, eval(f"lambda i, moved: {code}", names), eval(f"lambda value, spec, moved: f{text!r}"))
-            for index, code, text in _demands(self.specs)
+            for index, code, text in demands
         ]
-        self._tests = [eval(f"lambda i, moved: {condition.code}", names) for condition in self.conditions]
+        self._tests = [(eval(f"lambda i: {code}", names), _with_names(code, self.specs)) for code in self.conditions]
+        codes = [f"len(i) == {len(self.specs)}", *(code for _, code, _ in demands), *self.conditions]
+        test = " and ".join(f"({code})" for code in codes)
+        lines = ["def passes(i, moved):", " try:", f"  return {test}", " except ZeroDivisionError:", "  return False"]
+        exec("\n".join(lines), names)
+        self._passes: Callable[[Sequence[Any], torch.dtype | None], bool] = names["passes"]
 
     def forward(self, *inputs: Any) -> Any:
         """Check the inputs; while ``torch.fx`` traces a graph that calls this, add the call to the new graph.
@@ -141,13 +144,13 @@ class InputGuards(nn.Module):
             if not holds(inputs, self.module_dtype):
                 spec = self.specs[index]
                 raise CaptureError(f"input `{spec.name}` {describe(inputs[index], spec, self.module_dtype)}")
-        for condition, test in zip(self.conditions, self._tests, strict=True):
+        for test, text in self._tests:
             try:
-                holds_now = test(inputs, self.module_dtype)
+                holds_now = test(inputs)
             except ZeroDivisionError as error:
                 raise CaptureError(f"the captured graph is not valid for inputs of size 0; {_ADVICE}") from error
             if not holds_now:
-                raise CaptureError(f"the captured graph is valid for inputs with {condition.text} only; {_ADVICE}")
+                raise CaptureError(f"the captured graph is valid for inputs with {text} only; {_ADVICE}")
 
     def accepts(self, inputs: Sequence[object]) -> bool:
         """Return whether `forward` would let these inputs pass."""
@@ -194,7 +197,7 @@ class InputGuards(nn.Module):
 
     def extra_repr(self) -> str:
         """Return the conditions, for printing."""
-        return ", ".join(condition.text for condition in self.conditions)
+        return ", ".join(text for _, text in self._tests)
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in vars(self).items() if name not in ("_passes", "_demands", "_tests")}
@@ -204,15 +207,11 @@ class InputGuards(nn.Module):
         self._compile()
 
 
-@dataclass(frozen=True)
-class GuardedCall:
-    """A forward pre-hook that checks the inputs of a graph that does not call its guards itself."""
-
-    guards: InputGuards
-
-    def __call__(self, module: Any, args: tuple[object, ...], kwargs: dict[str, Any]) -> None:
-        """Check the inputs."""
-        self.guards(*pytree.tree_leaves(module._input_binding.bound(args, kwargs)))
+def guards_of(captured: nn.Module) -> InputGuards:
+    """Return the guards of a captured module."""
+    guards = captured._modules[GUARDS]
+    assert isinstance(guards, InputGuards)
+    return guards
 
 
 def check_mode(captured: bool | None, mode: bool) -> None:
@@ -294,31 +293,6 @@ _KIND_TESTS = {
 }
 
 
-def _namespace(specs: Sequence[InputSpec]) -> dict[str, Any]:
-    expected = {f"value_{index}": spec.value for index, spec in enumerate(specs)}
-    dtypes = {f"dtype_{index}": spec.dtype for index, spec in enumerate(specs)}
-    return {
-        **SYMPY_INTERP,
-        "Tensor": torch.Tensor,
-        "type_text": type_text,
-        "bool_dtype": torch.bool,
-        "is_shown": _is_shown,
-        **expected,
-        **dtypes,
-    }
-
-
-def _compiled(
-    specs: Sequence[InputSpec], conditions: Sequence[Condition]
-) -> Callable[[Sequence[Any], torch.dtype | None], bool]:
-    """Return a function that tells from the inputs and the module's dtype whether all demands are met.
-
-    One expression takes a fraction of the time of a loop over the demands, which only refusals need.
-    """
-    tests = [f"len(i) == {len(specs)}", *(code for _, code, _ in _demands(specs))]
-    test = " and ".join(f"({code})" for code in [*tests, *(condition.code for condition in conditions)])
-    namespace = _namespace(specs)
-    lines = ["def passes(i, moved):", " try:", f"  return {test}", " except ZeroDivisionError:", "  return False"]
-    exec("\n".join(lines), namespace)
-    function: Callable[[Sequence[Any], torch.dtype | None], bool] = namespace["passes"]
-    return function
+def _with_names(condition: str, specs: Sequence[InputSpec]) -> str:
+    """Return a condition for readers, with the names of the inputs: ``input_ids.size()[1] <= 64``."""
+    return re.sub(r"\bi\[(\d+)\]", lambda found: specs[int(found[1])].name, condition)

@@ -9,7 +9,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from torch.fx import GraphModule, Interpreter, Proxy, Tracer
+from torch.fx import GraphModule, Node, Proxy, Tracer
+from torch.fx.node import map_arg
+
+from fxopt_core import iter_nodes
 
 
 def retrace(graph_module: GraphModule, values: Sequence[object]) -> Any:
@@ -20,31 +23,22 @@ def retrace(graph_module: GraphModule, values: Sequence[object]) -> Any:
     """
     tracer = next(value.tracer for value in values if isinstance(value, Proxy))
     assert isinstance(tracer, Tracer)  # no other has proxies of calls
-    outputs = _Retracing(graph_module, tracer).run(*values, enable_io_processing=False)
+    path = tracer.path_of_module(graph_module)
+    prefix = f"{path}." if path else ""
+    found: dict[Node, Any] = dict(zip(graph_module.graph.find_nodes(op="placeholder"), values, strict=True))
+    outputs: Any = None
+    for node in iter_nodes(graph_module.graph):
+        args, kwargs = map_arg((node.args, node.kwargs), found.__getitem__)
+        module: Any = graph_module.get_submodule(str(node.target)) if node.op == "call_module" else None
+        if node.op == "output":
+            outputs = args[0]
+        elif type(module).__module__.startswith("torch.nn."):
+            found[node] = module(*args, **kwargs)  # the tracer decides whether to go into it
+        elif node.op in ("get_attr", "call_module"):
+            found[node] = tracer.create_proxy(node.op, f"{prefix}{node.target}", args, kwargs)
+        elif node.op != "placeholder":
+            found[node] = tracer.create_proxy(node.op, node.target, args, kwargs)
     result: Any = graph_module.graph.process_outputs(outputs)
     if isinstance(result, dict) and type(result).__module__.startswith("transformers."):
         return tracer.create_proxy("call_function", type(result), (), dict(result))  # torch makes a dictionary of it
     return result
-
-
-class _Retracing(Interpreter):
-    def __init__(self, graph_module: GraphModule, tracer: Tracer) -> None:
-        super().__init__(graph_module)
-        self._tracer = tracer
-        path = tracer.path_of_module(graph_module)
-        self._prefix = f"{path}." if path else ""
-
-    def get_attr(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        return self._tracer.create_proxy("get_attr", f"{self._prefix}{target}", args, kwargs)
-
-    def call_function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        return self._tracer.create_proxy("call_function", target, args, kwargs)
-
-    def call_method(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        return self._tracer.create_proxy("call_method", target, args, kwargs)
-
-    def call_module(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        module = self.fetch_attr(target)
-        if type(module).__module__.startswith("torch.nn."):
-            return module(*args, **kwargs)  # the tracer decides whether to go into it
-        return self._tracer.create_proxy("call_module", f"{self._prefix}{target}", args, kwargs)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import builtins
 import dataclasses
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -12,7 +12,7 @@ from torch.fx import Graph
 from torch.fx.immutable_collections import immutable_dict, immutable_list
 from torch.utils import _pytree as pytree
 
-from fxopt_capture._torch import drop_pytree_info, pytree_info, set_name, set_output_spec
+from fxopt_capture._torch import drop_pytree_info, pytree_info, set_name, set_pytree_info
 from fxopt_capture.call.caches import is_cache, is_cache_type, register_cache_type
 
 
@@ -44,7 +44,7 @@ def return_sizes(graph: Graph) -> None:
     """Let a graph return a ``torch.Size`` where the model does, and plain containers in place of immutable ones."""
     info = pytree_info(graph)
     if info is not None and info.out_spec is not None:
-        set_output_spec(graph, _with_sizes(info.out_spec))
+        set_pytree_info(graph, info.orig_args, info.in_spec, _with_sizes(info.out_spec))
 
 
 def name_inputs(graph: Graph) -> None:
@@ -78,10 +78,18 @@ def separate_names(graph: Graph) -> None:
     for node in placeholders:
         name = str(node.target)
         if hasattr(builtins, name) and any(other.startswith(f"{name}_") for other in taken):
-            free = f"{name}_value"
-            while free in taken:
-                free += "_"
-            set_name(node, free)
+            set_name(node, free_name(f"{name}_value", taken))
+
+
+def free_name(name: str, taken: Collection[str]) -> str:
+    """Return a name, with as many underscores at its end as it takes to be none of those taken.
+
+    >>> free_name("x", ["x", "x_"])
+    'x__'
+    """
+    while name in taken:
+        name += "_"
+    return name
 
 
 def _only_tuples(spec: pytree.TreeSpec) -> bool:

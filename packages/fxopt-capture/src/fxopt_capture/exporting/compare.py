@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Mapping, Sequence
+from contextlib import redirect_stderr
 from dataclasses import dataclass
 from types import MappingProxyType
 
@@ -38,7 +40,6 @@ def difference(
     inputs: Mapping[str, object],
     constants: Mapping[str, object] = MappingProxyType({}),
     *,
-    weights: Mapping[str, torch.Tensor] = MappingProxyType({}),
     effects: bool = False,
     gradients: bool = False,
 ) -> str | None:
@@ -47,14 +48,12 @@ def difference(
     With `effects`, inputs and buffers that a call changes in place are compared too. Buffers, the random state and the
     inputs stay as they are. Exceptions of the model pass through; those of the graph are chained by a `GraphError`.
 
-    The graph module gets the inputs and `constants` by name. Both run with `weights` in place of the parameters and
-    buffers of these names, and with `gradients` if asked for.
+    The graph module gets the inputs and `constants` by name. Both run with `gradients` if asked for.
     """
-    given = _cloned(inputs)
-    expected = _run(model, *form.arguments(given), given, weights, gradients=gradients)
+    expected = _run_model(model, form, inputs, gradients=gradients)
     given = _cloned(inputs)
     try:
-        found = _run(graph_module, (), {**given, **constants}, given, weights, gradients=gradients)
+        found = _run(graph_module, (), {**given, **constants}, given, gradients=gradients)
     except Exception as error:
         raise GraphError(f"the graph raises {type(error).__name__}: {error}") from error
     reason = _mismatch(model, expected.output, found.output)
@@ -66,11 +65,23 @@ def difference(
     )
 
 
-def takes(model: nn.Module, form: CallForm, inputs: Mapping[str, object], weights: Mapping[str, torch.Tensor]) -> bool:
+def difference_in_call(
+    model: nn.Module, form: CallForm, captured: nn.Module, inputs: Mapping[str, object]
+) -> str | None:
+    """Return how a call of a captured module differs from that of the model, effects included, or None.
+
+    Some of torch's layers compute differently without gradients, so it is enough if they agree with them.
+    """
+    found = difference(model, form, captured, inputs, form.fixed, effects=True)
+    if found is not None and torch.is_grad_enabled():
+        found = difference(model, form, captured, inputs, form.fixed, effects=True, gradients=True) and found
+    return found
+
+
+def takes(model: nn.Module, form: CallForm, inputs: Mapping[str, object]) -> bool:
     """Return whether a model raises no exception when it is called as in `difference`."""
-    given = _cloned(inputs)
     try:
-        _run(model, *form.arguments(given), given, weights, gradients=False)
+        _run_model(model, form, inputs)
     except Exception:  # whatever the model raises
         return False
     return True
@@ -79,12 +90,15 @@ def takes(model: nn.Module, form: CallForm, inputs: Mapping[str, object], weight
 def is_same_call(model: nn.Module, form: CallForm, one: Mapping[str, object], other: Mapping[str, object]) -> bool:
     """Return whether a model takes two sets of inputs by name, and returns the same for both; it stays as it is."""
     try:
-        left, right = (
-            _run(model, *form.arguments(given), given, {}, gradients=False) for given in map(_cloned, (one, other))
-        )
+        left, right = (_run_model(model, form, given) for given in (one, other))
     except Exception:  # whatever the model raises
         return False
     return _mismatch(model, left.output, right.output) is None
+
+
+def _run_model(model: nn.Module, form: CallForm, inputs: Mapping[str, object], *, gradients: bool = False) -> _Run:
+    given = _cloned(inputs)
+    return _run(model, *form.arguments(given), given, gradients=gradients)
 
 
 def _run(
@@ -92,12 +106,16 @@ def _run(
     args: Sequence[object],
     kwargs: Mapping[str, object],
     inputs: Mapping[str, object],
-    weights: Mapping[str, torch.Tensor],
     *,
     gradients: bool,
 ) -> _Run:
-    with random_state_kept(module, inputs), kept(module), torch.enable_grad() if gradients else torch.no_grad():
-        copies = _stand_in(module, weights)
+    with (
+        random_state_kept(module, inputs),
+        kept(module),
+        torch.enable_grad() if gradients else torch.no_grad(),
+        redirect_stderr(io.StringIO()),  # where graph modules print the line at which they fail
+    ):
+        copies = _copy_buffers(module)
         output = module(*args, **kwargs)
         now = {id(buffer) for each in module.modules() for buffer in each._buffers.values()}
         return _Run(output, inputs, {name: buffer for name, buffer in copies.items() if id(buffer) in now})
@@ -111,10 +129,9 @@ def effect_of(
     `attributes` has the other values by dotted name. If a second call returns the same as the first, the outputs do not
     depend on them. The model stays as it is, and its exceptions pass through.
     """
-    buffers = {name: buffer.clone() for name, buffer in model.named_buffers(remove_duplicate=False)}
 
     def output() -> object:
-        _stand_in(model, buffers)
+        _copy_buffers(model)
         args, kwargs = form.arguments(_cloned(inputs))
         with random_state_kept(model, inputs):
             return model(*args, **kwargs)
@@ -137,23 +154,15 @@ def _cloned(inputs: Mapping[str, object]) -> dict[str, object]:
     }
 
 
-def _stand_in(root: nn.Module, weights: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Give a module copies of its buffers to write to, and `weights`; `kept` gives it back its own.
-
-    Returns:
-        The copies by name.
-    """
+def _copy_buffers(root: nn.Module) -> dict[str, torch.Tensor]:
+    """Give a module copies of its buffers to write to, and return them by name; `kept` gives it back its own."""
     copies: dict[int, torch.Tensor] = {}
     named: dict[str, torch.Tensor] = {}
     for prefix, module in root.named_modules():
-        path = f"{prefix}." if prefix else ""
         for name, buffer in module._buffers.items():
             if buffer is not None:
-                value = weights.get(path + name, buffer)
-                named[path + name] = module._buffers[name] = copies.setdefault(id(buffer), value.clone())
-        for name in module._parameters if weights else ():
-            if path + name in weights:
-                vars(module)["_parameters"][name] = weights[path + name]
+                copied = copies.setdefault(id(buffer), buffer.clone())
+                named[f"{prefix}.{name}".lstrip(".")] = module._buffers[name] = copied
     return named
 
 

@@ -12,7 +12,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._sympy.printers import PythonPrinter
 
 from fxopt_capture._torch import assumptions
-from fxopt_capture.call.guards import Condition, InputGuards, InputSpec
+from fxopt_capture.call.guards import InputGuards, InputSpec
 from fxopt_capture.exporting.inequalities import distinct, joined
 from fxopt_core.errors import CaptureError
 from fxopt_rewrite import dtype_kind
@@ -25,7 +25,7 @@ def read_guards(
     paths = [path for path, _ in pytree.tree_leaves_with_path(dict(inputs))]
     names = [f"{getattr(path[0], 'key', path[0])}{pytree.keystr(path[1:])}" for path in paths]
     specs = [_spec(name, value) for name, value in zip(names, values, strict=True)]
-    conditions = [*relations(program.range_constraints, names, values), *_observed(program, paths, names)]
+    conditions = [*_relations(program.range_constraints, values), *_observed(program, paths, names)]
     return InputGuards(specs, joined(distinct(conditions)), mode)
 
 
@@ -54,69 +54,53 @@ def dynamic_sizes(values: Sequence[object]) -> Iterator[tuple[int, int, sympy.Ex
                     yield index, dimension, expression
 
 
-def relations(ranges: Mapping[Any, Any], names: Sequence[str], values: Sequence[object]) -> Iterator[Condition]:
-    """Yield the conditions that follow from sizes sharing a symbol, and from the ranges of the symbols.
-
-    ``names`` and ``values`` are those of the flat inputs; a value is ``meta["val"]`` of the placeholder.
-    """
-    known: dict[sympy.Symbol, tuple[str, str]] = {}
+def _relations(ranges: Mapping[Any, Any], values: Sequence[object]) -> Iterator[str]:
+    """Yield the conditions that follow from sizes sharing a symbol, and from the ranges of the symbols."""
+    known: dict[sympy.Symbol, str] = {}
     sizes = sorted(dynamic_sizes(values), key=lambda size: not size[2].is_symbol)  # plain symbols define
     for index, dimension, expression in sizes:
-        code, text = f"i[{index}].size()[{dimension}]", f"{names[index]}.size()[{dimension}]"
+        code = f"i[{index}].size()[{dimension}]"
         unknown = [symbol for symbol in expression.free_symbols if symbol not in known]
         if not unknown:
-            yield Condition(
-                f"{code} == {_printed(expression, known, 0)}", f"{text} == {_printed(expression, known, 1)}"
-            )
+            symbols = {symbol: sympy.Symbol(known[symbol]) for symbol in expression.free_symbols}
+            yield f"{code} == {PythonPrinter().doprint(expression.xreplace(symbols))}"
         elif len(unknown) == 1:
-            yield from _definition(expression, unknown[0], code, text, known)
-            bounds = ranges.get(expression)
-            if bounds is not None:
-                yield from _bounds(bounds, code, text)
+            yield from _definition(expression, unknown[0], code, known)
+            if expression in ranges:
+                lower, upper = ranges[expression].lower, ranges[expression].upper
+                # A lower bound of 2 is what torch.export assumes of every dynamic size, not what the graph relies on.
+                if lower > 2:
+                    yield f"{code} >= {int(lower)}"
+                if upper.is_Integer and int(upper) < 2**62:
+                    yield f"{code} <= {int(upper)}"
 
 
 def _definition(
-    expression: sympy.Expr, symbol: sympy.Symbol, code: str, text: str, known: dict[sympy.Symbol, tuple[str, str]]
-) -> Iterator[Condition]:
+    expression: sympy.Expr, symbol: sympy.Symbol, code: str, known: dict[sympy.Symbol, str]
+) -> Iterator[str]:
     """Let a size define the symbol in its expression, ``a * symbol + b``, and yield the condition of divisibility."""
     factor = expression.coeff(symbol, 1)
     offset = sympy.expand(expression - factor * symbol)
     if not (factor.is_Integer and offset.is_Integer):
         return
     if (factor, offset) == (1, 0):
-        known[symbol] = code, text
+        known[symbol] = code
         return
-    shifted = [f"({source} - ({offset}))" if offset else source for source in (code, text)]
-    known[symbol] = f"({shifted[0]} // {factor})", f"({shifted[1]} // {factor})"
-    yield Condition(f"{shifted[0]} % {factor} == 0", f"{shifted[1]} % {factor} == 0")
+    shifted = f"({code} - ({offset}))" if offset else code
+    known[symbol] = f"({shifted} // {factor})"
+    yield f"{shifted} % {factor} == 0"
 
 
-def _bounds(bounds: Any, code: str, text: str) -> Iterator[Condition]:
-    # A lower bound of 2 is what torch.export assumes of every dynamic size, not what the graph relies on.
-    if bounds.lower > 2:
-        yield Condition(f"{code} >= {int(bounds.lower)}", f"{text} >= {int(bounds.lower)}")
-    if bounds.upper.is_Integer and int(bounds.upper) < 2**62:
-        yield Condition(f"{code} <= {int(bounds.upper)}", f"{text} <= {int(bounds.upper)}")
-
-
-def _printed(expression: sympy.Expr, known: Mapping[sympy.Symbol, tuple[str, str]], form: int) -> str:
-    symbols = {symbol: sympy.Symbol(known[symbol][form]) for symbol in expression.free_symbols}
-    printed: str = PythonPrinter().doprint(expression.xreplace(symbols))
-    return printed
-
-
-def _observed(program: ExportedProgram, paths: Sequence[pytree.KeyPath], names: Sequence[str]) -> Iterator[Condition]:
+def _observed(program: ExportedProgram, paths: Sequence[pytree.KeyPath], names: Sequence[str]) -> Iterator[str]:
     """Yield the guards that tracing the model has recorded."""
-    sources = [(f"L{pytree.keystr(path)}", f"L['flat_args'][{index}]") for index, path in enumerate(paths)]
     for guard in assumptions(program):
-        code = text = guard.replace("torch.sym_min(", "min(").replace("torch.sym_max(", "max(")  # so in torch 2.15
-        for index, (source, flat) in enumerate(sources):
-            for spelling in (source, flat):
+        code = guard.replace("torch.sym_min(", "min(").replace("torch.sym_max(", "max(")  # so in torch 2.15
+        for index, path in enumerate(paths):
+            for spelling in (f"L{pytree.keystr(path)}", f"L['flat_args'][{index}]"):
                 code = code.replace(spelling, f"i[{index}]")
-                text = text.replace(spelling, names[index])
         if "L[" in code:
             raise CaptureError(
                 f"the graph would be valid for inputs with {guard} only, and this says nothing about the inputs that "
                 f"the model was captured with ({', '.join(names)}); give static `dynamic_shapes`"
             )
-        yield Condition(code, text.replace("\n", " "))
+        yield code.replace("\n", " ")

@@ -48,23 +48,11 @@ def widened(inputs: Mapping[str, object], dimensions_of: DimensionsOf) -> dict[s
     """
     result = dict(inputs)
     for dim in (0, 1):
-        sizes = [tensor.size(dim) for name, tensor in _tensors(result) if dim in dimensions_of(name, tensor)]
+        tensors = [(name, leaf) for name, leaf in _named_leaves(result) if isinstance(leaf, torch.Tensor)]
+        sizes = [tensor.size(dim) for name, tensor in tensors if dim in dimensions_of(name, tensor)]
         if sizes and all(size == 1 for size in sizes):
             result = {name: _doubled(name, value, dim, dimensions_of) for name, value in result.items()}
     return result
-
-
-def single_sizes(inputs: Mapping[str, object], dimensions_of: DimensionsOf) -> list[str]:
-    """Return a sentence about the first size of 0 or 1 in a dimension to be made dynamic, if there is one."""
-    for name, tensor in _tensors(widened(inputs, dimensions_of)):
-        for dim in dimensions_of(name, tensor):
-            if tensor.size(dim) < 2:
-                return [
-                    f"Input `{name}` has size {tensor.size(dim)} in dimension {dim}, which is to be dynamic: torch "
-                    f"cannot tell a size of 1 that varies from one that is broadcast over the sizes of other inputs; "
-                    f"give an example of size 2 or more there"
-                ]
-    return []
 
 
 def _doubled(name: str, value: object, dim: int, dimensions_of: DimensionsOf) -> object:
@@ -76,10 +64,6 @@ def _doubled(name: str, value: object, dim: int, dimensions_of: DimensionsOf) ->
     return pytree.tree_map_only(torch.Tensor, double, value)
 
 
-def _tensors(inputs: Mapping[str, object]) -> list[tuple[str, torch.Tensor]]:
-    return [(name, leaf) for name, leaf in _named_leaves(inputs) if isinstance(leaf, torch.Tensor)]
-
-
 def _named_leaves(inputs: Mapping[str, object]) -> list[tuple[str, object]]:
     return [(name, leaf) for name, value in inputs.items() for leaf in pytree.tree_leaves(value)]
 
@@ -87,9 +71,6 @@ def _named_leaves(inputs: Mapping[str, object]) -> list[tuple[str, object]]:
 def requested_shapes(form: CallForm, dynamic_shapes: Any, inputs: Mapping[str, object]) -> Any:
     """Return the caller's dynamic shapes by input name, with None for inputs that they leave out."""
     if isinstance(dynamic_shapes, ShapesCollection):
-        given: Mapping[int, object] = dynamic_shapes._shapes  # asking the collection itself would add to it
-        for name, tensor in _tensors(inputs):
-            _check_dimensions(name, tensor, given.get(id(tensor)))
         return dynamic_shapes
     if isinstance(dynamic_shapes, Mapping):
         named = {form.renamed.get(name, name): spec for name, spec in dynamic_shapes.items()}
@@ -110,31 +91,17 @@ def requested_shapes(form: CallForm, dynamic_shapes: Any, inputs: Mapping[str, o
             f"dynamic_shapes names {unknown[0]!r}, which is not among the tensor inputs of this capture: "
             f"{', '.join(form.inputs)}"
         )
-    for name in form.inputs:
-        _check_dimensions(name, inputs[name], named.get(name))
-    return {name: named.get(name) for name in form.inputs}
-
-
-def _check_dimensions(name: str, value: object, shape: object) -> None:
-    """Refuse a shape for dimensions, items or keys that a value does not have, which torch would ignore."""
-    if isinstance(value, torch.Tensor):
-        absent = [dim for dim in shape if dim not in range(value.dim())] if isinstance(shape, Mapping) else []
+    for name, shape in named.items():
+        value = inputs.get(name)
+        if not isinstance(value, torch.Tensor) or not isinstance(shape, Mapping):
+            continue
+        absent = [dim for dim in shape if dim not in range(value.dim())]  # which torch would ignore
         if absent:
             raise CaptureError(
                 f"dynamic_shapes names dimension {absent[0]!r} of `{name}`, which has {value.dim()} dimensions; they "
                 f"are counted from 0"
             )
-    elif isinstance(value, Mapping) and isinstance(shape, Mapping):
-        absent = [key for key in shape if key not in value]
-        if absent:
-            raise CaptureError(
-                f"dynamic_shapes names the key {absent[0]!r} of `{name}`, which has {', '.join(map(repr, value))}"
-            )
-        for key, item in shape.items():
-            _check_dimensions(f"{name}[{key!r}]", value[key], item)
-    elif isinstance(value, list | tuple) and isinstance(shape, list | tuple):
-        for index, (inner, item) in enumerate(zip(value, shape, strict=False)):
-            _check_dimensions(f"{name}[{index}]", inner, item)
+    return {name: named.get(name) for name in form.inputs}
 
 
 def dimensions_requested(shapes: Any) -> DimensionsOf:

@@ -28,12 +28,14 @@ def capture_error(model: nn.Module, error: Exception, hints: Sequence[str] = ())
     The message has the model's class, the error, the innermost line of the model's own source, and what to do. `hints`
     are sentences about unusual properties of the call.
     """
-    place = source_of(error)
-    where = f" at {place}" if place else ""
-    text = first_line(error).rstrip(".")
-    reason = f"{type(error).__name__}: {text}" if text else type(error).__name__
     remedy = ". ".join([*hints, _remedy(error)])
-    return CaptureError(f"{type(model).__name__} cannot be captured: {reason}{where}. {remedy}")
+    return CaptureError(f"{type(model).__name__} cannot be captured: {described(error)}. {remedy}")
+
+
+def described(error: BaseException) -> str:
+    """Return the type of an exception, the first line of its text, and the place of the model's source."""
+    place, text = source_of(error), first_line(error).rstrip(".")
+    return type(error).__name__ + (f": {text}" if text else "") + (f" at {place}" if place else "")
 
 
 def source_of(error: BaseException) -> str | None:
@@ -97,4 +99,7 @@ def _remedy(error: Exception) -> str:
             "with tensor operations (torch.where), capture the part of the model before or after it, or rewrite the "
             f"model as it runs: {_LIVE}"
         )
-    return f"Check that the model itself takes these inputs; where it does, {_LIVE} rewrites it as it runs"
+    return (
+        "Check that the model itself takes these inputs, and give sizes of 2 or more where they are to vary, as torch "
+        f"may take 1 for broadcast. Where the model does, {_LIVE} rewrites it as it runs"
+    )

@@ -10,48 +10,44 @@ from __future__ import annotations
 import ast
 import math
 import re
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
-from fxopt_capture.call.guards import Condition
+import sympy  # type: ignore[import-untyped]  # has no types; a dependency of torch
 
 Place = tuple[int, int]  # input, dimension
 
 _SIZE = re.compile(r"i\[(\d+)\]\.size\(\)\[(\d+)\]")
+_SUMS = re.compile(r"[\s\d()*+-]* == [\s\d()*+-]*")  # equal ones, without the sizes in them
 
 
-def distinct(conditions: Iterable[Condition]) -> list[Condition]:
+def distinct(conditions: Iterable[str]) -> list[str]:
     """Return the conditions without repetitions; ``a == b`` and ``b == a`` are the same."""
-    found = {frozenset(condition.code.split(" == ")): condition for condition in reversed(list(conditions))}
+    found = {frozenset(condition.split(" == ")): condition for condition in reversed(list(conditions))}
     return list(reversed(found.values()))
 
 
-def joined(conditions: Iterable[Condition]) -> list[Condition]:
+def joined(conditions: Iterable[str]) -> list[str]:
     """Return equivalent conditions, with differences compared to zero and pairs of inequalities simplified.
 
     >>> a, b = "i[0].size()[1]", "i[1].size()[1]"
-    >>> codes = [f"{a} + ((-1)*{b}) <= 0", f"{a} > 1", f"{b} <= {a}"]
-    >>> [condition.code for condition in joined(Condition(code, code) for code in codes)]
+    >>> joined([f"{a} + ((-1)*{b}) <= 0", f"{a} > 1", f"{b} <= {a}"])
     ['i[0].size()[1] == i[1].size()[1]', 'i[0].size()[1] > 1']
     """
-    plain = [
-        Condition(without_difference(condition.code), without_difference(condition.text)) for condition in conditions
-    ]
-    codes = {condition.code: condition for condition in plain}
-    found: dict[str, Condition] = {}
+    plain = list(map(_without_difference, conditions))
+    found: dict[str, str] = {}
     for condition in plain:
-        opposite = codes.get(_reversed(condition.code))
-        if opposite is None:
-            found[condition.code] = condition
-        elif opposite.code not in found:
-            found[condition.code] = Condition(
-                *(text.replace(" <= ", " == ") for text in (condition.code, condition.text))
-            )
+        left, operator, right = condition.partition(" <= ")
+        opposite = f"{right} <= {left}"
+        if not operator or left == right or opposite not in plain:
+            found[condition] = condition
+        elif opposite not in found:
+            found[condition] = f"{left} == {right}"
     return list(found.values())
 
 
-def without_difference(source: str) -> str:
+def _without_difference(source: str) -> str:
     """Return ``a <= b`` for ``a + -1 * b <= 0``, and any other expression as it is."""
-    match parsed(source):
+    match _parsed(source):
         case ast.Compare(ast.BinOp(left, ast.Add(), right), [ast.LtE()], [ast.Constant(0)]):
             for term, other in ((left, right), (right, left)):
                 match term:
@@ -60,12 +56,8 @@ def without_difference(source: str) -> str:
     return source
 
 
-def parsed(source: str) -> ast.expr | None:
-    """Return a parsed expression, or None if it is not Python: the name of an input need not be an identifier."""
-    try:
-        return ast.parse(source, mode="eval").body
-    except SyntaxError:
-        return None
+def _parsed(condition: str) -> ast.expr:
+    return ast.parse(condition, mode="eval").body
 
 
 def dependence(code: str) -> tuple[Place, Place, int] | None:
@@ -74,40 +66,20 @@ def dependence(code: str) -> tuple[Place, Place, int] | None:
     >>> dependence("1 + i[0].size()[2] == i[1].size()[1]")
     ((0, 2), (1, 1), -1)
     """
-    match parsed(code):
-        case ast.Compare(left, [ast.Eq()], [right]):
-            first, second = _shifted(left), _shifted(right)
-            if first is not None and second is not None:
-                return first[0], second[0], second[1] - first[1]
-    return None
-
-
-def _shifted(node: ast.expr) -> tuple[Place, int] | None:
-    """Read a sum of a size and a number."""
-    if found := _SIZE.fullmatch(ast.unparse(node)):
-        return (int(found[1]), int(found[2])), 0
-    match node:
-        case ast.BinOp(left, (ast.Add() | ast.Sub()) as operator, right):
-            sign = 1 if isinstance(operator, ast.Add) else -1
-            number = _number(right)
-            if number is None and sign > 0:
-                left, number = right, _number(left)
-            inner = None if number is None else _shifted(left)
-            return None if inner is None or number is None else (inner[0], inner[1] + sign * number)
-    return None
-
-
-def _number(node: ast.expr) -> int | None:
-    try:
-        value = ast.literal_eval(node)
-    except ValueError:
+    sizes = list(dict.fromkeys(_SIZE.findall(code)))
+    if len(sizes) != 2 or not _SUMS.fullmatch(_SIZE.sub("", code)):
         return None
-    return value if type(value) is int else None
-
-
-def _reversed(code: str) -> str:
-    left, operator, right = code.partition(" <= ")
-    return f"{right} <= {left}" if operator and left != right else ""
+    one, other = sympy.symbols("one other")
+    for (index, dim), name in zip(sizes, ("one", "other"), strict=True):
+        code = code.replace(f"i[{index}].size()[{dim}]", name)
+    left, _, right = code.partition(" == ")
+    difference = sympy.expand(eval(f"({left}) - ({right})", {"one": one, "other": other}))
+    first, second = ((int(index), int(dim)) for index, dim in sizes)
+    for sign in (1, -1):
+        rest = difference - sign * (one - other)
+        if rest.is_Integer:
+            return first, second, -sign * int(rest)
+    return None
 
 
 Interval = tuple[float, float]
@@ -115,34 +87,32 @@ Interval = tuple[float, float]
 _ANYTHING: Interval = (-math.inf, math.inf)
 
 
-def beyond_small_sizes(conditions: Iterable[Condition]) -> list[Condition]:
+def beyond_small_sizes(conditions: Iterable[str]) -> list[str]:
     """Return conditions equivalent for sizes from 2, without those that always hold for such sizes.
 
     >>> size = "i[0].size()[1]"
-    >>> given = [Condition(code, code) for code in (f"{size} > 1", f"min(9, {size}) == {size}", f"{size} != 5")]
-    >>> [condition.code for condition in beyond_small_sizes(given)]
+    >>> beyond_small_sizes([f"{size} > 1", f"min(9, {size}) == {size}", f"{size} != 5"])
     ['i[0].size()[1] <= 9', 'i[0].size()[1] != 5']
     """
-    simpler = [Condition(_simplified(condition.code), _simplified(condition.text)) for condition in conditions]
-    units = _Units(condition.code for condition in simpler)
-    kept = [condition for condition in simpler if not _always(units.removed(parsed(condition.code)))]
-    codes = {condition.code for condition in kept}
-    return distinct(condition for condition in kept if not _follows(parsed(condition.code), codes))
+    simpler = [ast.unparse(_Bounds().visit(_parsed(condition))) for condition in conditions]
+    units = _Units(simpler)
+    kept = [condition for condition in simpler if not _always(units.visit(_parsed(condition)))]
+    return distinct(condition for condition in kept if not _follows(_parsed(condition), kept))
 
 
-def is_plain(condition: Condition) -> bool:
+def is_plain(condition: str) -> bool:
     """Return whether sizes from 2 would not simplify a condition.
 
     They would not simplify a comparison of one size with a number, an equation of products of sizes, or an equation of
     one size with the sum of another and a number.
 
     >>> size, other = "i[0].size()[1]", "i[1].size()[0]"
-    >>> [is_plain(Condition(code, code)) for code in (f"{size} <= 9", f"{size} * 4 == {other}", f"{size} % 2 == 0")]
+    >>> [is_plain(condition) for condition in (f"{size} <= 9", f"{size} * 4 == {other}", f"{size} % 2 == 0")]
     [True, True, False]
     """
-    match parsed(condition.code):
+    match _parsed(condition):
         case ast.Compare(left, [ast.Eq()], [right]):
-            return (_is_product(left) and _is_product(right)) or dependence(condition.code) is not None
+            return (_is_product(left) and _is_product(right)) or dependence(condition) is not None
         case ast.Compare(left, [_], [right]):
             return all(_is_size(side) or isinstance(side, ast.Constant) for side in (left, right))
     return False
@@ -152,11 +122,6 @@ def _is_product(node: ast.expr) -> bool:
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult):
         return _is_product(node.left) and _is_product(node.right)
     return _is_size(node) or isinstance(node, ast.Constant)
-
-
-def _simplified(source: str) -> str:
-    node = parsed(source)
-    return source if node is None else ast.unparse(_Bounds().visit(node))
 
 
 class _Bounds(ast.NodeTransformer):
@@ -180,14 +145,9 @@ class _Units(ast.NodeTransformer):
     def __init__(self, codes: Iterable[str]) -> None:
         self.factors = set()
         for code in codes:
-            match parsed(code):
+            match _parsed(code):
                 case ast.Compare(left, [ast.Eq()], [ast.Constant(1)]):
                     self.factors.add(ast.unparse(left))
-
-    def removed(self, node: ast.expr | None) -> ast.expr | None:
-        """Return the expression without these factors; the argument is modified."""
-        found = None if node is None else self.visit(node)
-        return found if isinstance(found, ast.expr) else None
 
     def visit_BinOp(self, node: ast.BinOp) -> ast.AST:
         if isinstance(node.op, ast.Mult):
@@ -198,13 +158,13 @@ class _Units(ast.NodeTransformer):
         return self.generic_visit(node)
 
 
-def _follows(node: ast.expr | None, kept: set[str]) -> bool:
+def _follows(node: ast.expr, kept: Collection[str]) -> bool:
     """Return whether one of several alternatives always holds, or is among the kept conditions."""
     alternatives = node.values if isinstance(node, ast.BoolOp) and isinstance(node.op, ast.Or) else []
     return any(_always(alternative) or ast.unparse(alternative) in kept for alternative in alternatives)
 
 
-def _always(node: ast.expr | None) -> bool:
+def _always(node: ast.expr) -> bool:
     """Return whether a comparison holds for all sizes from 2."""
     if not isinstance(node, ast.Compare) or len(node.ops) > 1:
         return False

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Mapping
-from contextlib import redirect_stderr
 from dataclasses import replace
 from typing import Any
 
@@ -13,8 +11,8 @@ from torch import nn
 from torch.fx import GraphModule
 
 from fxopt_capture.call.arguments import CallForm
-from fxopt_capture.call.guards import GUARDS, InputGuards
-from fxopt_capture.exporting.compare import GraphError, difference
+from fxopt_capture.call.guards import GUARDS, InputGuards, guards_of
+from fxopt_capture.exporting.compare import GraphError, difference_in_call
 from fxopt_rewrite import dtype_kind
 
 _DTYPES = (torch.bool, torch.int64, torch.float32)
@@ -27,7 +25,7 @@ def compare_masks(model: nn.Module, form: CallForm, captured: GraphModule, input
     values is refused from then on if the graph differs. In each other kind of dtype, a mask with a zero in each row is
     accepted from then on if the graph does not differ. A mask that the model refuses changes nothing.
     """
-    for index, spec in enumerate(_guards(captured).specs):
+    for index, spec in enumerate(guards_of(captured).specs):
         value = inputs.get(spec.name)
         if "mask" not in spec.name or not isinstance(value, torch.Tensor) or not value.dim() or not _is_mask(value):
             continue
@@ -39,7 +37,7 @@ def compare_masks(model: nn.Module, form: CallForm, captured: GraphModule, input
         mask[..., -1:] = 0
         for dtype in _DTYPES:
             if (kind := dtype_kind(dtype)) != spec.kind:
-                former = _guards(captured)
+                former = guards_of(captured)
                 _set(captured, index, also=(*former.specs[index].also, kind))
                 given = {**inputs, spec.name: mask.to(dtype)}
                 if not _agrees(model, form, captured, given, model_raises=False):
@@ -60,15 +58,9 @@ def _other_form(mask: torch.Tensor) -> torch.Tensor:
     return padded
 
 
-def _guards(captured: GraphModule) -> InputGuards:
-    guards = captured._modules[GUARDS]
-    assert isinstance(guards, InputGuards)
-    return guards
-
-
 def _set(captured: GraphModule, index: int, **demands: Any) -> None:
     """Give a captured module guards with other demands on one input."""
-    guards = _guards(captured)
+    guards = guards_of(captured)
     specs = [replace(spec, **demands) if place == index else spec for place, spec in enumerate(guards.specs)]
     changed = InputGuards(specs, guards.conditions, guards.mode, guards.module_dtype, guards.baked)
     changed.training, captured._modules[GUARDS] = guards.training, changed
@@ -77,17 +69,9 @@ def _set(captured: GraphModule, index: int, **demands: Any) -> None:
 def _agrees(
     model: nn.Module, form: CallForm, captured: GraphModule, inputs: Mapping[str, object], *, model_raises: bool
 ) -> bool:
-    """Return whether model and graph do the same, or `model_raises` if the model does not take these inputs.
-
-    As on the example, runs with gradients are compared too, since some of torch's layers compute differently without.
-    """
+    """Return whether model and graph do the same, or `model_raises` if the model does not take these inputs."""
     try:
-        with redirect_stderr(io.StringIO()):  # where graph modules print the line at which they fail
-            modes = (False, True) if torch.is_grad_enabled() else (False,)
-            return any(
-                difference(model, form, captured, inputs, form.fixed, effects=True, gradients=mode) is None
-                for mode in modes
-            )
+        return difference_in_call(model, form, captured, inputs) is None
     except GraphError:
         return False
     except Exception:  # whatever the model raises

@@ -43,13 +43,16 @@ class Observer:
 
     def note(self) -> str | None:
         """Return a note on the attributes that calls change and the graph has as constants, or None."""
-        changes = [f"`{name}` from {old!r} to {new!r}" for name, (old, new) in self.stepped.items()]
-        if not changes:
+        if not self.stepped:
             return None
         return (
-            f"a call changes {', '.join(changes)}: every call of the graph computes what the model does before that "
+            f"a call changes {self.changes()}: every call of the graph computes what the model does before that "
             f"change. Where calls are to differ, count in a buffer"
         )
+
+    def changes(self) -> str:
+        """Return in words which attributes a call changes, from which value to which."""
+        return ", ".join(f"`{name}` from {old!r} to {new!r}" for name, (old, new) in self.stepped.items())
 
     def run(
         self,

@@ -7,7 +7,7 @@ import io
 import logging
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, redirect_stderr
 from typing import Any
 
@@ -62,35 +62,27 @@ def _quiet_failure() -> Iterator[None]:
 
     torch writes the whole graph, and logs the traceback of an error that it raises as well.
     """
-    written, held_back = io.StringIO(), _HeldBack()
+    written, thread = io.StringIO(), threading.get_ident()
+    held_back: list[logging.LogRecord] = []
+
+    def is_shown(record: logging.LogRecord) -> bool:
+        if record.levelno < logging.WARNING or record.thread != thread:
+            return True
+        held_back.append(record)
+        return False
+
     names = [name for name in logging.root.manager.loggerDict if name.startswith("torch.")]
     for name in names:  # not their handlers, which torch replaces when it imports its compiler
-        logging.getLogger(name).addFilter(held_back)
+        logging.getLogger(name).addFilter(is_shown)
     try:
         with redirect_stderr(written):
             yield
     finally:
         for name in names:
-            logging.getLogger(name).removeFilter(held_back)
+            logging.getLogger(name).removeFilter(is_shown)
     sys.stderr.write(written.getvalue())
-    for record in held_back.records:
+    for record in held_back:
         logging.getLogger(record.name).handle(record)
-
-
-class _HeldBack(logging.Filter):
-    """Keeps the errors and warnings that this thread logs."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.thread = threading.get_ident()
-        self.records: list[logging.LogRecord] = []
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        """Return whether to show a record."""
-        shown = record.levelno < logging.WARNING or record.thread != self.thread
-        if not shown:
-            self.records.append(record)
-        return shown
 
 
 @contextmanager
@@ -111,11 +103,16 @@ def _flat_forward(model: nn.Module, form: CallForm, observer: Observer) -> Itera
         register_structures(output)
         return output
 
-    kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
-    signature = inspect.Signature([inspect.Parameter(name, kind) for name in form.inputs])
-    forward.__signature__ = signature  # type: ignore[attr-defined]  # read by inspect.signature
-    vars(model)["forward"] = forward
+    vars(model)["forward"] = taking(form.inputs, forward)
     yield
+
+
+def taking(names: Iterable[str], forward: Callable[..., object]) -> Callable[..., object]:
+    """Let a function take arguments of these names, as ``torch.export`` reads them from its signature."""
+    kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+    signature = inspect.Signature([inspect.Parameter(name, kind) for name in names])
+    forward.__signature__ = signature  # type: ignore[attr-defined]  # read by inspect.signature
+    return forward
 
 
 class _NormalTensors(TorchFunctionMode):

@@ -9,9 +9,7 @@ case: a branch on 0 leaves no guard in either export.
 
 from __future__ import annotations
 
-import io
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import redirect_stderr
 from dataclasses import dataclass
 
 import torch
@@ -19,11 +17,11 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from fxopt_capture.call.arguments import CallForm
-from fxopt_capture.call.guards import Condition, InputGuards
+from fxopt_capture.call.guards import InputGuards
 from fxopt_capture.exporting.compare import difference
 from fxopt_capture.exporting.conditions import dynamic_sizes
 from fxopt_capture.exporting.inequalities import dependence
-from fxopt_capture.weightless import device_for, is_too_large, random_weights
+from fxopt_capture.weightless import is_weightless
 
 _SMALL = (1, 0)
 
@@ -46,32 +44,19 @@ class Question:
                 result[index] = tensor.narrow(dim, 0, size)
         return result
 
-    def refusal(self, guards: InputGuards, unless: Question | None = None) -> list[Condition]:
+    def refusal(self, unless: Question | None = None) -> list[str]:
         """Return the conditions that refuse exactly these sizes, except together with the further sizes of `unless`.
 
-        >>> from fxopt_capture.call.guards import InputSpec
-        >>> guards = InputGuards([InputSpec("ids", "integer"), InputSpec("mask", "integer")], [])
         >>> alone, both = Question({(1, 0): 0}), Question({(0, 0): 0, (1, 0): 0})
-        >>> [condition.text for found in (alone.refusal(guards), alone.refusal(guards, both)) for condition in found]
-        ['mask.size()[0] != 0', 'not (mask.size()[0] == 0 and ids.size()[0] != 0)']
+        >>> [*alone.refusal(), *alone.refusal(both)]
+        ['i[1].size()[0] != 0', 'not (i[1].size()[0] == 0 and i[0].size()[0] != 0)']
         """
-        here = [(place, "==", size) for place, size in self.sizes.items()]
+        here = [f"i[{index}].size()[{dim}] == {size}" for (index, dim), size in self.sizes.items()]
         more = {} if unless is None else unless.sizes
-        others = [(place, "!=", size) for place, size in more.items() if place not in self.sizes]
+        others = [f"i[{place[0]}].size()[{place[1]}] != {more[place]}" for place in more if place not in self.sizes]
         if not others and len(here) == 1:
-            return [_condition(guards, [(here[0][0], "!=", here[0][2])])]
-        return [_condition(guards, [*here, *rest], negated=True) for rest in ([[each] for each in others] or [[]])]
-
-
-def _condition(guards: InputGuards, tests: Sequence[tuple[Place, str, int]], *, negated: bool = False) -> Condition:
-    """Return the condition that all comparisons of sizes hold, or that not all do."""
-
-    def joined(names: Sequence[str]) -> str:
-        text = " and ".join(f"{names[index]}.size()[{dim}] {sign} {size}" for (index, dim), sign, size in tests)
-        return f"not ({text})" if negated else text
-
-    count = len(guards.specs)
-    return Condition(joined([f"i[{index}]" for index in range(count)]), joined([spec.name for spec in guards.specs]))
+            return [here[0].replace("==", "!=")]
+        return [f"not ({' and '.join([*here, *rest])})" for rest in ([[each] for each in others] or [[]])]
 
 
 def questions(
@@ -106,7 +91,7 @@ def _groups(
         if isinstance(tensor, torch.Tensor):
             _join(groups, (index, dim), by_size.setdefault((dim, tensor.size(dim)), (index, dim)))
     for condition in guards.conditions:
-        if (found := dependence(condition.code)) is not None:
+        if (found := dependence(condition)) is not None:
             _join(groups, *found)
     distinct = {id(group): group for group in groups.values()}.values()
     return [{place: above - min(group.values()) for place, above in group.items()} for group in distinct]
@@ -176,9 +161,8 @@ def refuted(
     inputs: Mapping[str, object],
 ) -> list[Question]:
     """Return the questions at which model and graph differ, or cannot be compared."""
-    if not asked or is_too_large(model):
+    if is_weightless(model):
         return list(asked)
-    weights = random_weights(model, device_for(model, inputs))
     leaves, spec = pytree.tree_flatten(dict(inputs))
     wrong = []
     for question in asked:
@@ -189,11 +173,11 @@ def refuted(
             for leaf in narrowed
         ]
         plain = pytree.tree_unflatten(narrowed, spec)
-        if not is_equal(model, form, graph_module, plain, weights):
+        if not is_equal(model, form, graph_module, plain):
             wrong.append(question)
         elif not all(map(_same, narrowed, flipped)):
             other = pytree.tree_unflatten(flipped, spec)
-            if not is_equal(model, form, graph_module, other, weights, lenient=True):
+            if not is_equal(model, form, graph_module, other, lenient=True):
                 wrong.append(question)
     return wrong
 
@@ -209,13 +193,11 @@ def is_equal(
     form: CallForm,
     graph_module: nn.Module,
     inputs: Mapping[str, object],
-    weights: Mapping[str, torch.Tensor],
     *,
     lenient: bool = False,
 ) -> bool:
     """Return whether model and graph give the same; if one of them raises, return ``lenient``."""
     try:
-        with redirect_stderr(io.StringIO()):  # where graph modules print the line at which they fail
-            return difference(model, form, graph_module, inputs, weights=weights) is None
+        return difference(model, form, graph_module, inputs) is None
     except Exception:
         return lenient

@@ -14,7 +14,7 @@ from torch.utils import _pytree as pytree
 
 from fxopt_capture._torch import counting, graph_module_of, unmark
 from fxopt_capture.call.arguments import CallForm
-from fxopt_capture.call.guards import Condition, InputGuards
+from fxopt_capture.call.guards import InputGuards
 from fxopt_capture.call.names import unknown_names
 from fxopt_capture.exporting.budget import Budget, OverBudgetError
 from fxopt_capture.exporting.compare import takes
@@ -25,7 +25,6 @@ from fxopt_capture.exporting.dynamic import (
     batch_dimension,
     dimensions_requested,
     requested_shapes,
-    single_sizes,
     widened,
 )
 from fxopt_capture.exporting.failure import capture_error, first_line, is_about_values, source_of
@@ -36,7 +35,7 @@ from fxopt_capture.exporting.observer import Observer
 from fxopt_capture.exporting.program import export_program
 from fxopt_capture.exporting.small_sizes import Question, at_zero, is_equal, open_questions, refuted, wider
 from fxopt_capture.one_at_a_time import raise_interrupt
-from fxopt_capture.weightless import device_for, hollow, is_too_large, put_back, random_weights
+from fxopt_capture.weightless import device_for, is_weightless, restore_tensors, stand_ins
 from fxopt_core import iter_nodes
 
 
@@ -111,7 +110,7 @@ def export(request: Request) -> Export:
             if any(_seen(error, errors[:before]) for error in errors[before:]):
                 break
     cause = next(error for error in errors[first:] if not isinstance(error, OverBudgetError))
-    raise capture_error(request.model, cause, _hints(request)) from cause
+    raise capture_error(request.model, cause, unknown_names(request.model, request.form)) from cause
 
 
 def _fixed_note(errors: Sequence[Exception]) -> str | None:
@@ -131,14 +130,6 @@ def _seen(error: Exception, others: Sequence[Exception]) -> bool:
         return False
     found = source_of(error), first_line(error)
     return found[0] is not None and any((source_of(other), first_line(other)) == found for other in others)
-
-
-def _hints(request: Request) -> list[str]:
-    """Return sentences about properties of the call that may have made an export impossible."""
-    dimensions_of = request.dimensions[0]
-    if request.dynamic_shapes is not None:
-        dimensions_of = dimensions_requested(requested_shapes(request.form, request.dynamic_shapes, request.inputs))
-    return [*unknown_names(request.model, request.form), *single_sizes(request.inputs, dimensions_of)]
 
 
 Inputs = Mapping[str, object]
@@ -166,20 +157,18 @@ def _larger_images(request: Request) -> tuple[list[Place], Inputs]:
     long to find out. Models that read text take lines of one height and any width.
     """
     images = image_sizes(request.model, request.inputs)
-    if images and not is_too_large(request.model):
-        weights = random_weights(request.model, device_for(request.model, request.inputs))
+    if images and not is_weightless(request.model):
         for places in (images, [place for place in images if place[1] == 3]):
             larger = enlarged(request.inputs, places)
-            if takes(request.model, request.form, larger, weights):
+            if takes(request.model, request.form, larger):
                 return places, larger
     return [], request.inputs
 
 
 def _is_right(request: Request, found: Export, larger: Inputs) -> bool:
     """Return whether a graph either refuses larger images or computes the same on them as the model."""
-    weights = random_weights(request.model, device_for(request.model, request.inputs))
     return not found.guards.accepts(pytree.tree_leaves(dict(larger))) or is_equal(
-        request.model, request.form, found.module, larger, weights
+        request.model, request.form, found.module, larger
     )
 
 
@@ -218,12 +207,12 @@ def _export_for_all_sizes(request: Request, inputs: Mapping[str, object], shapes
     return cautious if usual is None else _compared(request, usual, cautious.guards, leaves)
 
 
-def _smallest_images(request: Request, found: Export) -> list[Condition]:
+def _smallest_images(request: Request, found: Export) -> list[str]:
     """Return the conditions that are lower bounds of a height or width of an image."""
     if request.dynamic_shapes is not None:
         return []
     starts = tuple(f"i[{place}].size()[{dim}] >= " for place, dim in image_sizes(request.model, found.inputs))
-    return [condition for condition in found.guards.conditions if condition.code.startswith(starts)]
+    return [condition for condition in found.guards.conditions if condition.startswith(starts)]
 
 
 def _compared(request: Request, usual: Export, strict: InputGuards | None, leaves: Sequence[object]) -> Export:
@@ -245,11 +234,11 @@ def _refusing_wrong(request: Request, found: Export, asked: Sequence[Question]) 
     for question in wrong(asked):
         together = wider(question, found.values, found.guards, leaves)
         is_right = together is not None and not wrong([together])
-        conditions += question.refusal(found.guards, together if is_right else None)
+        conditions += question.refusal(together if is_right else None)
     return replace(found, guards=_with(found.guards, conditions))
 
 
-def _with(guards: InputGuards, conditions: Sequence[Condition]) -> InputGuards:
+def _with(guards: InputGuards, conditions: Sequence[str]) -> InputGuards:
     """Return the same guards with other conditions, each once."""
     return InputGuards(guards.specs, distinct(conditions), guards.mode)
 
@@ -258,7 +247,7 @@ def _try(request: Request, inputs: Mapping[str, object], shapes: Any, *, small_s
     model, handled = request.model, sys.exc_info()[1]
     is_bounded = shapes is not None and request.dynamic_shapes is None
     try:
-        with hollow(model, device_for(model, inputs)), counting(Budget().counted) if is_bounded else nullcontext():
+        with stand_ins(model, device_for(model, inputs)), counting(Budget().counted) if is_bounded else nullcontext():
             program = export_program(
                 model, request.form, inputs, shapes, small_sizes=small_sizes, observer=request.observer
             )
@@ -268,7 +257,7 @@ def _try(request: Request, inputs: Mapping[str, object], shapes: Any, *, small_s
         request.errors.append(error)
         return None
     module = graph_module_of(program)
-    put_back(module, model)
+    restore_tensors(module, model)
     values = [node.meta.get("val") for node in iter_nodes(module.graph) if node.op == "placeholder"]
     guards = read_guards(program, inputs, values, captured_mode(model))
     return Export(module, guards, inputs, values)

@@ -26,40 +26,34 @@ def keep_keys(model: nn.Module, traced: nn.Module) -> None:
     >>> list(traced.state_dict())
     ['unused', '0.weight', '0.bias']
     """
-    _Keys().keep(model, traced)
+    made: dict[int, nn.Module] = {}
 
-
-class _Keys:
-    def __init__(self) -> None:
-        self._made: dict[int, nn.Module] = {}
-
-    def keep(self, original: nn.Module, traced: nn.Module) -> None:
+    def complete(original: nn.Module, traced: nn.Module) -> nn.Module:
         """Complete one module, and those in it; modules that both have are complete."""
-        self._made[id(original)] = traced
+        made[id(original)] = traced
         if original is traced:
-            return
+            return traced
         extra = traced._buffers.keys() - original._buffers.keys()
         _complete(traced._parameters, original._parameters)
         _complete(traced._buffers, original._buffers)
         traced._non_persistent_buffers_set |= original._non_persistent_buffers_set | extra
-        before: dict[str, nn.Module | None] = dict(traced._modules)
         children: dict[str, nn.Module | None] = {}
         for name, child in original._modules.items():
-            children[name] = None if child is None else self._child(child, before.get(name))
+            children[name] = None if child is None else completed(child, traced._modules.get(name))
+        others = {name: child for name, child in traced._modules.items() if name not in children}
         traced._modules.clear()
-        traced._modules.update({**children, **{name: child for name, child in before.items() if name not in children}})
-
-    def _child(self, original: nn.Module, traced: nn.Module | None) -> nn.Module:
-        if traced is None and id(original) in self._made:  # another name of it
-            return self._made[id(original)]
-        if traced is None:
-            traced = original if _is_plain_leaf(original) else nn.Module().train(original.training)
-        self.keep(original, traced)
+        traced._modules.update(children | others)
         return traced
 
+    def completed(original: nn.Module, traced: nn.Module | None) -> nn.Module:
+        if traced is None and id(original) in made:  # another name of it
+            return made[id(original)]
+        if traced is None:
+            is_plain_leaf = type(original).__module__.startswith("torch.nn") and not original._modules
+            traced = original if is_plain_leaf else nn.Module().train(original.training)
+        return complete(original, traced)
 
-def _is_plain_leaf(module: nn.Module) -> bool:
-    return type(module).__module__.startswith("torch.nn") and not module._modules
+    complete(model, traced)
 
 
 def _complete(traced: dict[str, T], original: dict[str, T]) -> None:

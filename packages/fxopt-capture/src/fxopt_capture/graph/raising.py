@@ -8,7 +8,8 @@ of the call and would pass every other argument as the call does. All others sta
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import defaultdict
+from itertools import chain
 from typing import Any
 
 import torch
@@ -16,7 +17,7 @@ from torch import nn
 from torch.fx import Graph, Node
 
 from fxopt_capture._torch import BatchNorm
-from fxopt_capture.graph.shells import attribute, running, value_of
+from fxopt_capture.graph.shells import running, value_of
 from fxopt_core import iter_nodes
 from fxopt_rewrite import Operation, TensorRef, computed_by, read_call
 
@@ -36,60 +37,44 @@ def raise_layers(graph: Graph, model: nn.Module) -> list[nn.Module]:
 
     Names in the graph's ``get_attr`` nodes are those of the model.
     """
-    owners = _Owners(model)
-    steps = _CounterSteps(model)
+    modules = dict(model.named_modules(remove_duplicate=False))
+    del modules[""]  # no node can call the root itself
+    holders: dict[int, list[str]] = defaultdict(list)
+    for name, module in modules.items():
+        for tensor in (*module._parameters.values(), *module._buffers.values()):
+            holders[id(tensor)].append(name)
+    steps: dict[int, list[Node]] = defaultdict(list)  # which count the calls of batch norms in training mode
     raised: dict[int, nn.Module] = {}
     for node in iter_nodes(graph):
         operation = read_call(node) if isinstance(node.target, torch._ops.OpOverload) else None
         if operation is None or operation.name not in _RAISED:
-            steps.see(node)
+            if node.target is torch.ops.aten.add_.Tensor and node.args[1:] == (1,) and not node.users:
+                steps[id(value_of(model, node.args[0]))].append(node)
             continue
-        found = owners.of(operation)
-        if found is not None and steps.consume(found[1]):
-            with graph.inserting_before(node):
-                new = graph.create_node("call_module", found[0], (operation.input,))
-            new.meta = dict(node.meta)
-            node.replace_all_uses_with(new)
-            graph.erase_node(node)
-            raised[id(found[1])] = found[1]
+        arguments = {name: value_of(model, value) for name, value in operation.arguments.items()}
+        held = [holders[id(value)] for value in arguments.values() if isinstance(value, torch.Tensor)]
+        names = (name for name in (running(node), *chain.from_iterable(held)) if name in modules)
+        name = next((name for name in names if _made(modules[name], operation, arguments)), None)
+        if name is None:
+            continue
+        layer = modules[name]
+        if isinstance(layer, BatchNorm) and layer.training and layer.num_batches_tracked is not None:
+            if not steps[id(layer.num_batches_tracked)]:
+                continue
+            graph.erase_node(steps[id(layer.num_batches_tracked)].pop())  # the layer counts by itself
+        with graph.inserting_before(node):
+            new = graph.create_node("call_module", name, (operation.input,))
+        new.meta = dict(node.meta)
+        node.replace_all_uses_with(new)
+        graph.erase_node(node)
+        raised[id(layer)] = layer
     return list(raised.values())
-
-
-class _Owners:
-    """The model's layers, by name and by the tensors that they hold."""
-
-    def __init__(self, model: nn.Module) -> None:
-        self.model = model
-        self.modules = dict(model.named_modules(remove_duplicate=False))
-        self.by_tensor: dict[int, list[str]] = {}
-        for name, module in self.modules.items():
-            for tensor in (*module._parameters.values(), *module._buffers.values()):
-                if tensor is not None:
-                    self.by_tensor.setdefault(id(tensor), []).append(name)
-
-    def of(self, operation: Operation) -> tuple[str, nn.Module] | None:
-        """Return name and module of the layer whose call this is."""
-        arguments = {name: value_of(self.model, value) for name, value in operation.arguments.items()}
-        for name in self._candidates(operation.node, arguments):
-            layer = self.modules.get(name) if name else None  # no node can call the root itself
-            if layer is not None and _is_plain(layer) and _made(layer, operation, arguments):
-                return name, layer
-        return None
-
-    def _candidates(self, node: Node, arguments: dict[str, Any]) -> Iterator[str]:
-        """Yield the module that was running, then whichever holds the call's tensors."""
-        yield running(node)
-        for value in arguments.values():
-            if isinstance(value, torch.Tensor):
-                yield from self.by_tensor.get(id(value), ())
-
-
-def _is_plain(layer: nn.Module) -> bool:
-    return "forward" not in vars(layer) and not any(getattr(layer, hooks) for hooks in _HOOKS)
 
 
 def _made(layer: nn.Module, operation: Operation, arguments: dict[str, Any]) -> bool:
     """Return whether a layer calls this operation with these arguments: the very tensors, and equal settings."""
+    if "forward" in vars(layer) or any(getattr(layer, hooks) for hooks in _HOOKS):
+        return False
     computed = computed_by(layer, operation.node)
     if computed is None or computed[0] != operation.name or operation.input is None:
         return False
@@ -114,31 +99,3 @@ def _agrees(found: Any, expected: object) -> bool:
     if expected == "valid":  # padding
         return found == "valid" or not any(found)
     return type(found) is type(expected) and found == expected
-
-
-class _CounterSteps:
-    """The ``num_batches_tracked += 1`` nodes that batch norms in training mode leave before their call."""
-
-    def __init__(self, model: nn.Module) -> None:
-        self.model = model
-        self.pending: dict[int, list[Node]] = {}
-
-    def see(self, node: Node) -> None:
-        """Remember a node that may be such a step."""
-        source = node.args[0] if node.args else None
-        is_step = node.target is torch.ops.aten.add_.Tensor and node.args[1:] == (1,) and not node.users
-        if is_step and isinstance(source, Node) and source.op == "get_attr":
-            counter = attribute(self.model, str(source.target))
-            self.pending.setdefault(id(counter), []).append(node)
-
-    def consume(self, layer: nn.Module) -> bool:
-        """Erase the step that the layer will make itself; return False if there is none."""
-        counter = getattr(layer, "num_batches_tracked", None)
-        if not isinstance(layer, BatchNorm) or not layer.training or counter is None:
-            return True
-        steps = self.pending.get(id(counter))
-        if not steps:
-            return False
-        step = steps.pop()
-        step.graph.erase_node(step)
-        return True

@@ -19,7 +19,24 @@ def shell_tree(model: nn.Module, kept: Collection[nn.Module]) -> nn.Module:
     holds under two names is one module under two names here too, so that ``state_dict`` has the same keys in the same
     order, including those of ties and of unused parameters.
     """
-    return _Shells(kept).shell(model)
+    cloned = {id(module) for module in kept}
+    made: dict[int, nn.Module] = {}
+
+    def shell(module: nn.Module) -> nn.Module:
+        if id(module) in made:
+            return made[id(module)]
+        if id(module) in cloned:
+            return made.setdefault(id(module), clone_module(module))
+        plain = made[id(module)] = nn.Module()
+        plain.training = module.training
+        plain._parameters.update(module._parameters)
+        plain._buffers.update(module._buffers)
+        plain._non_persistent_buffers_set |= module._non_persistent_buffers_set
+        for name, child in module._modules.items():
+            plain._modules[name] = None if child is None else shell(child)
+        return plain
+
+    return shell(model)
 
 
 def clone_module(module: M) -> M:
@@ -37,30 +54,6 @@ def clone_module(module: M) -> M:
     for name, value in vars(module).items():
         vars(clone)[name] = value.copy() if isinstance(value, dict | set) else value
     return clone
-
-
-class _Shells:
-    """The shells made so far, by the identity of the original module."""
-
-    def __init__(self, kept: Collection[nn.Module]) -> None:
-        self.kept = {id(module) for module in kept}
-        self.made: dict[int, nn.Module] = {}
-
-    def shell(self, module: nn.Module) -> nn.Module:
-        if id(module) not in self.made:
-            self.made[id(module)] = clone_module(module) if id(module) in self.kept else self._plain(module)
-        return self.made[id(module)]
-
-    def _plain(self, module: nn.Module) -> nn.Module:
-        shell = nn.Module()
-        self.made[id(module)] = shell
-        shell.training = module.training
-        shell._parameters.update(module._parameters)
-        shell._buffers.update(module._buffers)
-        shell._non_persistent_buffers_set |= module._non_persistent_buffers_set
-        for name, child in module._modules.items():
-            shell._modules[name] = None if child is None else self.shell(child)
-        return shell
 
 
 def attribute(root: nn.Module, target: str) -> Any:

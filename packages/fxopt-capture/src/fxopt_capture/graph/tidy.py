@@ -24,9 +24,11 @@ def tidy(graph: Graph, root: nn.Module) -> None:
     """
     inline_regions(graph, root)
     for node in iter_nodes(graph):
-        if node.target is aten.dropout.default and not _trains(node):
-            node.replace_all_uses_with(node.all_input_nodes[0])
-            graph.erase_node(node)
+        if node.target is aten.dropout.default:
+            trains = node.kwargs.get("train", node.args[2] if len(node.args) > 2 else True)
+            if not trains:
+                node.replace_all_uses_with(node.all_input_nodes[0])
+                graph.erase_node(node)
     drop_assertions(graph)
     for node in reversed(list(iter_nodes(graph))):
         if not node.users and not _has_effect(node):
@@ -53,11 +55,6 @@ def _is_arithmetic(function: object) -> bool:
     module, name = str(getattr(function, "__module__", "")), str(getattr(function, "__name__", ""))
     is_number = module in _ARITHMETIC or "sym_" in name or module.startswith("torch.fx.experimental")
     return is_number or isinstance(function, torch._ops.HigherOrderOperator)
-
-
-def _trains(node: Node) -> bool:
-    train = node.kwargs.get("train", node.args[2] if len(node.args) > 2 else True)
-    return bool(train)
 
 
 def place_attributes(graph: Graph) -> None:

@@ -11,7 +11,7 @@ import json
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
-from functools import cache
+from functools import cache, partial
 from importlib import import_module
 from pathlib import PurePath
 from typing import Any
@@ -147,18 +147,15 @@ class _Attribute:
         return self._compute(instance)
 
 
-def _configuration(key: str) -> Callable[[GraphModule], Any]:
-    def compute(graph_module: GraphModule) -> Any:
-        made = _CONFIGURATIONS.setdefault(graph_module, {})
-        if key not in made:
-            note = graph_module.meta[NOTE]
-            name = note["config_class"] if key == "config" else "GenerationConfig"
-            made[key] = None if note[key] is None else _class(name, key == "config").from_dict(note[key])
-            if key == "config":
-                made[key].name_or_path = note["name_or_path"]
-        return made[key]
-
-    return compute
+def _configuration(key: str, graph_module: GraphModule) -> Any:
+    made = _CONFIGURATIONS.setdefault(graph_module, {})
+    if key not in made:
+        note = graph_module.meta[NOTE]
+        name = note["config_class"] if key == "config" else "GenerationConfig"
+        made[key] = None if note[key] is None else _class(name, key == "config").from_dict(note[key])
+        if key == "config":
+            made[key].name_or_path = note["name_or_path"]
+    return made[key]
 
 
 @cache
@@ -187,8 +184,8 @@ def offer(name: str, compute: Callable[[GraphModule], Any]) -> None:
 
 
 _ATTRIBUTES: dict[str, Callable[[GraphModule], Any]] = {
-    "config": _configuration("config"),
-    "generation_config": _configuration("generation_config"),
+    "config": partial(_configuration, "config"),
+    "generation_config": partial(_configuration, "generation_config"),
     "name_or_path": lambda graph_module: graph_module.meta[NOTE]["name_or_path"],
     "device": _device,
     "dtype": dtype_of,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -17,10 +17,9 @@ LENGTH = 8
 DECODER_LENGTH = 6
 CHOICES = 3
 _SAMPLES = 4000  # of sound; enough for the strided convolutions of wav2vec 2
-_PER_SEQUENCE = ("ForSequenceClassification", "ForMultipleChoice", "ForNextSentencePrediction", "Classification")
 
 
-def default_names(model: nn.Module) -> list[str]:
+def default_names(model: Any) -> list[str]:
     """Return the inputs that a Hugging Face model is captured with unless told otherwise.
 
     These are its main input, the attention mask for text, the decoder's ids if it has a decoder, and the image if it
@@ -33,7 +32,7 @@ def default_names(model: nn.Module) -> list[str]:
         chosen.append("attention_mask")
     if "decoder_input_ids" in names:
         chosen.append("decoder_input_ids")
-    if {"input_ids", "pixel_values"} <= set(names) and getattr(_config(model), "image_token_id", None) is None:
+    if {"input_ids", "pixel_values"} <= set(names) and getattr(model.config, "image_token_id", None) is None:
         chosen = [name for name in names if name in {*chosen, "input_ids", "pixel_values", "attention_mask"}]
     return [name for name in names if name in chosen]
 
@@ -48,16 +47,12 @@ def dummy_inputs(model: nn.Module, names: Sequence[str]) -> dict[str, torch.Tens
     return {name: maker.make(name) for name in names}
 
 
-def _config(model: nn.Module) -> Any:
-    return model.config
-
-
 class _Maker:
     """Makes inputs of one model."""
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: Any) -> None:
         self.model = model
-        self.config = _config(model)
+        self.config = model.config
         self.text = self.config.get_text_config()
         self.vision = getattr(self.config, "vision_config", self.config)
         first = next(model.parameters(), torch.empty(0))
@@ -66,13 +61,39 @@ class _Maker:
 
     def make(self, name: str) -> torch.Tensor:
         """Return the input of this name."""
-        for names, makes in _MAKERS:
-            if name in names.split():
-                try:
-                    return makes(self, name).to(self.device)
-                except AttributeError as error:
-                    raise CaptureError(self._unknown(name, str(error))) from error
-        raise CaptureError(self._unknown(name, "no rule for it"))
+        try:
+            made = self._made(name)
+        except AttributeError as error:
+            raise CaptureError(self._unknown(name, str(error))) from error
+        if made is None:
+            raise CaptureError(self._unknown(name, "no rule for it"))
+        return made.to(self.device)
+
+    def _made(self, name: str) -> torch.Tensor | None:
+        match name:
+            case "input_ids" | "decoder_input_ids":
+                return self.tokens(name)
+            case "attention_mask" | "decoder_attention_mask" | "encoder_attention_mask":
+                return torch.ones(self.shape(name), dtype=torch.int64)
+            case "token_type_ids" | "global_attention_mask":
+                return torch.zeros(self.shape(name), dtype=torch.int64)
+            case "position_ids" | "decoder_position_ids":
+                return torch.arange(self.shape(name)[-1]).expand(self.shape(name)).clone()
+            case "inputs_embeds" | "decoder_inputs_embeds":
+                return self.floats(*self.shape(name), self.text.hidden_size)
+            case "bbox":
+                return torch.tensor([10, 20, 30, 40]).expand(*self.shape(name), 4).clone()
+            case "pixel_values":
+                return self.image()
+            case "input_values":
+                return self.floats(BATCH, _SAMPLES)
+            case "input_features":
+                return self.floats(BATCH, self.config.num_mel_bins, 2 * self.config.max_source_positions)
+            case "labels" | "next_sentence_label":
+                return self.labels()
+            case "start_positions" | "end_positions":
+                return self.integers(range(LENGTH), (BATCH,))
+        return None
 
     def _unknown(self, name: str, reason: str) -> str:
         return (
@@ -97,49 +118,18 @@ class _Maker:
         ordinary = [token for token in range(min(self.text.vocab_size, 1000)) if token not in special]
         return self.integers(ordinary or [0], self.shape(name))
 
-    def positions(self, name: str) -> torch.Tensor:
-        shape = self.shape(name)
-        return torch.arange(shape[-1]).expand(shape).clone()
-
-    def image(self, name: str) -> torch.Tensor:
+    def image(self) -> torch.Tensor:
         size = getattr(self.vision, "image_size", 224)
         height, width = size if isinstance(size, list | tuple) else (size, size)
         return self.floats(BATCH, getattr(self.vision, "num_channels", 3), height, width)
 
-    def labels(self, name: str) -> torch.Tensor:
+    def labels(self) -> torch.Tensor:
         kind = type(self.model).__name__
         if kind.endswith("ForMultipleChoice"):
             return self.integers(range(CHOICES), (BATCH,))
-        if kind.endswith(_PER_SEQUENCE) and not kind.endswith("ForTokenClassification"):
-            return self.integers(range(2), (BATCH,))
         if kind.endswith("ForTokenClassification"):
             return self.integers(range(self.config.num_labels), (BATCH, LENGTH))
+        if kind.endswith(("Classification", "ForNextSentencePrediction")):
+            return self.integers(range(2), (BATCH,))
         decodes = getattr(self.config, "is_encoder_decoder", False)
         return self.tokens("decoder_input_ids" if decodes else "input_ids")
-
-
-_MAKERS: tuple[tuple[str, Callable[[_Maker, str], torch.Tensor]], ...] = (
-    ("input_ids decoder_input_ids", _Maker.tokens),
-    (
-        "attention_mask decoder_attention_mask encoder_attention_mask",
-        lambda maker, name: torch.ones(maker.shape(name), dtype=torch.int64),
-    ),
-    (
-        "token_type_ids global_attention_mask",
-        lambda maker, name: torch.zeros(maker.shape(name), dtype=torch.int64),
-    ),
-    ("position_ids decoder_position_ids", _Maker.positions),
-    (
-        "inputs_embeds decoder_inputs_embeds",
-        lambda maker, name: maker.floats(*maker.shape(name), maker.text.hidden_size),
-    ),
-    ("bbox", lambda maker, name: torch.tensor([10, 20, 30, 40]).expand(*maker.shape(name), 4).clone()),
-    ("pixel_values", _Maker.image),
-    ("input_values", lambda maker, name: maker.floats(BATCH, _SAMPLES)),
-    (
-        "input_features",
-        lambda maker, name: maker.floats(BATCH, maker.config.num_mel_bins, 2 * maker.config.max_source_positions),
-    ),
-    ("labels next_sentence_label", _Maker.labels),
-    ("start_positions end_positions", lambda maker, name: maker.integers(range(LENGTH), (BATCH,))),
-)

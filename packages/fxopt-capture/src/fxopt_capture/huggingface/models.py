@@ -44,7 +44,7 @@ def cache_choice(model: nn.Module, form: CallForm) -> dict[str, object]:
     If the configuration says no and a nested one says yes, the model is left to decide which of them it reads.
     """
     default = getattr(getattr(model, "config", None), "use_cache", None)
-    if default is None or not _takes_use_cache(form) or "use_cache" in form.fixed:
+    if default is None or not _may_choose(form):
         return {}
     asked = [config for config in configurations(model) if hasattr(config, "model_type")]  # not those of generation
     parts = any(getattr(config, "use_cache", None) for config in asked)
@@ -53,11 +53,12 @@ def cache_choice(model: nn.Module, form: CallForm) -> dict[str, object]:
 
 def no_cache(form: CallForm, inputs: Mapping[str, object]) -> dict[str, object]:
     """Return ``use_cache=False`` if a model has this argument and was given no cache."""
-    return {"use_cache": False} if _takes_use_cache(form) and not any(map(is_cache, inputs.values())) else {}
+    return {} if not _may_choose(form) or any(map(is_cache, inputs.values())) else {"use_cache": False}
 
 
-def _takes_use_cache(form: CallForm) -> bool:
-    return any(parameter.name == "use_cache" for parameter in form.parameters)
+def _may_choose(form: CallForm) -> bool:
+    """Return whether a model takes ``use_cache``, and was not given it."""
+    return "use_cache" not in form.fixed and any(parameter.name == "use_cache" for parameter in form.parameters)
 
 
 def dynamic_dimensions(name: str, tensor: torch.Tensor, caches: Collection[str] = ()) -> Sequence[int]:

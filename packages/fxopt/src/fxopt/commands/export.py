@@ -47,8 +47,7 @@ def export(
 
             from fxopt.commands.models.inputs import inputs_for
             from fxopt.commands.models.sources import graph_of, read_source
-            from fxopt.commands.outputs import knows_its_inputs
-            from fxopt_capture import export as export_program
+            from fxopt_capture import CapturedModule, export as export_program
 
             step("reading")
             model = read_source(source, run_pickled_code=run_pickled_code)
@@ -57,7 +56,7 @@ def export(
             graph_module = graph_of(model, call)
             step("exporting")
             with blaming(ExitCode.CAPTURE):
-                given = () if knows_its_inputs(graph_module) else (call.args, call.kwargs)
+                given = () if isinstance(graph_module, CapturedModule) else (call.args, call.kwargs)
                 program = export_program(graph_module, *given)
             try:
                 torch.export.save(program, Path(made, path.name))

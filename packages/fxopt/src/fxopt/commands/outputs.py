@@ -202,12 +202,3 @@ def _name_tokenizer(origin: Path, file: Path) -> None:
         config = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
         config["tokenizer_class"] = type(tokenizer).__name__
         file.write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
-
-
-def knows_its_inputs(graph_module: GraphModule) -> bool:
-    """Whether a graph module knows the shapes of its inputs, as captured ones do."""
-    from fxopt_capture.archive.export import guards_in
-    from fxopt_core import iter_nodes
-
-    inputs = (node for node in iter_nodes(graph_module.graph) if node.op == "placeholder")
-    return guards_in(graph_module) is not None or all("val" in node.meta for node in inputs)

@@ -19,7 +19,7 @@ from fxopt.commands.models.sources import Source, graph_of, read_source
 from fxopt.commands.models.wanted import Wanted
 from fxopt.commands.terminal import Steps
 from fxopt.optimization import default_pipeline
-from fxopt_capture.archive.export import call_of
+from fxopt_capture.archive.export import example_call
 from fxopt_capture.huggingface.dummy_inputs import default_names, dummy_inputs
 from fxopt_core import CaptureError, PreconditionError, Transformation, iter_nodes, registry, type_text
 from fxopt_rewrite import special_kind
@@ -115,7 +115,7 @@ def drawn(graph_module: GraphModule, seed: int) -> Inputs:
     Raises:
         CaptureError: The graph module does not say what it takes.
     """
-    call, _ = call_of(graph_module, None, None, None)
+    call = example_call(graph_module)
     generator = torch.Generator().manual_seed(seed)
     leaves, spec = pytree.tree_flatten(dict(call.inputs))
     placeholders = [node for node in iter_nodes(graph_module.graph) if node.op == "placeholder"]
