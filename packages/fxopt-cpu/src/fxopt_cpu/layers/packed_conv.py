@@ -12,9 +12,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fxopt_cpu.layers.epilogue import NONE
-from fxopt_cpu.layers.packed_layer import PackedLayer, bias_fits, runs_by_onednn
-from fxopt_cpu.layers.thawing import Packed, Thawing, thawing
+from fxopt_cpu._torch import mkldnn_enabled
+from fxopt_cpu.layers.epilogue import NONE, Activation, Norm, check_epilogue
+from fxopt_cpu.layers.packed_layer import PackedLayer
+from fxopt_cpu.layers.thawing import Packed
 from fxopt_cpu.operators import onednn
 from fxopt_cpu.operators.conv import pack_convolution, unpack_convolution
 from fxopt_rewrite import (
@@ -23,10 +24,12 @@ from fxopt_rewrite import (
     is_plain_tensor,
     needs_gradient,
     runs_in_transform,
+    runs_plainly,
 )
 
 Pair = tuple[int, int]
 _FORMATS = ("preserve", "contiguous", "channels_last")
+_MOST_PLANS = 64
 
 
 @dataclass(frozen=True)
@@ -48,21 +51,48 @@ class ConvolutionPlan:
     one_row: bool = False
 
 
-@dataclass(slots=True, eq=False)
-class ConvolutionPanels(Packed):
-    """A weight as plans read it.
+class Packing:
+    """What a layer has prepared for oneDNN: a copy of its weight, and a plan for each input shape.
 
     Attributes:
-        panels: the weight.
-        scale: the scales of integers, by channel of the result; None for floating-point weights.
-        sums: the sums of the integers, and of their products with the inputs' shifts; None likewise.
-        rounding: factors and shifts of inputs; None where each image is rounded by its largest number.
+        plans: by input shape; None for shapes that torch has to compute.
     """
 
-    panels: Tensor
-    scale: Tensor | None = None
-    sums: Tensor | None = None
-    rounding: Tensor | None = None
+    __slots__ = ("_kept", "plans")
+
+    def __init__(self) -> None:
+        self.clear()
+
+    def clear(self) -> None:
+        """Drop everything."""
+        self.plans: dict[tuple[int, ...], ConvolutionPlan | None] = {}
+        self._kept: tuple[Watched, Tensor | None, int, Tensor] | None = None  # one object, as other threads read it
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is no packed weight."""
+        return self._kept is None
+
+    def packed(self, weight: Tensor, bias: Tensor | None) -> Tensor | None:
+        """Return the packed copy of a weight; None if there is none, or weight or bias have changed."""
+        if self._kept is None:
+            return None
+        made_of, former, place, packed = self._kept  # the bias's numbers are read at each call
+        if former is not bias or (bias is not None and bias.data_ptr() != place):
+            return None
+        return packed if made_of.hold((weight,)) else None
+
+    def keep(self, weight: Tensor, bias: Tensor | None, packed: Tensor) -> Tensor:
+        """Keep the packed copy of a weight, and return it."""
+        self._kept = Watched((weight,)), bias, 0 if bias is None else bias.data_ptr(), packed
+        return packed
+
+    def plan(self, shape: tuple[int, ...], plan: ConvolutionPlan | None) -> ConvolutionPlan | None:
+        """Keep the plan for a shape, and return it; drop all once there are too many."""
+        if len(self.plans) >= _MOST_PLANS:
+            self.plans.clear()
+        self.plans[shape] = plan
+        return plan
 
 
 class PackedConv2d(PackedLayer):
@@ -100,10 +130,9 @@ class PackedConv2d(PackedLayer):
     (tensor([[[[0., 1.]]]]), tensor([[[[4.]]]]))
     """
 
-    __slots__ = ("_panels",)
-    _panels: ConvolutionPanels | None
-    only_computes = True
+    __slots__ = ("_packing",)
     dims: ClassVar[int] = 2
+    _packing: Packing
 
     def __init__(
         self,
@@ -123,11 +152,14 @@ class PackedConv2d(PackedLayer):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        shape = (out_channels, in_channels // groups, *kernel_size[2 - self.dims :])
-        super().__init__(shape, activation, bias=bias, device=device, dtype=dtype)
+        super().__init__()
         self.in_channels, self.out_channels, self.kernel_size = in_channels, out_channels, kernel_size
         self.stride, self.padding, self.dilation, self.groups = stride, padding, dilation, groups
         self.memory_format, self.adds, self.overwrites = memory_format, adds, overwrites
+        self.weight = nn.Parameter(torch.empty(self.weight_shape, device=device, dtype=dtype))
+        own_bias = nn.Parameter(torch.empty(out_channels, device=device, dtype=dtype)) if bias else None
+        self.register_parameter("bias", own_bias)
+        self._activation = tuple(Activation(*activation))
         self._prepare()
 
     def _prepare(self) -> None:
@@ -143,7 +175,7 @@ class PackedConv2d(PackedLayer):
 
     def check_attributes(self) -> None:
         """Raise a ValueError if a file has set values that no operator takes; derive what follows."""
-        super().check_attributes()
+        check_epilogue(self.activation, Norm())
         sizes = {"kernel_size": (1, 1), "stride": (1, 1), "dilation": (1, 1), "padding": ((0, 0), (0, 0))}
         check_settings(self, in_channels=1, out_channels=0, groups=1, **sizes)
         check_settings(self, adds=bool, overwrites=bool)
@@ -163,7 +195,7 @@ class PackedConv2d(PackedLayer):
 
     def forward(self, input: Tensor, other: Tensor | None = None) -> Tensor:
         """Return the result for an input and, optionally, a value to add."""
-        if not runs_by_onednn():
+        if not (runs_plainly() and mkldnn_enabled()):
             return self._plain(input, other)
         parameters = self._parameters
         weight, bias = parameters.get("weight"), parameters.get("bias")
@@ -171,11 +203,12 @@ class PackedConv2d(PackedLayer):
             return self._plain(input, other)
         packing = self.packing
         if needs_gradient(input, weight, bias, other):
-            packing.forget_trained(weight)
+            if weight.requires_grad:  # some optimizers change it without a new version
+                packing.clear()
             return self._plain(input, other)
         packed = packing.packed(weight, bias)
         if packed is None:
-            packed = self._pack(weight, bias, input)
+            packed = self._reordered(weight, bias, input)
         try:
             plan = packing.plans[input.shape]
         except KeyError:
@@ -184,9 +217,6 @@ class PackedConv2d(PackedLayer):
             return self._plain(input, other)
         if other is not None:
             return self._sum(input, other, packed, bias, plan)
-        if plan.pad is not None or plan.crop is not None:
-            result = self._unevenly_padded(input, packed, bias, plan, self._unary)
-            return self._in_format(result if self._activates else self.activation(result), input)
         result = self._run_operator(input, packed, bias, plan, self._unary)
         result = result if self._activates else self.activation(result)
         return self._in_format(result, input)
@@ -201,7 +231,7 @@ class PackedConv2d(PackedLayer):
         )
         name = self.activation.name
         if not fits or self._by_rows or name not in ("none", "relu"):
-            result = self._in_format(self._unevenly_padded(input, packed, bias, plan, onednn.NONE), input)
+            result = self._in_format(self._run_operator(input, packed, bias, plan, onednn.NONE), input)
             return self.activation(result + other)
         after = "relu" if name == "relu" else None
         operands = (packed, bias, plan.padding, *self._operands, "add", None, after, (), None)
@@ -213,24 +243,17 @@ class PackedConv2d(PackedLayer):
     def _run_operator(
         self, input: Tensor, packed: Tensor, bias: Tensor | None, plan: ConvolutionPlan, unary: tuple[Any, ...]
     ) -> Tensor:
-        """Return the result of the operator."""
+        """Return the result of the operator, which takes no padding that differs between sides."""
         result: Tensor
         if plan.one_row:
             row = F.linear(input.view(1, -1), self.weight.view(self.out_channels, -1), bias)
             row = row if unary is onednn.NONE else self.activation(row)
-            result = row.view(plan.output)
-        elif self._by_rows:
+            return row.view(plan.output)
+        if self._by_rows:
             result = onednn.LINEAR(input.permute(0, 2, 3, 1), packed, bias, *unary).permute(0, 3, 1, 2)
-        else:
-            result = onednn.CONVOLUTION(input, packed, bias, plan.padding, *self._operands, *unary)
-        return result
-
-    def _unevenly_padded(
-        self, input: Tensor, packed: Tensor, bias: Tensor | None, plan: ConvolutionPlan, unary: tuple[Any, ...]
-    ) -> Tensor:
-        """Return the result for padding that differs between sides, which the operator does not take."""
+            return result
         padded = input if plan.pad is None else F.pad(input, plan.pad)
-        result = self._run_operator(padded, packed, bias, plan, unary)
+        result = onednn.CONVOLUTION(padded, packed, bias, plan.padding, *self._operands, *unary)
         if plan.crop is None:
             return result
         (row, column), (height, width) = plan.crop, plan.output[2:]
@@ -260,10 +283,10 @@ class PackedConv2d(PackedLayer):
     def _plain_weight(self, input: Tensor) -> Tensor:
         return self.weight
 
-    def _pack(self, weight: Tensor, bias: Tensor | None, input: Tensor) -> Tensor | None:
-        """Pack the weight, if this processor has the operators and changes of the weight can be noticed."""
+    def _reordered(self, weight: Tensor, bias: Tensor | None, input: Tensor) -> Tensor | None:
+        """Pack the weight for oneDNN, if this processor has the operators and changes of it can be noticed."""
         self.packing.clear()
-        unfit = weight.shape != self.weight_shape or not bias_fits(bias, weight)
+        unfit = weight.shape != self.weight_shape or not _bias_fits(bias, weight)
         if unfit or weight.is_inference() or onednn.why_unsupported(weight.dtype, weight.device) is not None:
             return None
         plan = self._plan(input.shape)
@@ -276,52 +299,32 @@ class PackedConv2d(PackedLayer):
             packed = onednn.pack_convolution(weight, plan.padding, *self._operands, tuple(input.shape))
         return self.packing.keep(weight, bias, packed)
 
-    def packed(self) -> ConvolutionPanels | None:
-        """Return the weight as plans read it; None where it cannot be packed.
-
-        The plain weight is dropped as that of `PanelLinear` is, but not where calls of this layer have packed it, too.
-        """
-        packed: ConvolutionPanels | None = getattr(self, "_panels", None)
-        if packed is None or not packed.stands_for(self.holder, drops=self.drops):
-            self._panels = None
-            self.packing.clear()
-            packed = self._panels = self._as_panels() if self.packable else None
-        return packed
-
-    @property
-    def packable(self) -> bool:
-        """Whether plans can pack the weight."""
-        if self.holder.frozen:  # only a weight that can be packed is dropped
-            return True
-        weight = self.weight
-        right = type(weight) is nn.Parameter and weight.shape == self.weight_shape
-        return right and weight.dtype is torch.float32 and weight.is_cpu
-
-    def _as_panels(self) -> ConvolutionPanels:
-        weight = self.weight
-        panels = pack_convolution(window_of(weight.detach()), self.groups)
-        return ConvolutionPanels(Watched([weight]), {"weight": self._unpacks(panels)}, panels)
+    def _pack(self) -> Packed:
+        self.packing.clear()
+        panels = pack_convolution(window_of(self.weight.detach()), self.groups)
+        return Packed(Watched([self.weight]), {"weight": self._unpacks(panels)}, panels)
 
     def _unpacks(self, panels: Tensor) -> Callable[[], Tensor]:
         return partial(_unpacked, panels, self.weight_shape, self.groups)
 
     @property
-    def holder(self) -> Thawing:
-        """The dictionary that has the weight."""
-        return thawing(self, "_parameters")
+    def packing(self) -> Packing:
+        """What this layer has prepared for oneDNN; empty at first."""
+        try:
+            return self._packing
+        except AttributeError:
+            self._packing = Packing()
+            return self._packing
 
     @property
     def drops(self) -> bool:
-        """Whether the plain weight may be dropped."""
+        """Whether the plain weight may be dropped: not where calls of this layer have packed it for oneDNN, too."""
         return self.packing.is_empty
 
     def forget_derived(self) -> None:
-        """Drop everything derived from the weight."""
+        """Drop everything derived from the weight; the next call derives it again."""
         super().forget_derived()
-        for held in (self._parameters, self._buffers):
-            if isinstance(held, Thawing):
-                held.thaw()
-        self._panels = None
+        self.packing.clear()
 
     def _plan(self, shape: torch.Size) -> ConvolutionPlan | None:
         """Return how to compute inputs of a shape; None for shapes that torch refuses, and for empty tensors."""
@@ -411,6 +414,13 @@ def _unpacked(panels: Tensor, shape: Sequence[int], groups: int) -> Tensor:
     """Return the plain weight."""
     windows = unpack_convolution(panels, (*shape[:2], *(1,) * (4 - len(shape)), *shape[2:]), groups)
     return windows.reshape(shape).clone(memory_format=torch.contiguous_format)
+
+
+def _bias_fits(bias: Tensor | None, weight: Tensor) -> bool:
+    """Return whether a bias is safe for the operators, which do not check its size."""
+    if bias is None:
+        return True
+    return bias.shape == weight.shape[:1] and bias.dtype == weight.dtype and bias.is_cpu and bias.is_contiguous()
 
 
 def _first_result(before: int, after: int, stride: int) -> int:

@@ -23,8 +23,6 @@ from fxopt_cpu.regions.images import Kept
 from fxopt_cpu.regions.strides import called
 from fxopt_rewrite import GraphIndex, LayerNormCall, Region
 
-PACKED = (PanelLinear, PackedConv2d)
-
 
 class UnplannableError(Exception):
     """A plan has no step for a call that a layer leaves to torch's functions."""
