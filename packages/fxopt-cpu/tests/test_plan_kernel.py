@@ -212,7 +212,7 @@ def test_norms_attention_of_views_and_inputs_as_outputs(instructions: str) -> No
     heads = b.view(2, 30, 4, 16).transpose(1, 2)
     key, value = heads.narrow(1, 0, 2), heads.narrow(1, 2, 2)
     rows = builder.attention(a.view(2, 9, 4, 16).transpose(1, 2), key, value, mask=c, scale=0.3)
-    normed, total = builder.add_norm(rows, a, eps=EPSILON, kind=2)
+    total, normed = builder.elementwise(rows, a, "add"), builder.norm(rows, a, eps=EPSILON, kind=2)
     last = builder.norm(total.narrow(1, 3, 1), eps=EPSILON, kind=1)
     for each in (a, total, normed, last):
         builder.output(each)

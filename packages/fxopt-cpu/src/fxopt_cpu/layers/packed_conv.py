@@ -17,7 +17,7 @@ from fxopt_cpu.layers.epilogue import NONE, Activation, Norm, check_epilogue
 from fxopt_cpu.layers.packed_layer import PackedLayer
 from fxopt_cpu.layers.thawing import Packed
 from fxopt_cpu.operators import onednn
-from fxopt_cpu.operators.conv import pack_convolution, unpack_convolution
+from fxopt_cpu.operators.conv import pack_convolution, result_sizes, unpack_convolution
 from fxopt_rewrite import (
     Watched,
     check_settings,
@@ -330,12 +330,11 @@ class PackedConv2d(PackedLayer):
         """Return how to compute inputs of a shape; None for shapes that torch refuses, and for empty tensors."""
         if len(shape) != 4 or shape[1] != self.in_channels or 0 in shape or self.out_channels == 0:
             return None
-        settings = zip(shape[2:], self.padding, self.kernel_size, self.stride, self.dilation, strict=True)
-        sizes = [(size + sum(pad) - d * (k - 1) - 1) // s + 1 for size, pad, k, s, d in settings]
+        (top, bottom), (left, right) = self.padding
+        sizes = result_sizes(shape[2:], self.kernel_size, self.stride, (top, bottom, left, right), self.dilation)
         if min(sizes) < 1:
             return None
         output = (shape[0], self.out_channels, *sizes)
-        (top, bottom), (left, right) = self.padding
         if top == bottom and left == right:
             one_row = self._pointwise and math.prod(output) == self.out_channels
             return ConvolutionPlan(output, (top, left), one_row=one_row)

@@ -17,7 +17,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fxopt_cpu.operators.conv import shape_of_panels
+from fxopt_cpu.operators.attention import split
+from fxopt_cpu.operators.conv import result_sizes, shape_of_panels
 from fxopt_cpu.operators.definition import Operator
 from fxopt_cpu.operators.linear import PANEL, TOGETHER
 
@@ -264,12 +265,7 @@ class PlanBuilder:
         causal: bool = False,
     ) -> Value:
         """`fxopt::attention_merged`."""
-        batch, rows, width = merged.shape
-        each = merged.view(batch, rows, heads + 2 * kv_heads, width // (heads + 2 * kv_heads)).transpose(1, 2)
-        query, key, value = (
-            each.narrow(1, start, count)
-            for start, count in ((0, heads), (heads, kv_heads), (heads + kv_heads, kv_heads))
-        )
+        query, key, value = (Value(merged.buffer, each) for each in split(merged.layout, heads, kv_heads))
         return self.attention(query, key, value, mask=mask, scale=scale, causal=causal)
 
     def norm(
@@ -283,20 +279,11 @@ class PlanBuilder:
         kind: int,
     ) -> Value:
         """`fxopt::norm`."""
-        return self._norm(input, residual, weight, bias, eps, kind, with_sum=False)[0]
-
-    def add_norm(
-        self,
-        input: Value,
-        residual: Value,
-        *,
-        weight: Value | None = None,
-        bias: Value | None = None,
-        eps: float,
-        kind: int,
-    ) -> tuple[Value, Value]:
-        """`fxopt::add_norm`."""
-        return self._norm(input, residual, weight, bias, eps, kind, with_sum=True)
+        rows, strides = _rows("norm", input, residual)
+        result = self._result(input.shape)
+        numbers = [rows, input.shape[-1], kind, _bits(eps), *strides]
+        self._step(NORM, numbers, [input, residual, weight, bias, result, None])  # None for the sum, which nobody reads
+        return result
 
     def embedding_norm(
         self,
@@ -467,10 +454,7 @@ class PlanBuilder:
         if max(kernel) > MOST_TAPS:
             raise ValueError(f"the kernel is {tuple(kernel)}, expected at most {MOST_TAPS} on each side")
         count, channels, *lengths = input.shape
-        sizes = [
-            (lengths[i] + padding[2 * i] + padding[2 * i + 1] - dilation[i] * (kernel[i] - 1) - 1) // stride[i] + 1
-            for i in range(2)
-        ]
+        sizes = result_sizes(lengths, kernel, stride, padding, dilation)
         if min(sizes) < 1:
             raise ValueError(f"an operand has shape {input.shape}, which is smaller than the kernel {tuple(kernel)}")
         numbers: list[int | _Pitch] = [count, *lengths, channels, *kernel, *stride, *padding, *dilation]
@@ -614,24 +598,6 @@ class PlanBuilder:
                     buffer.movable = False
         self._steps.append([kind, *numbers, *operands])
         self._nanoseconds += products / 50  # of one thread, roughly
-
-    def _norm(
-        self,
-        input: Value,
-        residual: Value | None,
-        weight: Value | None,
-        bias: Value | None,
-        eps: float,
-        kind: int,
-        *,
-        with_sum: bool,
-    ) -> tuple[Value, Value]:
-        rows, strides = _rows("norm", input, residual)
-        result = self._result(input.shape)
-        total = self._result(input.shape) if with_sum else None
-        numbers = [rows, input.shape[-1], kind, _bits(eps), *strides]
-        self._step(NORM, numbers, [input, residual, weight, bias, result, total])
-        return result, total or result
 
 
 def _rows(operator: str, *operands: Value | None) -> tuple[int, list[int]]:
