@@ -11,14 +11,23 @@ from torch import Tensor, nn
 from torch.fx import Node
 
 from fxopt_core import Refusal
-from fxopt_cpu.layers.epilogue import Activation, Norm, activation_named
+from fxopt_cpu.layers.epilogue import NONE, Activation, norm_like
 from fxopt_cpu.layers.panel_linear import PanelLinear
 from fxopt_cpu.operators.linear import quantize
 from fxopt_cpu.operators.rounding import lost, narrowed, static
 from fxopt_cpu.passes import low_precision
 from fxopt_cpu.passes.calibration import ranges_of
 from fxopt_cpu.passes.layouts import layout_of, operation, source_of
-from fxopt_cpu.passes.matching import REASONS, is_float, kernels_refusal, parameter_of, sole_user, take_out
+from fxopt_cpu.passes.matching import (
+    REASONS,
+    is_float,
+    kernels_refusal,
+    norm_tensors,
+    parameter_of,
+    sole_user,
+    take_out,
+)
+from fxopt_cpu.passes.neighbours import activation_after, sum_after
 from fxopt_rewrite import (
     ActivationCall,
     Editor,
@@ -245,7 +254,7 @@ class FuseLinears(low_precision.Options, ReversibleSitePass[ProductSite]):
             pieces[call.bias.name] = Piece(f"{name}.bias")
         edit.drop(call, pieces, twin=name)
         if norm is not None and norm.tensors:  # a norm without tensors was removed with its last call
-            refs = {ref.name: Piece(f"{name}.norm_{key}") for key, ref in _norm_tensors(norm).items()}
+            refs = {ref.name: Piece(f"{name}.norm_{key}") for key, ref in norm_tensors(norm).items()}
             edit.drop(norm, refs, twin=name)
 
     def _module(self, site: ProductSite) -> PanelLinear:
@@ -253,8 +262,7 @@ class FuseLinears(low_precision.Options, ReversibleSitePass[ProductSite]):
         call, norm, is_int8 = site.call, site.norm, self.weights == "int8"
         settings: dict[str, Any] = {"activation": tuple(site.activation), "gated": site.gated}
         if norm is not None:
-            eps = torch.finfo(torch.float32).eps if norm.eps is None else norm.eps
-            settings["norm"] = tuple(Norm("layer" if norm.centred else "rms", eps))
+            settings["norm"] = tuple(norm_like(norm))
         module = bare_module(
             PanelLinear, call.in_features, call.out_features, bias=call.bias is not None,
             integers=is_int8, rounding=is_int8 and site.ends is not None, **settings,
@@ -272,7 +280,7 @@ class FuseLinears(low_precision.Options, ReversibleSitePass[ProductSite]):
             module.weight = parameter_of(weight)
         if call.bias is not None:
             module.bias = parameter_of(call.bias.tensor)
-        for key, ref in ({} if norm is None else _norm_tensors(norm)).items():
+        for key, ref in ({} if norm is None else norm_tensors(norm)).items():
             module.register_parameter(f"norm_{key}", parameter_of(ref.tensor))
         return module
 
@@ -301,19 +309,16 @@ def _epilogue(site: ProductSite) -> tuple[Any, ...]:
     return site.gated, site.activation, site.residual is None, its
 
 
-def _extended(index: GraphIndex, site: ProductSite, last: Node, *others: Node, **settings: Any) -> ProductSite:
+def _extended(site: ProductSite, last: Node, *others: Node, **settings: Any) -> ProductSite:
     return replace(site, last=last, between=(*site.between, site.last, *others), **settings)
 
 
 def _with_activation(index: GraphIndex, site: ProductSite) -> ProductSite:
     if site.gated:
         return site
-    user = sole_user(site.last)
-    call = None if user is None else read_activation(index, user)
-    if isinstance(call, ActivationCall) and call.input is site.last:
-        activation = activation_named(call.name, call.settings)
-        if activation is not None and not index.effects.written_between(site.last, site.last, call.node):
-            return _extended(index, site, call.node, activation=activation)
+    last, activation = activation_after(index, site.last)
+    if activation != NONE:
+        return _extended(site, last, activation=activation)
     return _with_quick_gelu(index, site)
 
 
@@ -333,7 +338,7 @@ def _with_quick_gelu(index: GraphIndex, site: ProductSite) -> ProductSite:
             continue
         factors, readers = {scaled.left, scaled.right}, {product, scaled.node}
         if factors == {value, _SIGMOID_FACTOR} and set(value.users) == readers:
-            return _extended(index, site, product, inner.node, inner.input, activation=Activation("quick_gelu"))
+            return _extended(site, product, inner.node, inner.input, activation=Activation("quick_gelu"))
     return site
 
 
@@ -358,17 +363,14 @@ def _with_gate(index: GraphIndex, site: ProductSite) -> ProductSite:
     if set(halves) != {0, features // 2}:
         return site
     gate, up = halves[0], halves[features // 2]
-    after = sole_user(gate)
-    activated = None if after is None else read_activation(index, after)
-    if not isinstance(activated, ActivationCall) or activated.input is not gate or activated.inplace:
-        return site
-    activation, product = activation_named(activated.name, activated.settings), sole_user(activated.node)
+    activated, activation = activation_after(index, gate)
+    product = sole_user(activated)
     call = None if product is None else read_elementwise(product)
-    if activation is None or not isinstance(call, ElementwiseCall) or call.operation != "mul" or call.inplace:
+    if activation == NONE or not isinstance(call, ElementwiseCall) or call.operation != "mul" or call.inplace:
         return site
-    if {call.left, call.right} != {activated.node, up} or sole_user(up) is not call.node:
+    if index.effects.writes(activated) or {call.left, call.right} != {activated, up} or sole_user(up) is not call.node:
         return site
-    return _extended(index, site, call.node, *way, activated.node, gated=True, activation=activation)
+    return _extended(site, call.node, *way, activated, gated=True, activation=activation)
 
 
 def _followed(index: GraphIndex, node: Node) -> tuple[Node, list[Node]]:
@@ -382,21 +384,13 @@ def _followed(index: GraphIndex, node: Node) -> tuple[Node, list[Node]]:
 
 
 def _with_residual(index: GraphIndex, site: ProductSite) -> ProductSite:
-    user = sole_user(site.last)
-    call = None if user is None else read_elementwise(user)
-    if not isinstance(call, ElementwiseCall) or call.operation != "add" or call.alpha != 1:
+    found = sum_after(index, site.last)
+    if found is None or not is_float(found.other) or not is_float(site.last):
         return site
-    other = call.right if call.left is site.last else call.left
-    if not isinstance(other, Node) or other is site.last or (call.inplace and call.left is not site.last):
+    mine, its = tensor_facts(site.last), tensor_facts(found.other)
+    if mine is None or its is None or not same_sizes(mine.shape, its.shape):
         return site
-    mine, its = tensor_facts(site.last), tensor_facts(other)
-    if mine is None or its is None or not is_float(other) or not is_float(site.last):
-        return site
-    if not same_sizes(mine.shape, its.shape):
-        return site
-    if index.effects.written_between(site.last, site.last, call.node):
-        return site
-    return _extended(index, site, call.node, residual=other)
+    return _extended(site, found.node, residual=found.other)
 
 
 def _with_norm(index: GraphIndex, site: ProductSite) -> ProductSite:
@@ -411,8 +405,4 @@ def _with_norm(index: GraphIndex, site: ProductSite) -> ProductSite:
         return site
     if index.effects.written_between(site.last, site.last, norm.node):
         return site
-    return _extended(index, site, norm.node, norm=norm)
-
-
-def _norm_tensors(norm: LayerNormCall) -> dict[str, Any]:
-    return {key: ref for key, ref in (("weight", norm.weight), ("bias", norm.bias)) if ref is not None}
+    return _extended(site, norm.node, norm=norm)

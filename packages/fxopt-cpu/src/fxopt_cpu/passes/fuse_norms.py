@@ -12,10 +12,18 @@ from torch import Tensor, nn
 from torch.fx import Node
 
 from fxopt_core import Refusal
-from fxopt_cpu.layers.epilogue import Norm
+from fxopt_cpu.layers.epilogue import norm_like
 from fxopt_cpu.layers.norms import MOST_TABLES, EmbeddingNorm, SumNorm
 from fxopt_cpu.passes.layouts import operation
-from fxopt_cpu.passes.matching import REASONS, is_float, kernels_refusal, parameter_of, sole_user, take_out
+from fxopt_cpu.passes.matching import (
+    REASONS,
+    is_float,
+    kernels_refusal,
+    norm_tensors,
+    parameter_of,
+    sole_user,
+    take_out,
+)
 from fxopt_rewrite import (
     Editor,
     ElementwiseCall,
@@ -134,20 +142,16 @@ class FuseNorms(ReversibleSitePass[NormSite]):
         for place, call in enumerate(site.tables):
             edit.drop(call, {call.weight.key: Piece(f"{name}.table_{place}")}, twin=name)
         if norm is not None:
-            keys = (("weight", norm.weight), ("bias", norm.bias))
-            edit.drop(norm, {ref.name: Piece(f"{name}.{key}") for key, ref in keys if ref is not None}, twin=name)
+            pieces = {ref.name: Piece(f"{name}.{key}") for key, ref in norm_tensors(norm).items()}
+            edit.drop(norm, pieces, twin=name)
 
 
 def _module(site: NormSite) -> EmbeddingNorm | SumNorm:
-    norm, settings = site.norm, {}
-    if norm is not None:
-        eps = torch.finfo(torch.float32).eps if norm.eps is None else norm.eps
-        settings = {"norm": tuple(Norm("layer" if norm.centred else "rms", eps))}
+    norm = site.norm
+    settings = {} if norm is None else {"norm": tuple(norm_like(norm))}
     if site.tables:
-        entries, features = (
-            tuple(len(call.weight.tensor) for call in site.tables),
-            site.tables[0].weight.tensor.shape[1],
-        )
+        entries = tuple(len(call.weight.tensor) for call in site.tables)
+        features = site.tables[0].weight.tensor.shape[1]
         padding = tuple(-1 if call.padding_idx is None else call.padding_idx for call in site.tables)
         made: Any = bare_module(EmbeddingNorm, entries, features, padding=padding, **settings)
         for place, call in enumerate(site.tables):
@@ -155,9 +159,8 @@ def _module(site: NormSite) -> EmbeddingNorm | SumNorm:
     else:
         assert norm is not None
         made = bare_module(SumNorm, norm.normalized_shape[0], **settings)
-    for key, ref in () if norm is None else (("weight", norm.weight), ("bias", norm.bias)):
-        if ref is not None:
-            made.register_parameter(key, parameter_of(ref.tensor))
+    for key, ref in norm_tensors(norm).items():
+        made.register_parameter(key, parameter_of(ref.tensor))
     found: EmbeddingNorm | SumNorm = made
     return found
 

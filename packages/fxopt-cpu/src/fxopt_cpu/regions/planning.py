@@ -11,12 +11,13 @@ from torch.fx import GraphModule, Node
 from torch.fx.node import map_arg
 
 from fxopt_cpu.layers.attention import LARGEST_HEAD, MergedAttention, RowAttention
-from fxopt_cpu.layers.epilogue import CODES, NORM_CODES, Activation
+from fxopt_cpu.layers.epilogue import CODES, NORM_CODES, Activation, norm_like
 from fxopt_cpu.layers.norms import EmbeddingNorm, SumNorm
 from fxopt_cpu.layers.packed_conv import PackedConv2d
 from fxopt_cpu.layers.panel_linear import PanelLinear
 from fxopt_cpu.operators.plan import Plan, PlanBuilder, Value
 from fxopt_cpu.passes.layouts import operation
+from fxopt_cpu.passes.matching import norm_tensors
 from fxopt_cpu.regions import images, strides
 from fxopt_cpu.regions.finding import CASTS, CHECK, COPIES, ELEMENTWISE, VIEW_MODULES, VIEWS, norm_of
 from fxopt_cpu.regions.images import Kept
@@ -186,18 +187,14 @@ class _Step:
         return self.builder.norm(*map(self._rows, args), **norm, eps=eps, kind=NORM_CODES[name])
 
     def _norm(self, call: LayerNormCall) -> Value:
-        input = self.made[call.input]
-        eps = torch.finfo(torch.float32).eps if call.eps is None else call.eps
+        input, (name, eps) = self.made[call.input], norm_like(call)
         _need(input.layout.dtype is torch.float32 and input.shape[-1:] == call.normalized_shape)
         _need(input.layout.numel() > 0)
         given: dict[str, Value] = {}
-        for key, ref in (("weight", call.weight), ("bias", call.bias)):
-            if ref is not None:
-                given[key] = self.made[ref.node] if ref.node else self.builder.weight(self._tensor(ref.tensor))
-                _need(given[key].shape == call.normalized_shape and given[key].layout.dtype is torch.float32)
-        return self.builder.norm(
-            self._rows(input), **given, eps=eps, kind=NORM_CODES["layer" if call.centred else "rms"]
-        )
+        for key, ref in norm_tensors(call).items():
+            given[key] = self.made[ref.node] if ref.node else self.builder.weight(self._tensor(ref.tensor))
+            _need(given[key].shape == call.normalized_shape and given[key].layout.dtype is torch.float32)
+        return self.builder.norm(self._rows(input), **given, eps=eps, kind=NORM_CODES[name])
 
     def _linear(self, module: PanelLinear, input: Value, residual: Value | None = None) -> Value:
         operands = module.operands()
