@@ -157,6 +157,11 @@ class FuseLinears(low_precision.Options, ReversibleSitePass[ProductSite]):
     """
 
     reasons: ClassVar[Mapping[str, str]] = {**REASONS, **low_precision.REASONS}
+    kinds: ClassVar = {
+        "float32": (torch.float32,),
+        "bfloat16": (torch.float32,),
+        "int8": (torch.float32, torch.bfloat16, torch.float16),
+    }
     arithmetic = (quantize, static, narrowed, lost)
 
     def __init__(
@@ -204,9 +209,6 @@ class FuseLinears(low_precision.Options, ReversibleSitePass[ProductSite]):
         problem = self._problem(site)
         if problem is not None:
             return index.refuse(call.label, problem[0], f"linear `{call.label}` {problem[1]}", call.node)
-        if self.weights != "float32" and not low_precision.is_finite(call.weight.tensor):
-            message = f"`{call.weight.name}` of `{call.label}` holds NaN or infinite values"
-            return index.refuse(call.label, "out-of-range", message, call.node)
         for each in site.calls:
             if index.effects.written_between(each.input, each.call.node, each.last):
                 what = f"`{each.input.name}` is written in place"
@@ -220,15 +222,10 @@ class FuseLinears(low_precision.Options, ReversibleSitePass[ProductSite]):
         """Return why a layer is left alone, as (reason code, predicate)."""
         if site.left_out is not None:
             return site.left_out
-        unfit = low_precision.unfit(site.call, self.weights)
-        if unfit is not None:
-            return unfit
-        known, size = tensor_facts(site.input), site.call.weight.tensor.numel()
-        if self.weights != "int8" and known is not None and known.dtype is not torch.float32:
+        unfit, known = self.unfit(site.call, site.ends), tensor_facts(site.input)
+        if unfit is None and self.weights != "int8" and known is not None and known.dtype is not torch.float32:
             return "unsupported-dtype", f"takes values of {known.dtype}; the operators take torch.float32"
-        if self.weights == "int8" and size < self.min_weights:
-            return "too-small", f"has {size} weights, fewer than min_weights={self.min_weights}"
-        return low_precision.NO_RANGE if self.is_static and not low_precision.has_range(site.ends) else None
+        return unfit
 
     def rewrite(self, site: ProductSite, edit: Editor) -> None:
         """Insert one module with the same parameters, and drop what it replaces."""
@@ -243,13 +240,8 @@ class FuseLinears(low_precision.Options, ReversibleSitePass[ProductSite]):
         if self.weights == "float32":
             pieces[call.weight.name] = Piece(f"{name}.weight", transposed=call.transposed)
         else:
-            function = {"bfloat16": "rounding:narrowed", "int8": "linear:quantize"}[self.weights]
-            outputs = ("weight", "scale") if self.weights == "int8" else ("weight",)
-            function = function if site.ends is None else "rounding:static"
-            settings = (("transposed", call.transposed),)
-            edit.derived(low_precision.derived(call.weight.name, name, function, outputs, settings))
-            if self.keep_originals:
-                pieces[call.weight.name] = Piece(f"{name}.original_weight")
+            made = "linear:quantize" if self.weights == "int8" else "rounding:narrowed"
+            pieces |= self.record(edit, call.weight, name, made, ("transposed", call.transposed))
         if call.bias is not None:
             pieces[call.bias.name] = Piece(f"{name}.bias")
         edit.drop(call, pieces, twin=name)
