@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.fx import GraphModule, Node
 
 from fxopt_cpu.layers.attention import MergedAttention, RowAttention
@@ -20,6 +20,7 @@ from fxopt_cpu.regions.images import (
     concatenation_of,
     convolutions_fit,
     enlarged_by,
+    is_weight,
     overwriting,
     plain_layer_of,
     pooling_of,
@@ -132,17 +133,11 @@ def norm_of(index: GraphIndex, node: Node) -> LayerNormCall | None:
 
 def _joins(index: GraphIndex, node: Node, images: bool) -> bool:
     """Return whether a node's results depend only on its inputs and tensors, and a plan may contain it."""
-    if norm_of(index, node) is not None:
-        return True
-    if images and (pooling_of(index, node) or activation_of(index, node) or enlarged_by(index, node)):
-        return True
-    if images and plain_layer_of(index, node) is not None:
+    of_images = pooling_of, activation_of, enlarged_by, plain_layer_of
+    if norm_of(index, node) is not None or (images and any(read(index, node) for read in of_images)):
         return True
     if node.op == "get_attr":
-        value = index.attribute_of(node)
-        if not isinstance(value, Tensor) or type(value) not in (Tensor, nn.Parameter):
-            return False
-        return value.dtype is torch.float32 and value.is_cpu
+        return is_weight(index.attribute_of(node))
     module = index.module_of(node)
     is_view = isinstance(module, VIEW_MODULES) and len(node.args) == 1 and is_plain_module(module)
     if module is not None and not is_view:
@@ -153,8 +148,7 @@ def _joins(index: GraphIndex, node: Node, images: bool) -> bool:
     if is_python_number(node) is True:
         return not index.effects.effect(node).opaque
     name = operation(index, node)
-    overwritten = overwriting(index, node)
-    if overwritten in ELEMENTWISE:
+    if overwriting(index, node) in ELEMENTWISE:
         return _is_plain_sum(node)
     if index.effects.aliases(node) and index.effects.written_between(node, node, index.nodes[-1]):
         return False  # a plan would give a copy, which the write does not reach

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 from torch.fx import GraphModule, Node
-from torch.fx.node import map_arg
+from torch.fx.node import map_aggregate, map_arg
 
 from fxopt_cpu.layers.attention import LARGEST_HEAD, MergedAttention, RowAttention
 from fxopt_cpu.layers.epilogue import CODES, NORM_CODES, Activation, norm_like
@@ -56,8 +56,9 @@ def plan_of(graph_module: GraphModule, region: Region, values: Sequence[Any], ke
     for node, value in zip(region.inputs, values, strict=True):
         made[node] = builder.input(value) if isinstance(value, Tensor) else value
     try:
+        step = _Step(index, builder, made, kept)
         for node in region.nodes:
-            made[node] = _Step(index, builder, made, kept).of(node)
+            made[node] = step.of(node)
         strided = strides.layouts_of(index, region, values, made)
         results = []
         for node in region.outputs:
@@ -80,7 +81,7 @@ class _Step:
         args: Any = map_arg(node.args, self.made.__getitem__)
         kwargs: Any = map_arg(node.kwargs, self.made.__getitem__)
         if node.op == "get_attr":
-            return self.builder.weight(self._tensor(self.index.attribute_of(node)))
+            return self._read(self.index.attribute_of(node))
         pooling = images.pooling_of(self.index, node)
         if pooling is not None:
             return images.pool(self.builder, pooling, self.made[pooling.input])
@@ -153,13 +154,18 @@ class _Step:
         _need(one.layout.dtype is torch.float32 and other.layout.dtype is torch.float32)
         return images.elementwise(self.builder, one, other, kind, Activation())
 
-    def _tensor(self, tensor: object) -> Tensor:
-        _need(isinstance(tensor, Tensor) and tensor.dtype is torch.float32 and tensor.is_cpu)
-        assert isinstance(tensor, Tensor)
-        return tensor
+    def _read(self, tensor: Any) -> Value:
+        _need(images.is_weight(tensor))
+        return self.builder.weight(tensor)
 
     def _weight(self, tensor: Tensor | None) -> Value | None:
         return None if tensor is None else self.builder.weight(tensor)
+
+    def _norm_of(self, module: EmbeddingNorm | SumNorm) -> dict[str, Any]:
+        """Return the settings and tensors of a layer's norm."""
+        (name, eps), held = module._norm, {"weight": module.weight, "bias": module.bias}
+        given = {key: self._read(tensor) for key, tensor in held.items() if tensor is not None}
+        return {**given, "eps": eps, "kind": NORM_CODES[name]}
 
     def _layer(self, module: nn.Module, *args: Value) -> Value:
         _need(all(each.layout.numel() > 0 for each in args))
@@ -171,20 +177,13 @@ class _Step:
             return images.convolve(self.builder, module, *args)
         if isinstance(module, EmbeddingNorm):
             _need(all(each.layout.dtype is torch.int64 for each in args))
-            tables = [self.builder.weight(self._tensor(held)) for held in module.tables]
-            (name, eps), (weight, bias) = module._norm, (module.weight, module.bias)
-            norm: dict[str, Any] = {"weight": self._weight(weight), "bias": self._weight(bias)}
-            return self.builder.embedding_norm(args, tables, **norm, eps=eps, kind=NORM_CODES[name])
+            return self.builder.embedding_norm(args, [*map(self._read, module.tables)], **self._norm_of(module))
         if isinstance(module, MergedAttention | RowAttention):
             return self._attention(module, *args)
         _need(all(each.layout.dtype is torch.float32 for each in args))
         _need(all(each.shape == args[0].shape for each in args))
         assert isinstance(module, SumNorm)
-        (name, eps), (weight, bias) = module._norm, (module.weight, module.bias)
-        for tensor in (weight, bias):
-            _need(tensor is None or self._tensor(tensor) is tensor)
-        norm = {"weight": self._weight(weight), "bias": self._weight(bias)}
-        return self.builder.norm(*map(self._rows, args), **norm, eps=eps, kind=NORM_CODES[name])
+        return self.builder.norm(*map(self._rows, args), **self._norm_of(module))
 
     def _norm(self, call: LayerNormCall) -> Value:
         input, (name, eps) = self.made[call.input], norm_like(call)
@@ -192,7 +191,7 @@ class _Step:
         _need(input.layout.numel() > 0)
         given: dict[str, Value] = {}
         for key, ref in norm_tensors(call).items():
-            given[key] = self.made[ref.node] if ref.node else self.builder.weight(self._tensor(ref.tensor))
+            given[key] = self.made[ref.node] if ref.node else self._read(ref.tensor)
             _need(given[key].shape == call.normalized_shape and given[key].layout.dtype is torch.float32)
         return self.builder.norm(self._rows(input), **given, eps=eps, kind=NORM_CODES[name])
 
@@ -241,8 +240,4 @@ def _need(fits: bool) -> None:
 
 def _layouts(values: Any) -> Any:
     """Return arguments with tensors on the meta device for values."""
-    if isinstance(values, Value):
-        return values.layout
-    if isinstance(values, dict):
-        return {key: _layouts(value) for key, value in values.items()}
-    return type(values)(map(_layouts, values)) if type(values) in (list, tuple) else values
+    return map_aggregate(values, lambda each: each.layout if isinstance(each, Value) else each)
