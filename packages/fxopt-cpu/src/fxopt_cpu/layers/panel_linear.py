@@ -164,7 +164,7 @@ class PanelLinear(PackedLayer):
         if packed is None:
             return None
         held: Any = self._parameters
-        small = (packed.small[key] if key in packed.small else _as_float(dict.get(held, key)) for key in _SMALL)
+        small = (_as_float(dict.get(held, key)) for key in _SMALL)
         return packed.panels, packed.scale, packed.sums, packed.rounding, *small
 
     @property
@@ -186,10 +186,8 @@ class PanelLinear(PackedLayer):
             sums = torch.cat([cast("Tensor", sums), shifted_sums(panels, rounding[1])])
             makers["rounding"] = rounding.clone
         held: Any = self.holder
-        small = {key: held[key].detach().float() for key in _SMALL if _is_narrow(held.get(key))}
-        makers |= {key: held[key].detach().clone().clone for key in small}
-        trains = any(held[key].requires_grad for key in makers)
-        return Packed(Watched([held[key] for key in makers]), makers, panels, scales, sums, rounding, small, trains)
+        watched = Watched([held[key] for key in makers])
+        return Packed(watched, makers, panels, scales, sums, rounding, weight.requires_grad)
 
     def _plain(self, input: Tensor, residual: Tensor | None) -> Tensor:
         """Compute the result with torch's own functions."""
@@ -216,13 +214,6 @@ class PanelLinear(PackedLayer):
         if "rounding" in self._buffers:
             shown += ", static"
         return f"{shown}, gated=True" if self.gated else shown
-
-
-def _is_narrow(tensor: Tensor | None) -> bool:
-    """Return whether a bias needs conversion for the operator, and its changes can be noticed."""
-    if tensor is None or type(tensor) not in (Tensor, nn.Parameter) or tensor.dtype is _FLOAT:
-        return False
-    return tensor.is_cpu and not tensor.is_inference()
 
 
 def _as_float(tensor: Tensor | None) -> Tensor | None:

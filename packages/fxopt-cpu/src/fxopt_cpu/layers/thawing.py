@@ -15,7 +15,7 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -202,7 +202,6 @@ class Packed:
         scale: the scales of integers, by feature of the result; None for floating-point weights.
         sums: the sums of the integers, by feature, and of their products with the inputs' shifts; None likewise.
         rounding: factors and shifts of inputs; None where they are rounded by their largest numbers.
-        small: by name, float32 copies of bias and norm weights that have another dtype.
         trains: whether the weight required a gradient.
     """
 
@@ -212,7 +211,6 @@ class Packed:
     scale: Tensor | None = None
     sums: Tensor | None = None
     rounding: Tensor | None = None
-    small: Mapping[str, Tensor] = field(default_factory=dict)
     trains: bool = False
 
     def freeze(self, held: Thawing) -> bool:

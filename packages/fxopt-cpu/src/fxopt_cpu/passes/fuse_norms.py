@@ -14,7 +14,7 @@ from torch.fx import Node
 from fxopt_core import Refusal
 from fxopt_cpu.layers.epilogue import norm_like
 from fxopt_cpu.layers.norms import MOST_TABLES, EmbeddingNorm, SumNorm
-from fxopt_cpu.passes.layouts import operation
+from fxopt_cpu.passes.layouts import CASTS, operation
 from fxopt_cpu.passes.matching import (
     REASONS,
     is_float,
@@ -43,8 +43,6 @@ from fxopt_rewrite import (
     tensor_facts,
     tensors_refusal,
 )
-
-_CASTS = frozenset({"to", "_to_copy", "float", "type_as"})
 
 
 @dataclass(frozen=True, eq=False)
@@ -208,7 +206,7 @@ def _rms_norm(x: Tensor, weight: nn.Parameter, eps: float) -> Tensor:
 
 @cache
 def _written() -> Pattern:
-    return Pattern(_rms_norm, through=_CASTS)
+    return Pattern(_rms_norm, through=CASTS)
 
 
 def _written_out(index: GraphIndex, node: Node, read: dict[Node, Any]) -> NormSite | None:
@@ -216,7 +214,7 @@ def _written_out(index: GraphIndex, node: Node, read: dict[Node, Any]) -> NormSi
     for match in _written().matches(index, node, read):
         value, weight = match.values["x"], match.values["weight"]
         facts, is_parameter = tensor_facts(value), isinstance(weight.tensor, nn.Parameter) and weight.tensor.dim() == 1
-        casts = [each for each in match.nodes if operation(index, each) in _CASTS]
+        casts = [each for each in match.nodes if operation(index, each) in CASTS]
         fits = facts is not None and is_parameter and same_size(facts.shape[-1], len(weight.tensor)) and is_float(value)
         if fits and match.other_reader() is None and all(is_float(each) for each in casts):
             shape, owner = (len(weight.tensor),), weight.name.rpartition(".")[0]

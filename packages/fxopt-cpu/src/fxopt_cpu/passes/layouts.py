@@ -302,6 +302,7 @@ def _joined(one: Axis, other: Axis) -> Axis:
     raise _NoReadingError
 
 
+CASTS = frozenset({"to", "_to_copy", "float", "type_as"})
 SPLITS = frozenset({"split", "chunk", "unbind"})
 STEPS = {
     **dict.fromkeys(("clone", "contiguous", "alias"), _same),

@@ -13,7 +13,7 @@ from fxopt_cpu.layers.norms import EmbeddingNorm, SumNorm
 from fxopt_cpu.layers.packed_conv import PackedConv1d, PackedConv2d
 from fxopt_cpu.layers.panel_linear import PanelLinear
 from fxopt_cpu.layers.quantized_conv import QuantizedConv2d
-from fxopt_cpu.passes.layouts import SPLITS, STEPS, operation
+from fxopt_cpu.passes.layouts import CASTS, SPLITS, STEPS, operation
 from fxopt_cpu.passes.matching import is_float
 from fxopt_cpu.regions.images import (
     activation_of,
@@ -41,7 +41,6 @@ _MORE_VIEWS = {"squeeze", "movedim", "moveaxis", "t", "mT", "view_as", "expand_a
 VIEWS = frozenset(STEPS) - {"clone", "contiguous"} | SPLITS | _MORE_VIEWS
 VIEW_MODULES = (nn.Flatten, nn.Unflatten)
 COPIES = frozenset({"clone", "contiguous"})
-CASTS = frozenset({"to", "_to_copy", "float", "type_as"})
 CHECK = "_assert_tensor_metadata"  # of a dtype
 _FEWEST_LAYERS = 2  # fewer gain less than it costs to check that nothing has changed
 

@@ -16,10 +16,10 @@ from fxopt_cpu.layers.norms import EmbeddingNorm, SumNorm
 from fxopt_cpu.layers.packed_conv import PackedConv2d
 from fxopt_cpu.layers.panel_linear import PanelLinear
 from fxopt_cpu.operators.plan import Plan, PlanBuilder, Value
-from fxopt_cpu.passes.layouts import operation
+from fxopt_cpu.passes.layouts import CASTS, operation
 from fxopt_cpu.passes.matching import norm_tensors
 from fxopt_cpu.regions import images, strides
-from fxopt_cpu.regions.finding import CASTS, CHECK, COPIES, ELEMENTWISE, VIEW_MODULES, VIEWS, norm_of
+from fxopt_cpu.regions.finding import CHECK, COPIES, ELEMENTWISE, VIEW_MODULES, VIEWS, norm_of
 from fxopt_cpu.regions.images import Kept
 from fxopt_cpu.regions.strides import called
 from fxopt_rewrite import GraphIndex, LayerNormCall, Region
