@@ -51,50 +51,6 @@ class ConvolutionPlan:
     one_row: bool = False
 
 
-class Packing:
-    """What a layer has prepared for oneDNN: a copy of its weight, and a plan for each input shape.
-
-    Attributes:
-        plans: by input shape; None for shapes that torch has to compute.
-    """
-
-    __slots__ = ("_kept", "plans")
-
-    def __init__(self) -> None:
-        self.clear()
-
-    def clear(self) -> None:
-        """Drop everything."""
-        self.plans: dict[tuple[int, ...], ConvolutionPlan | None] = {}
-        self._kept: tuple[Watched, Tensor | None, int, Tensor] | None = None  # one object, as other threads read it
-
-    @property
-    def is_empty(self) -> bool:
-        """Whether there is no packed weight."""
-        return self._kept is None
-
-    def packed(self, weight: Tensor, bias: Tensor | None) -> Tensor | None:
-        """Return the packed copy of a weight; None if there is none, or weight or bias have changed."""
-        if self._kept is None:
-            return None
-        made_of, former, place, packed = self._kept  # the bias's numbers are read at each call
-        if former is not bias or (bias is not None and bias.data_ptr() != place):
-            return None
-        return packed if made_of.hold((weight,)) else None
-
-    def keep(self, weight: Tensor, bias: Tensor | None, packed: Tensor) -> Tensor:
-        """Keep the packed copy of a weight, and return it."""
-        self._kept = Watched((weight,)), bias, 0 if bias is None else bias.data_ptr(), packed
-        return packed
-
-    def plan(self, shape: tuple[int, ...], plan: ConvolutionPlan | None) -> ConvolutionPlan | None:
-        """Keep the plan for a shape, and return it; drop all once there are too many."""
-        if len(self.plans) >= _MOST_PLANS:
-            self.plans.clear()
-        self.plans[shape] = plan
-        return plan
-
-
 class PackedConv2d(PackedLayer):
     """``activation(conv2d(pad(x), weight, bias) + other)``; ``other`` is optional.
 
@@ -130,9 +86,10 @@ class PackedConv2d(PackedLayer):
     (tensor([[[[0., 1.]]]]), tensor([[[[4.]]]]))
     """
 
-    __slots__ = ("_packing",)
+    __slots__ = ("_copy", "_plans")
     dims: ClassVar[int] = 2
-    _packing: Packing
+    _copy: tuple[Watched, Tensor | None, int, Tensor] | None  # for oneDNN; one object, as other threads read it
+    _plans: dict[tuple[int, ...], ConvolutionPlan | None]  # by input shape; None for shapes that torch has to compute
 
     def __init__(
         self,
@@ -201,18 +158,11 @@ class PackedConv2d(PackedLayer):
         weight, bias = parameters.get("weight"), parameters.get("bias")
         if weight is None or not is_plain_tensor(input, weight.dtype):
             return self._plain(input, other)
-        packing = self.packing
         if needs_gradient(input, weight, bias, other):
-            if weight.requires_grad:  # some optimizers change it without a new version
-                packing.clear()
+            if weight.requires_grad and not self.drops:  # some optimizers change it without a new version
+                self._forget_copy()
             return self._plain(input, other)
-        packed = packing.packed(weight, bias)
-        if packed is None:
-            packed = self._reordered(weight, bias, input)
-        try:
-            plan = packing.plans[input.shape]
-        except KeyError:
-            plan = packing.plan(input.shape, self._plan(input.shape))
+        packed, plan = self._reordered(weight, bias, input), self._kept_plan(input.shape)
         if packed is None or plan is None:
             return self._plain(input, other)
         if other is not None:
@@ -284,8 +234,12 @@ class PackedConv2d(PackedLayer):
         return self.weight
 
     def _reordered(self, weight: Tensor, bias: Tensor | None, input: Tensor) -> Tensor | None:
-        """Pack the weight for oneDNN, if this processor has the operators and changes of it can be noticed."""
-        self.packing.clear()
+        """Return the weight packed for oneDNN; None without the operators, or if its changes cannot be noticed."""
+        place = 0 if bias is None else bias.data_ptr()  # the bias's numbers are read at each call
+        kept = getattr(self, "_copy", None)
+        if kept is not None and kept[1] is bias and kept[2] == place and kept[0].hold((weight,)):
+            return kept[3]
+        self._forget_copy()
         unfit = weight.shape != self.weight_shape or not _bias_fits(bias, weight)
         if unfit or weight.is_inference() or onednn.why_unsupported(weight.dtype, weight.device) is not None:
             return None
@@ -297,10 +251,11 @@ class PackedConv2d(PackedLayer):
             packed = onednn.pack_linear(matrix, math.prod(plan.output) // self.out_channels)
         else:
             packed = onednn.pack_convolution(weight, plan.padding, *self._operands, tuple(input.shape))
-        return self.packing.keep(weight, bias, packed)
+        self._copy = Watched((weight,)), bias, place, packed
+        return packed
 
     def _pack(self) -> Packed:
-        self.packing.clear()
+        self._forget_copy()
         panels = pack_convolution(window_of(self.weight.detach()), self.groups)
         return Packed(Watched([self.weight]), {"weight": self._unpacks(panels)}, panels)
 
@@ -308,23 +263,27 @@ class PackedConv2d(PackedLayer):
         return partial(_unpacked, panels, self.weight_shape, self.groups)
 
     @property
-    def packing(self) -> Packing:
-        """What this layer has prepared for oneDNN; empty at first."""
-        try:
-            return self._packing
-        except AttributeError:
-            self._packing = Packing()
-            return self._packing
-
-    @property
     def drops(self) -> bool:
         """Whether the plain weight may be dropped: not where calls of this layer have packed it for oneDNN, too."""
-        return self.packing.is_empty
+        return getattr(self, "_copy", None) is None
+
+    def _forget_copy(self) -> None:
+        self._copy, self._plans = None, {}
 
     def forget_derived(self) -> None:
         """Drop everything derived from the weight; the next call derives it again."""
         super().forget_derived()
-        self.packing.clear()
+        self._forget_copy()
+
+    def _kept_plan(self, shape: torch.Size) -> ConvolutionPlan | None:
+        plans = self._plans
+        try:
+            return plans[shape]
+        except KeyError:
+            if len(plans) >= _MOST_PLANS:
+                plans.clear()
+            plan = plans[shape] = self._plan(shape)
+            return plan
 
     def _plan(self, shape: torch.Size) -> ConvolutionPlan | None:
         """Return how to compute inputs of a shape; None for shapes that torch refuses, and for empty tensors."""

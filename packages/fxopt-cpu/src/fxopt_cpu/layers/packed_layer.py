@@ -68,12 +68,13 @@ class PackedLayer(Layer):
         held: Any = self.holder
         if held.frozen:  # only a weight that can be packed is dropped
             return True
-        shape, kinds = self.weight_shape, {"weight": self.floats}
-        shapes = {"weight": shape, "scale": shape[:1], "rounding": (2, *shape[1:2])}
+        shape, single = self.weight_shape, (torch.float32,)
+        kinds = {"weight": (self.floats, shape)}
         if "scale" in self._buffers:
-            kinds = {key: (torch.float32,) for key in ("scale", "rounding") if key in self._buffers}
-            kinds["weight"] = (torch.int8,)
-        return isa() is not None and all(_fits(held.get(key), kinds[key], shapes[key]) for key in kinds)
+            kinds = {"weight": ((torch.int8,), shape), "scale": (single, shape[:1])}
+        if held.get("rounding") is not None:
+            kinds["rounding"] = single, (2, shape[1])
+        return isa() is not None and all(_fits(held.get(key), *kind) for key, kind in kinds.items())
 
     def packed(self) -> Packed | None:
         """Return the panels of the present weight, packed now if it has changed; None where it cannot be packed."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
 from typing import Any, ClassVar
 
 import torch
@@ -29,17 +30,16 @@ from fxopt_cpu.passes.matching import (
 )
 from fxopt_cpu.passes.neighbours import activation_after, sum_after
 from fxopt_rewrite import (
-    ActivationCall,
     Editor,
     ElementwiseCall,
     GraphIndex,
     LayerNormCall,
     LinearCall,
     Obstacle,
+    Pattern,
     Piece,
     ReversibleSitePass,
     bare_module,
-    read_activation,
     read_elementwise,
     read_layer_norm,
     read_linear,
@@ -49,8 +49,6 @@ from fxopt_rewrite import (
     tensor_facts,
     tensors_refusal,
 )
-
-_SIGMOID_FACTOR = 1.702
 
 
 @dataclass(frozen=True, eq=False)
@@ -314,23 +312,18 @@ def _with_activation(index: GraphIndex, site: ProductSite) -> ProductSite:
     return _with_quick_gelu(index, site)
 
 
+@cache
+def _quick_gelu() -> Pattern:
+    return Pattern(lambda x: x * torch.sigmoid(1.702 * x))
+
+
 def _with_quick_gelu(index: GraphIndex, site: ProductSite) -> ProductSite:
-    """``x * sigmoid(1.702 * x)``."""
     value = site.last
-    for product in value.users:
-        call = read_elementwise(product)
-        if not isinstance(call, ElementwiseCall) or call.operation != "mul" or call.inplace:
-            continue
-        other = call.right if call.left is value else call.left
-        inner = read_activation(index, other) if isinstance(other, Node) else None
-        if not isinstance(inner, ActivationCall) or inner.name != "sigmoid" or sole_user(inner.node) is not product:
-            continue
-        scaled = read_elementwise(inner.input)
-        if not isinstance(scaled, ElementwiseCall) or scaled.operation != "mul" or scaled.inplace:
-            continue
-        factors, readers = {scaled.left, scaled.right}, {product, scaled.node}
-        if factors == {value, _SIGMOID_FACTOR} and set(value.users) == readers:
-            return _extended(site, product, inner.node, inner.input, activation=Activation("quick_gelu"))
+    for match in (found for user in value.users for found in _quick_gelu().matches(index, user)):
+        inner = [node for node in match.nodes if node is not match.root]
+        alone = match.other_reader() is None and {*value.users} <= {*match.nodes}
+        if match.values["x"] is value and alone and not any(map(index.effects.writes, match.nodes)):
+            return _extended(site, match.root, *inner, activation=Activation("quick_gelu"))
     return site
 
 

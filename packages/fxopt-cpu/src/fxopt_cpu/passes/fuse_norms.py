@@ -112,21 +112,11 @@ class FuseNorms(ReversibleSitePass[NormSite]):
     def check(self, site: NormSite, index: GraphIndex) -> Refusal | None:
         """Refuse what the operators do not take, and shared, tied or mutated tensors."""
         for call in site.calls:
-            for ref in call.tensors:
-                if ref.tensor.device.type not in ("cpu", "meta"):
-                    message = f"`{ref.name}` is on {ref.tensor.device}"
-                    return index.refuse(site.label, "not-on-cpu", message, *site.nodes)
-                if ref.tensor.dtype is not torch.float32:
-                    message = f"`{ref.name}` is {ref.tensor.dtype}; the operators take torch.float32"
-                    return index.refuse(site.label, "unsupported-dtype", message, *site.nodes)
-            if call.training:
-                return index.refuse(site.label, "training", f"`{call.label}` is in train mode", *site.nodes)
+            for reason, message in _obstacles(site, call, index):
+                return index.refuse(site.label, reason, message, *site.nodes)
             refusal = tensors_refusal(call, index) or sharing_refusal(call, site.nodes, index)
             if refusal is not None:
                 return refusal
-            if index.effects.written_between(call.input, call.node, site.last):
-                message = f"`{call.input.name}` is written in place before `{site.last.name}`"
-                return index.refuse(site.label, "mutated", message, *site.nodes)
         return kernels_refusal(site.label, index, *site.nodes)
 
     def rewrite(self, site: NormSite, edit: Editor) -> None:
@@ -142,6 +132,18 @@ class FuseNorms(ReversibleSitePass[NormSite]):
         if norm is not None:
             pieces = {ref.name: Piece(f"{name}.{key}") for key, ref in norm_tensors(norm).items()}
             edit.drop(norm, pieces, twin=name)
+
+
+def _obstacles(site: NormSite, call: ParameterisedCall, index: GraphIndex) -> Iterator[tuple[str, str]]:
+    for ref in call.tensors:
+        if ref.tensor.device.type not in ("cpu", "meta"):
+            yield "not-on-cpu", f"`{ref.name}` is on {ref.tensor.device}"
+        if ref.tensor.dtype is not torch.float32:
+            yield "unsupported-dtype", f"`{ref.name}` is {ref.tensor.dtype}; the operators take torch.float32"
+    if call.training:
+        yield "training", f"`{call.label}` is in train mode"
+    if index.effects.written_between(call.input, call.node, site.last):
+        yield "mutated", f"`{call.input.name}` is written in place before `{site.last.name}`"
 
 
 def _module(site: NormSite) -> EmbeddingNorm | SumNorm:
