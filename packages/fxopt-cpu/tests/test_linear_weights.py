@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from low_precision_models import Mlp, layers, sqnr
+from onednn_forms import Computes
 from torch import Tensor, nn
 from torch.fx import GraphModule
 
@@ -216,19 +217,11 @@ def test_static_ranges_are_those_of_the_calls(form: Form, model: type[nn.Module]
 
 
 def test_ranges_are_noted_beside_single_numbers_and_of_arguments_in_any_order() -> None:
-    class Named(nn.Module):
-        least: Tensor
+    def function(m: Any, x: Tensor) -> Any:
+        return nn.functional.linear(weight=m.layer.weight, bias=m.layer.bias, input=torch.maximum(m.least, x))
 
-        def __init__(self) -> None:
-            super().__init__()
-            self.layer = nn.Linear(16, 32)
-            self.register_buffer("least", torch.zeros(()))
-
-        def forward(self, x: Tensor) -> Tensor:
-            weight, bias = self.layer.weight, self.layer.bias
-            return nn.functional.linear(weight=weight, bias=bias, input=torch.maximum(self.least, x))
-
-    model = Named().eval()
+    model = Computes(function, layer=nn.Linear(16, 32)).eval()
+    model.register_buffer("least", torch.zeros(()))
     graph_module = torch.fx.symbolic_trace(model)
     with calibrated(graph_module, [UNEVEN]):
         graph_module = STATIC(graph_module, expect=1)
