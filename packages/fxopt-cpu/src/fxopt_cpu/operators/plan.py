@@ -214,8 +214,9 @@ class PlanBuilder:
         rounding: Value | None = None,
     ) -> Value:
         """`fxopt::linear`."""
-        depth = input.shape[-1]
-        rows, (input_stride, residual_stride) = _rows("linear", input, residual)
+        depth, rows = input.shape[-1], math.prod(input.shape[:-1])
+        input, input_stride = self._in_rows(input)
+        residual, residual_stride = (None, 0) if residual is None else self._in_rows(residual)
         together = TOGETHER[panels.layout.dtype]
         expected = (-(-features // PANEL) * (2 if gated else 1), -(-depth // together), PANEL)
         if panels.shape[:3] != expected:
@@ -279,9 +280,10 @@ class PlanBuilder:
         kind: int,
     ) -> Value:
         """`fxopt::norm`."""
-        rows, strides = _rows("norm", input, residual)
+        input, stride = self._in_rows(input)
+        residual, residual_stride = (None, 0) if residual is None else self._in_rows(residual)
         result = self._result(input.shape)
-        numbers = [rows, input.shape[-1], kind, _bits(eps), *strides]
+        numbers = [math.prod(input.shape[:-1]), input.shape[-1], kind, _bits(eps), stride, residual_stride]
         self._step(NORM, numbers, [input, residual, weight, bias, result, None])  # None for the sum, which nobody reads
         return result
 
@@ -466,6 +468,13 @@ class PlanBuilder:
         fits = last.layout.is_contiguous() or (not together and self._is_pitched(last))
         return last if fits else self.elementwise(last)
 
+    def _in_rows(self, value: Value) -> tuple[Value, int]:
+        """Return a value whose rows have one stride, copied if they have not, and that stride."""
+        _, (strides,) = _merged(value.shape[:-1], [value.layout.stride()[:-1]])
+        if len(strides) > 1 or value.layout.stride(-1) != 1:
+            value, strides = self.elementwise(value), []
+        return value, strides[0] if strides else value.shape[-1]
+
     def build(self) -> Plan:
         """Return the plan, with places in the arena by the lifetimes of values."""
         left_out = self._join() | self._unite()
@@ -598,24 +607,6 @@ class PlanBuilder:
                     buffer.movable = False
         self._steps.append([kind, *numbers, *operands])
         self._nanoseconds += products / 50  # of one thread, roughly
-
-
-def _rows(operator: str, *operands: Value | None) -> tuple[int, list[int]]:
-    """Return the number of rows, and each operand's stride between rows."""
-    strides = []
-    for operand in operands:
-        if operand is None:
-            strides.append(0)
-            continue
-        _, steps = _merged(operand.shape[:-1], [operand.layout.stride()[:-1]])
-        if len(steps[0]) > 1 or operand.layout.stride(-1) != 1:
-            raise ValueError(
-                f"{operator}: an operand has strides {operand.layout.stride()}, expected rows of one stride"
-            )
-        strides.append(steps[0][0] if steps[0] else operand.shape[-1])
-    first = operands[0]
-    assert first is not None
-    return math.prod(first.shape[:-1]), strides
 
 
 def _merged(shape: Sequence[int], strides: Sequence[Sequence[int]]) -> tuple[list[int], list[list[int]]]:

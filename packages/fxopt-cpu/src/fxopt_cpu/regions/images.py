@@ -342,15 +342,8 @@ def enlarge(builder: PlanBuilder, input: Value, compute: Callable[[Tensor], Tens
     return builder.pick(input, down.int().tolist(), along.int().tolist())
 
 
-class Concatenation(NamedTuple):
-    """A concatenation of values along a dimension."""
-
-    parts: tuple[Node, ...]
-    dim: int
-
-
-def concatenation_of(index: GraphIndex, node: Node) -> Concatenation | None:
-    """Return the concatenation of float values that a node computes; None for anything else."""
+def concatenation_of(index: GraphIndex, node: Node) -> tuple[tuple[Node, ...], int] | None:
+    """Return the float values that a node concatenates, and along which dimension; None for anything else."""
     call = read_operation(index, node)
     if call is None or call.name != "cat" or set(call.arguments) != {"tensors", "dim"}:  # with `out`, it writes
         return None
@@ -358,7 +351,7 @@ def concatenation_of(index: GraphIndex, node: Node) -> Concatenation | None:
     if type(parts) is not tuple or type(dim) is not int or not all(isinstance(each, Node) for each in parts):
         return None
     known = all(is_float(each) or enlarged_by(index, each) is not None for each in parts)
-    return Concatenation(parts, dim) if parts and known else None
+    return (parts, dim) if parts and known else None
 
 
 def concatenate(builder: PlanBuilder, values: Sequence[Value], dim: int) -> Value:

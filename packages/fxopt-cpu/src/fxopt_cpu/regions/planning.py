@@ -107,10 +107,10 @@ class _Step:
         name = operation(self.index, node) or images.overwriting(self.index, node)
         joined = images.concatenation_of(self.index, node)
         if joined is not None:
-            values: list[Value] = [self.made[part] for part in joined.parts]
+            values: list[Value] = [self.made[part] for part in joined[0]]
             ranks = {len(each.shape) for each in values}
             _need(len(ranks) == 1 and all(each.layout.dtype is torch.float32 for each in values))
-            return images.concatenate(self.builder, values, joined.dim % ranks.pop())
+            return images.concatenate(self.builder, values, joined[1] % ranks.pop())
         if name in ELEMENTWISE and any(isinstance(each, Value) for each in args):
             return self._elementwise(ELEMENTWISE[name], *args)
         if name in CASTS or name == CHECK:
@@ -168,22 +168,22 @@ class _Step:
         return {**given, "eps": eps, "kind": NORM_CODES[name]}
 
     def _layer(self, module: nn.Module, *args: Value) -> Value:
+        count = {MergedAttention: 1, RowAttention: 3}.get(type(module), len(args))  # a mask may follow
+        dtype = torch.int64 if isinstance(module, EmbeddingNorm) else torch.float32
         _need(all(each.layout.numel() > 0 for each in args))
+        _need(all(each.layout.dtype is dtype for each in args[:count]))
         if isinstance(module, PanelLinear):
             return self._linear(module, *args)
         if isinstance(module, PackedConv2d):
-            _need(all(len(each.shape) == module.dims + 2 and each.layout.dtype is torch.float32 for each in args))
-            _need(args[0].shape[1] == module.in_channels)
+            _need(all(len(each.shape) == module.dims + 2 for each in args) and args[0].shape[1] == module.in_channels)
             return images.convolve(self.builder, module, *args)
         if isinstance(module, EmbeddingNorm):
-            _need(all(each.layout.dtype is torch.int64 for each in args))
             return self.builder.embedding_norm(args, [*map(self._read, module.tables)], **self._norm_of(module))
         if isinstance(module, MergedAttention | RowAttention):
-            return self._attention(module, *args)
-        _need(all(each.layout.dtype is torch.float32 for each in args))
-        _need(all(each.shape == args[0].shape for each in args))
+            return self._attention(module, *args[:count], mask=args[count] if len(args) > count else None)
         assert isinstance(module, SumNorm)
-        return self.builder.norm(*map(self._rows, args), **self._norm_of(module))
+        _need(all(each.shape == args[0].shape for each in args))
+        return self.builder.norm(*args, **self._norm_of(module))
 
     def _norm(self, call: LayerNormCall) -> Value:
         input, (name, eps) = self.made[call.input], norm_like(call)
@@ -193,44 +193,29 @@ class _Step:
         for key, ref in norm_tensors(call).items():
             given[key] = self.made[ref.node] if ref.node else self._read(ref.tensor)
             _need(given[key].shape == call.normalized_shape and given[key].layout.dtype is torch.float32)
-        return self.builder.norm(self._rows(input), **given, eps=eps, kind=NORM_CODES[name])
+        return self.builder.norm(input, **given, eps=eps, kind=NORM_CODES[name])
 
     def _linear(self, module: PanelLinear, input: Value, residual: Value | None = None) -> Value:
         operands = module.operands()
-        if operands is None or input.shape[-1] != module.in_features or input.layout.dtype is not torch.float32:
+        if operands is None or input.shape[-1] != module.in_features:
             raise UnplannableError
         _need(residual is None or residual.shape == (*input.shape[:-1], module.features))
         panels, scale, sums, rounding, bias, norm_weight, norm_bias = (self._weight(each) for each in operands)
         assert panels is not None
         (activation, alpha, beta), (norm, eps) = module._activation, module._norm
         return self.builder.linear(
-            self._rows(input), panels, features=module.features, scale=scale, sums=sums, rounding=rounding,
-            bias=bias, activation=CODES[activation], alpha=alpha, beta=beta, residual=None if residual is None else
-            self._rows(residual), norm=NORM_CODES[norm], norm_weight=norm_weight, norm_bias=norm_bias, eps=eps,
-            gated=module.gated,
+            input, panels, features=module.features, scale=scale, sums=sums, rounding=rounding, bias=bias,
+            activation=CODES[activation], alpha=alpha, beta=beta, residual=residual, norm=NORM_CODES[norm],
+            norm_weight=norm_weight, norm_bias=norm_bias, eps=eps, gated=module.gated,
         )  # fmt: skip
 
-    def _rows(self, value: Value) -> Value:
-        """Return a value whose rows have one stride."""
-        layout = value.layout
-        try:
-            layout.view(-1, layout.shape[-1])
-        except RuntimeError:
-            return self.builder.elementwise(value)
-        return value if layout.stride(-1) == 1 else self.builder.elementwise(value)
-
-    def _attention(self, module: MergedAttention | RowAttention, *args: Value) -> Value:
-        settings: dict[str, Any] = {"scale": module.scale, "causal": module.causal}
-        count = 1 if isinstance(module, MergedAttention) else 3
-        operands, mask = args[:count], args[count] if len(args) > count else None
+    def _attention(self, module: MergedAttention | RowAttention, *operands: Value, mask: Value | None) -> Value:
+        settings: dict[str, Any] = {"mask": mask, "scale": module.scale, "causal": module.causal}
         _need(mask is None or mask.layout.dtype in (torch.bool, torch.float32))
-        _need(all(each.layout.dtype is torch.float32 and each.layout.stride(-1) == 1 for each in operands))
         if isinstance(module, MergedAttention):
-            _need(len(operands[0].shape) == 3)
-            return self.builder.attention_merged(operands[0], module.heads, module.kv_heads, mask=mask, **settings)
-        _need(len(operands[0].shape) == 4 and operands[0].shape[-1] <= LARGEST_HEAD)
-        query, key, value = operands
-        return self.builder.attention(query, key, value, mask=mask, **settings)
+            return self.builder.attention_merged(*operands, module.heads, module.kv_heads, **settings)
+        _need(operands[0].shape[-1] <= LARGEST_HEAD)
+        return self.builder.attention(*operands, **settings)
 
 
 def _need(fits: bool) -> None:
