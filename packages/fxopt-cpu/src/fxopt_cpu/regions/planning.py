@@ -25,10 +25,6 @@ from fxopt_cpu.regions.strides import called
 from fxopt_rewrite import GraphIndex, LayerNormCall, Region
 
 
-class UnplannableError(Exception):
-    """A plan has no step for a call that a layer leaves to torch's functions."""
-
-
 class Planned(NamedTuple):
     """The plan of a region, with the strides that the nodes would give.
 
@@ -66,7 +62,7 @@ def plan_of(graph_module: GraphModule, region: Region, values: Sequence[Any], ke
             builder.output(made[node].permute(*order))
             results.append(result)
         return Planned(builder.build(), tuple(results))
-    except (UnplannableError, ValueError, RuntimeError, IndexError, TypeError):
+    except (ValueError, RuntimeError, IndexError, TypeError):
         return None
 
 
@@ -99,8 +95,7 @@ class _Step:
             return self._enlarge(node, enlarged)
         module = self.index.module_of(node)
         if module is not None:
-            if kwargs:
-                raise UnplannableError
+            _need(not kwargs)
             if type(module) in VIEW_MODULES:
                 return self._view(module, args, kwargs)
             return self._layer(module, *args)
@@ -198,7 +193,7 @@ class _Step:
     def _linear(self, module: PanelLinear, input: Value, residual: Value | None = None) -> Value:
         operands = module.operands()
         if operands is None or input.shape[-1] != module.in_features:
-            raise UnplannableError
+            raise ValueError("the layer cannot be packed, or its input has another size")
         _need(residual is None or residual.shape == (*input.shape[:-1], module.features))
         panels, scale, sums, rounding, bias, norm_weight, norm_bias = (self._weight(each) for each in operands)
         assert panels is not None
@@ -220,7 +215,7 @@ class _Step:
 
 def _need(fits: bool) -> None:
     if not fits:
-        raise UnplannableError
+        raise ValueError("a plan has no step for a call that a layer leaves to torch's functions")
 
 
 def _layouts(values: Any) -> Any:

@@ -216,7 +216,8 @@ class RegionPlans:
         if unchanged is not None and not unchanged.holds():
             self.forget()
             unchanged, plans = self._state
-        region = None if is_edited(graph_module) else _find(graph_module, self._key)
+        regions = () if is_edited(graph_module) else regions_of(graph_module)
+        region = next((each for each in regions if each.key == self._key), None)
         if region is None or kind in plans:  # another thread was faster
             return plans
         try:  # first, so that it knows what the plan is made of
@@ -232,10 +233,6 @@ class RegionPlans:
             plans = {**dict(latest), kind: planned}
             self._state = unchanged, plans
         return plans
-
-
-def _find(graph_module: GraphModule, key: tuple[str, str]) -> Any:
-    return next((region for region in regions_of(graph_module) if region.key == key), None)
 
 
 _Regions = tuple[Callable[..., Any], dict[tuple[str, str], RegionPlans]]
