@@ -37,7 +37,7 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
     "counter": lambda: chain(nn.Conv1d(4, 6, 3), nn.BatchNorm1d(6), nn.Conv1d(6, 2, 3), nn.BatchNorm1d(2)),
     "volume": lambda: chain(nn.Conv3d(4, 2, 3), nn.BatchNorm3d(2)),
 }
-INPUTS = {nn.Conv1d: torch.randn(2, 4, 9), nn.Conv3d: torch.randn(2, 4, 4, 4, 4)}
+INPUTS: dict[Any, Tensor] = {nn.Conv1d: torch.randn(2, 4, 9), nn.Conv3d: torch.randn(2, 4, 4, 4, 4)}
 INPUTS |= dict.fromkeys((nn.Conv2d, nn.ConvTranspose2d), torch.randn(2, 4, 6, 6))
 every_model = pytest.mark.parametrize("name", list(MODELS))
 

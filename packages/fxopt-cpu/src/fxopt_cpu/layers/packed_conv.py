@@ -28,6 +28,7 @@ from fxopt_rewrite import (
 )
 
 Pair = tuple[int, int]
+Copy = tuple[Watched, Tensor | None, int, Tensor]  # a weight packed for oneDNN: of what, beside which bias, and itself
 _FORMATS = ("preserve", "contiguous", "channels_last")
 _MOST_PLANS = 64
 
@@ -88,7 +89,7 @@ class PackedConv2d(PackedLayer):
 
     __slots__ = ("_copy", "_plans")
     dims: ClassVar[int] = 2
-    _copy: tuple[Watched, Tensor | None, int, Tensor] | None  # for oneDNN; one object, as other threads read it
+    _copy: Copy | None  # one object, as other threads read it
     _plans: dict[tuple[int, ...], ConvolutionPlan | None]  # by input shape; None for shapes that torch has to compute
 
     def __init__(
@@ -196,9 +197,9 @@ class PackedConv2d(PackedLayer):
         """Return the result of the operator, which takes no padding that differs between sides."""
         result: Tensor
         if plan.one_row:
-            row = F.linear(input.view(1, -1), self.weight.view(self.out_channels, -1), bias)
-            row = row if unary is onednn.NONE else self.activation(row)
-            return row.view(plan.output)
+            result = F.linear(input.view(1, -1), self.weight.view(self.out_channels, -1), bias)
+            result = result if unary is onednn.NONE else self.activation(result)
+            return result.view(plan.output)
         if self._by_rows:
             result = onednn.LINEAR(input.permute(0, 2, 3, 1), packed, bias, *unary).permute(0, 3, 1, 2)
             return result
@@ -236,7 +237,7 @@ class PackedConv2d(PackedLayer):
     def _reordered(self, weight: Tensor, bias: Tensor | None, input: Tensor) -> Tensor | None:
         """Return the weight packed for oneDNN; None without the operators, or if its changes cannot be noticed."""
         place = 0 if bias is None else bias.data_ptr()  # the bias's numbers are read at each call
-        kept = getattr(self, "_copy", None)
+        kept: Copy | None = getattr(self, "_copy", None)
         if kept is not None and kept[1] is bias and kept[2] == place and kept[0].hold((weight,)):
             return kept[3]
         self._forget_copy()

@@ -25,7 +25,7 @@ class PackedLayer(Layer):
     floats: ClassVar[tuple[torch.dtype, ...]] = (torch.float32,)
     """The dtypes of a floating-point weight that can be packed."""
 
-    weight: Any  # a parameter, or a buffer of integers
+    weight: Tensor  # a parameter, or a buffer of integers
     scale: Tensor
     rounding: Tensor
     bias: nn.Parameter | None

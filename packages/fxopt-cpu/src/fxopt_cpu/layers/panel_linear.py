@@ -66,6 +66,7 @@ class PanelLinear(PackedLayer):
     own_parameters: ClassVar = frozenset({"weight", "bias", "norm_weight", "norm_bias", "original_weight"})
     own_buffers: ClassVar = frozenset({"weight", "scale", "rounding"})
 
+    weight: Any
     norm_weight: nn.Parameter | None
     norm_bias: nn.Parameter | None
 

@@ -238,8 +238,8 @@ class FuseLinears(low_precision.Options, ReversibleSitePass[ProductSite]):
         if self.weights == "float32":
             pieces[call.weight.name] = Piece(f"{name}.weight", transposed=call.transposed)
         else:
-            made = "linear:quantize" if self.weights == "int8" else "rounding:narrowed"
-            pieces |= self.record(edit, call.weight, name, made, ("transposed", call.transposed))
+            function = "linear:quantize" if self.weights == "int8" else "rounding:narrowed"
+            pieces |= self.record(edit, call.weight, name, function, ("transposed", call.transposed))
         if call.bias is not None:
             pieces[call.bias.name] = Piece(f"{name}.bias")
         edit.drop(call, pieces, twin=name)

@@ -52,8 +52,8 @@ class Options:
             found = f"where={self.where!r}, keep={self.keep!r}, keep_first={first!r}, keep_last={last!r}"
             raise PassOptionError(f"{name} takes a pattern as where, patterns as keep, counts from 0 on; not {found}")
         if self.weights not in self.kinds or self.activations not in ("dynamic", "static"):
-            *others, last = map(repr, self.kinds)
-            kinds = f"{', '.join(others)} or {last}"
+            *others, final = map(repr, self.kinds)
+            kinds = f"{', '.join(others)} or {final}"
             raise PassOptionError(
                 f"{name} takes {kinds} as weights, and 'dynamic' or 'static' as activations, not "
                 f"weights={self.weights!r}, activations={self.activations!r}"

@@ -208,7 +208,7 @@ class _Step:
         settings: dict[str, Any] = {"mask": mask, "scale": module.scale, "causal": module.causal}
         _need(mask is None or mask.layout.dtype in (torch.bool, torch.float32))
         if isinstance(module, MergedAttention):
-            return self.builder.attention_merged(*operands, module.heads, module.kv_heads, **settings)
+            return self.builder.attention_merged(operands[0], module.heads, module.kv_heads, **settings)
         _need(operands[0].shape[-1] <= LARGEST_HEAD)
         return self.builder.attention(*operands, **settings)
 
@@ -220,4 +220,8 @@ def _need(fits: bool) -> None:
 
 def _layouts(values: Any) -> Any:
     """Return arguments with tensors on the meta device for values."""
-    return map_aggregate(values, lambda each: each.layout if isinstance(each, Value) else each)
+
+    def layout(each: Any) -> Any:
+        return each.layout if isinstance(each, Value) else each
+
+    return map_aggregate(values, layout)
