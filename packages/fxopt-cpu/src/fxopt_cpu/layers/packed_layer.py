@@ -64,7 +64,7 @@ class PackedLayer(Layer):
 
     @property
     def packable(self) -> bool:
-        """Whether the weight can be packed, and changes of it can be noticed."""
+        """Whether the weight has a dtype and a shape that can be packed."""
         held: Any = self.holder
         if held.frozen:  # only a weight that can be packed is dropped
             return True
@@ -78,11 +78,14 @@ class PackedLayer(Layer):
 
     def packed(self) -> Packed | None:
         """Return the panels of the present weight, packed now if it has changed; None where it cannot be packed."""
-        held, packed = self.holder, self.panels
+        held: Any = self.holder
+        packed = self.panels
         if packed is not None and packed.stands_for(held, drops=self.drops):
             return packed
         self._panels = None
-        packed = self._pack() if self.packable else None
+        # Changes of tensors that were made in inference mode cannot be noticed.
+        given = (each for each in map(held.get, ("weight", "scale", "rounding")) if each is not None)
+        packed = self._pack() if self.packable and not any(each.is_inference() for each in given) else None
         if packed is not None and self.drops:
             packed.freeze(held)
         self._panels = packed
@@ -106,4 +109,4 @@ class PackedLayer(Layer):
 
 def _fits(tensor: Any, dtypes: tuple[torch.dtype, ...], shape: tuple[int, ...]) -> bool:
     plain = type(tensor) in (Tensor, nn.Parameter) and tensor.dtype in dtypes and tuple(tensor.shape) == shape
-    return plain and tensor.is_cpu and not tensor.is_inference() and tensor.numel() > 0
+    return plain and tensor.is_cpu and tensor.numel() > 0

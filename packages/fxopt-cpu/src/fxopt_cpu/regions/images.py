@@ -54,7 +54,8 @@ def convolve(builder: PlanBuilder, layer: PackedConv2d, *args: Value) -> Value:
     """Add a convolution to a plan; the arguments are its input and, optionally, the value to add."""
     input, *residuals = map(_as_images, args)
     activation, packed = layer.activation, layer.packed()
-    assert packed is not None  # `fits` says so
+    if packed is None:
+        raise ValueError("the weight was made in inference mode, so that its changes cannot be noticed")
     held = dict.get(layer._parameters, "bias"), packed.scale, packed.sums, packed.rounding  # which does not thaw
     bias, scale, sums, rounding = (None if each is None else builder.weight(each) for each in held)
     made = builder.conv(
