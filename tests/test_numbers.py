@@ -197,7 +197,7 @@ def run(draw: Random) -> list[Any]:
         options: dict[str, Any] = dict(zip(("scale", "sums"), more, strict=False))
         merged = builder.linear(value, panels, features=96, **options)
         rows = builder.attention_merged(merged, 2, 2, scale=0.3, causal=draw.random() < 0.5)
-        value, _ = builder.add_norm(rows, value, eps=1e-5, kind=2)
+        value = builder.norm(rows, value, eps=1e-5, kind=2)
     builder.output(builder.elementwise(value, value.narrow(1, 0, 1), "add", activation=2))
     pixels = builder.conv(second, builder.weight(pack_convolution(torch.randn(8, 3, 3, 3))), features=8, kernel=(3, 3))
     deep = builder.weight(pack_convolution(torch.randn(8, 1, 3, 3), groups=8))

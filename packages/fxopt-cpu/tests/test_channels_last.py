@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from onednn_forms import check, packed
-from test_fuse_convolutions import Computes
+from onednn_forms import Computes, check, packed
 from torch import Tensor, nn
 from torch.fx import GraphModule
 from torch.utils._pytree import tree_leaves

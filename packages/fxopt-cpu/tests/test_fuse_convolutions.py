@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from onednn_forms import FORMS, check, operations, packed
+from onednn_forms import FORMS, Computes, check, operations, packed
 from torch import Tensor, nn
 
 from fxopt_core import history
@@ -19,19 +19,6 @@ from fxopt_testing.rewrites import graph_of, refused
 
 X = torch.randn(2, 3, 8, 8)
 OTHERS = [(torch.randn(5, 3, 8, 8),), (torch.randn(0, 3, 8, 8),), (torch.randn(1, 3, 8, 8),)]
-
-
-class Computes(nn.Module):
-    """A model of some layers and a function of them and an input."""
-
-    def __init__(self, function: Callable[..., Any], **layers: nn.Module) -> None:
-        super().__init__()
-        self.function = function
-        for name, layer in layers.items():
-            self.add_module(name, layer)
-
-    def forward(self, x: Tensor) -> Any:
-        return self.function(self, x)
 
 
 def conv(**options: Any) -> nn.Conv2d:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import random
-from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
+from onednn_forms import Computes
 from torch import Tensor, nn
 from torch.fx import GraphModule, Interpreter
+from torch.utils._pytree import tree_leaves
 
 from fxopt_capture import capture
 from fxopt_core import registry
@@ -50,11 +53,6 @@ def planned(model: nn.Module, x: Tensor) -> GraphModule:
     return registry().pipeline(PACKED)(capture(model, (x,)))
 
 
-@pytest.fixture
-def images() -> Callable[..., Tensor]:
-    return lambda *sizes: torch.randn(*sizes)
-
-
 @torch.no_grad()
 def test_a_model_with_every_kind_of_step_is_one_plan() -> None:
     model = Block().eval()
@@ -88,17 +86,13 @@ def test_grouped_convolutions_are_planned(groups: int) -> None:
 
 @torch.no_grad()
 def test_an_activation_in_place_after_an_operation_is_planned_and_of_an_input_is_not() -> None:
-    class Net(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.first, self.second, self.third = nn.Conv2d(3, 8, 1), nn.Conv2d(3, 8, 1), nn.Conv2d(8, 4, 1)
+    def function(m: Any, x: Tensor) -> Any:
+        y, z = F.silu(m.first(x)), F.silu(m.second(x))
+        return m.third(F.relu_(y * z)) + F.relu_(x).mean()
 
-        def forward(self, x: Tensor) -> Tensor:
-            y, z = F.silu(self.first(x)), F.silu(self.second(x))
-            result: Tensor = self.third(F.relu_(y * z)) + F.relu_(x).mean()
-            return result
-
-    model, x = Net().eval(), torch.randn(2, 3, 8, 8)
+    x = torch.randn(2, 3, 8, 8)
+    layers = {"first": nn.Conv2d(3, 8, 1), "second": nn.Conv2d(3, 8, 1), "third": nn.Conv2d(8, 4, 1)}
+    model = Computes(function, **layers).eval()
     graph_module, given = planned(model, x.clone()), x.clone()
     torch.testing.assert_close(graph_module(given), model(x), rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(given, x)  # both were written to
@@ -109,17 +103,12 @@ def test_an_activation_in_place_after_an_operation_is_planned_and_of_an_input_is
 
 @torch.no_grad()
 def test_an_activation_in_place_after_a_sum_that_overwrites_is_planned() -> None:
-    class Net(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.first, self.second, self.third = nn.Conv2d(3, 8, 1), nn.Conv2d(8, 8, 3, padding=1), nn.Conv2d(8, 4, 1)
+    def function(m: Any, x: Tensor) -> Any:
+        y = m.first(x)
+        return m.third(F.silu(m.second(F.silu(y)) + y, inplace=True))
 
-        def forward(self, x: Tensor) -> Tensor:
-            y = self.first(x)
-            result: Tensor = self.third(F.silu(self.second(F.silu(y)) + y, inplace=True))
-            return result
-
-    model, x = Net().eval(), torch.randn(2, 3, 8, 8)
+    layers = {"first": nn.Conv2d(3, 8, 1), "second": nn.Conv2d(8, 8, 3, padding=1), "third": nn.Conv2d(8, 4, 1)}
+    model, x = Computes(function, **layers).eval(), torch.randn(2, 3, 8, 8)
     graph_module = planned(model, x)
     torch.testing.assert_close(graph_module(x), model(x), rtol=1e-4, atol=1e-5)
     (region,) = regions_of(graph_module)
@@ -146,28 +135,6 @@ class Branches(nn.Module):
         return images
 
 
-@torch.no_grad()
-@pytest.mark.parametrize(("affine", "traced"), [(False, True), (True, False)])
-def test_lone_batch_norms_are_planned_and_their_changes_seen(affine: bool, traced: bool) -> None:
-    model, x = Branches(affine=affine).eval(), torch.randn(2, 3, 8, 8)
-    captured = infer_shapes(torch.fx.symbolic_trace(model), x) if traced else capture(model, (x,))
-    graph_module = registry().pipeline(PACKED)(captured)
-    assert len(list(regions_of(graph_module))) == 1
-    for each in (x, x.contiguous(memory_format=torch.channels_last), x[:1]):
-        for _ in range(2):
-            found, wanted = graph_module(each), model(each)
-            torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5)
-            assert found.stride() == Interpreter(graph_module).run(each).stride()
-    assert plans_of(graph_module)
-    names = ("running_mean", "running_var", *(("weight", "bias") if affine else ()))
-    for name in names:
-        for module in (model, graph_module):
-            getattr(module.get_submodule("second"), name).add_(1)
-        torch.testing.assert_close(graph_module(x), model(x), rtol=1e-4, atol=1e-5)
-    x[0, 0, 3, 3] = torch.nan
-    torch.testing.assert_close(graph_module(x), model(x), rtol=1e-4, atol=1e-5, equal_nan=True)
-
-
 class Shared(nn.Module):
     """A head that is called for two scales, and transposed convolutions."""
 
@@ -184,19 +151,30 @@ class Shared(nn.Module):
         return self.last(self.head(x)), self.head(self.up(F.relu(self.second(x))))
 
 
+STATISTICS = ["second.running_mean", "second.running_var"]
+OF_SHARED = ["up.weight", "head.0.weight", "head.1.weight"]
+CHANGED: list[tuple[nn.Module, list[str]]] = [
+    (Branches(affine=False), STATISTICS),
+    (Branches(), [*STATISTICS, "second.weight", "second.bias"]),
+    (Shared(bias=False), OF_SHARED),
+    (Shared(), [*OF_SHARED, "up.bias", "head.0.bias"]),
+]
+
+
 @torch.no_grad()
-@pytest.mark.parametrize(("bias", "traced"), [(False, True), (True, False)])
-def test_shared_and_transposed_convolutions_are_planned_and_their_changes_seen(bias: bool, traced: bool) -> None:
-    model, x = Shared(bias=bias).eval(), torch.randn(2, 3, 8, 8)
+@pytest.mark.parametrize(("model", "names"), CHANGED)
+@pytest.mark.parametrize("traced", [False, True])
+def test_layers_of_torch_are_planned_and_their_changes_seen(model: nn.Module, names: list[str], traced: bool) -> None:
+    model, x = copy.deepcopy(model).eval(), torch.randn(2, 3, 8, 8)
     captured = infer_shapes(torch.fx.symbolic_trace(model), x) if traced else capture(model, (x,))
     graph_module = registry().pipeline(PACKED)(captured)
     assert len(list(regions_of(graph_module))) == 1
 
     def agree(*inputs: Tensor) -> None:
         for each in inputs:
-            wanted = [model(each), Interpreter(graph_module).run(each)]
+            wanted = [tree_leaves(run(each)) for run in (model, Interpreter(graph_module).run)]
             for _ in range(2):
-                for found, eager, by_nodes in zip(graph_module(each), *wanted, strict=True):
+                for found, eager, by_nodes in zip(tree_leaves(graph_module(each)), *wanted, strict=True):
                     torch.testing.assert_close(found, eager, rtol=1e-4, atol=1e-5, equal_nan=True)
                     assert found.stride() == by_nodes.stride()
 
@@ -204,12 +182,13 @@ def test_shared_and_transposed_convolutions_are_planned_and_their_changes_seen(b
     plans = plans_of(graph_module)
     assert len(plans) == 3
     assert len({id(weight) for plan in plans for weight in plan.weights}) == len(plans[0].weights)
-    for name in ("up.weight", "head.0.weight", "head.1.weight", *(("up.bias", "head.0.bias") if bias else ())):
-        for module in (model, graph_module):
-            module.get_parameter(name).mul_(2)
+    for name in names:
+        held = [{**dict(each.named_parameters()), **dict(each.named_buffers())}[name] for each in (model, graph_module)]
+        for tensor in held:
+            tensor.mul_(2)
         agree(x)
-        for module in (model, graph_module):
-            module.get_parameter(name).data = module.get_parameter(name).data / 3
+        for tensor in held:
+            tensor.data = tensor.data / 3
         agree(x)
     x[0, 0, 3, 3] = torch.nan
     agree(x)
@@ -252,20 +231,15 @@ def test_enlarged_and_concatenated_images_are_planned(mode: str) -> None:
 @torch.no_grad()
 @pytest.mark.parametrize("named", [False, True])
 def test_images_are_enlarged_whichever_way_they_are_given(named: bool) -> None:
-    class Twice(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.one, self.two, self.three = nn.Conv2d(1, 4, 1), nn.Conv2d(4, 4, 1), nn.Conv2d(4, 1, 1)
-            self.up, self.norm = nn.Upsample(scale_factor=3), nn.BatchNorm2d(1)
+    def function(m: Any, x: Tensor) -> Any:
+        y = m.two(m.up(input=m.one(x)) if named else m.up(m.one(x)))
+        size = (y.shape[2] * 2, y.shape[3])
+        y = F.interpolate(size=size, input=y) if named else F.interpolate(y, size)
+        return m.norm(m.three(y) + x.mean())
 
-        def forward(self, x: Tensor) -> Tensor:
-            y = self.two(self.up(input=self.one(x)) if named else self.up(self.one(x)))
-            size = (y.shape[2] * 2, y.shape[3])
-            y = F.interpolate(size=size, input=y) if named else F.interpolate(y, size)
-            images: Tensor = self.norm(self.three(y) + x.mean())
-            return images
-
-    model, x = Twice().eval(), torch.randn(2, 1, 5, 7)
+    layers = {"one": nn.Conv2d(1, 4, 1), "two": nn.Conv2d(4, 4, 1), "three": nn.Conv2d(4, 1, 1)}
+    model = Computes(function, **layers, up=nn.Upsample(scale_factor=3), norm=nn.BatchNorm2d(1)).eval()
+    x = torch.randn(2, 1, 5, 7)
     graph_module = registry().pipeline(PACKED)(infer_shapes(torch.fx.symbolic_trace(model), x))
     for each in (x, torch.randn(1, 1, 4, 4), torch.randn(0, 1, 5, 7)):
         for _ in range(2):
@@ -304,19 +278,14 @@ def test_images_that_are_enlarged_by_means_are_not_planned() -> None:
 
 @torch.no_grad()
 def test_concatenations_are_planned_by_all_names_of_their_dimension_and_not_into_a_tensor() -> None:
-    class Joined(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.one, self.two, self.three = nn.Conv2d(3, 3, 1), nn.Conv2d(6, 3, 1), nn.Conv2d(6, 3, 1)
-            self.four, self.memory = nn.Conv2d(3, 3, 1), torch.zeros(0)
+    def function(m: Any, x: Tensor) -> Any:
+        y = m.two(torch.cat((x, m.one(x)), axis=1))  # type: ignore[call-arg]  # NumPy's name
+        z = m.three(torch.cat(tensors=[y, x], dim=-3))
+        return m.four(torch.cat([z, z], out=m.memory))
 
-        def forward(self, x: Tensor) -> Tensor:
-            y = self.two(torch.cat((x, self.one(x)), axis=1))  # type: ignore[call-arg]  # NumPy's name
-            z = self.three(torch.cat(tensors=[y, x], dim=-3))
-            images: Tensor = self.four(torch.cat([z, z], out=self.memory))
-            return images
-
-    model, x = Joined().eval(), torch.randn(2, 3, 8, 8)
+    layers = {"one": nn.Conv2d(3, 3, 1), "two": nn.Conv2d(6, 3, 1), "three": nn.Conv2d(6, 3, 1)}
+    model, x = Computes(function, **layers, four=nn.Conv2d(3, 3, 1)).eval(), torch.randn(2, 3, 8, 8)
+    model.memory = torch.zeros(0)
     graph_module = registry().pipeline(PACKED)(infer_shapes(torch.fx.symbolic_trace(model), x))
     wanted = model(x)
     for _ in range(2):
@@ -327,20 +296,16 @@ def test_concatenations_are_planned_by_all_names_of_their_dimension_and_not_into
 
 @torch.no_grad()
 def test_sums_in_place_are_planned_where_nobody_else_reads_the_summand() -> None:
-    class Sums(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.one, self.two, self.three = (nn.Conv2d(4, 4, 3, padding=1) for _ in range(3))
+    def function(m: Any, x: Tensor) -> Any:
+        y = F.avg_pool2d(m.one(x), 3, 1, 1)
+        y += x
+        z = m.two(y)
+        first = z[:1]
+        z.mul_(2)  # which is read through `first`, too
+        return m.three(z) * first, y
 
-        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-            y = F.avg_pool2d(self.one(x), 3, 1, 1)
-            y += x
-            z = self.two(y)
-            first = z[:1]
-            z.mul_(2)  # which is read through `first`, too
-            return self.three(z) * first, y
-
-    model, x = Sums().eval(), torch.randn(1, 4, 8, 8)
+    layers = {name: nn.Conv2d(4, 4, 3, padding=1) for name in ("one", "two", "three")}
+    model, x = Computes(function, **layers).eval(), torch.randn(1, 4, 8, 8)
     graph_module = planned(model, x)
     regions = [{node.name for node in region.nodes} for region in regions_of(graph_module)]
     for found, wanted in zip(graph_module(x), model(x), strict=True):
@@ -389,17 +354,12 @@ def test_modules_of_traces_are_in_regions_as_functions_are() -> None:
 def test_each_call_has_the_strides_of_eager_and_the_bits_of_the_first(
     weights: torch.memory_format, example: torch.memory_format
 ) -> None:
-    class Returns(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.one, self.other = nn.Conv2d(3, 8, 3, padding=1), nn.Conv2d(8, 1, 1)
+    def function(m: Any, x: Tensor) -> Any:
+        y = m.one(x)
+        z = F.relu(y)
+        return y, m.other(z), z.flatten(2).transpose(1, 2), F.max_pool2d(z, 2)
 
-        def forward(self, x: Tensor) -> tuple[Tensor, ...]:
-            y = self.one(x)
-            z = F.relu(y)
-            return y, self.other(z), z.flatten(2).transpose(1, 2), F.max_pool2d(z, 2)
-
-    model: nn.Module = Returns().eval()
+    model = Computes(function, one=nn.Conv2d(3, 8, 3, padding=1), other=nn.Conv2d(8, 1, 1)).eval()
     model.to(memory_format=weights)  # type: ignore[call-overload]  # torch declares none with a format alone
     graph_module = planned(model, torch.randn(2, 3, 8, 8).to(memory_format=example))
     for rows in (2, 1):
@@ -474,17 +434,13 @@ def test_values_may_lie_within_concatenations_whoever_else_reads_them(seed: int)
 
 @torch.no_grad()
 def test_concatenations_of_results_copy_nothing() -> None:
-    class Dense(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layers = nn.ModuleList(nn.Conv2d(8 * (place + 1), 8, 3, padding=1) for place in range(4))
+    def function(m: Any, x: Tensor) -> Any:
+        for layer in m.layers:
+            x = torch.cat((x, F.relu(layer(x))), 1)
+        return x
 
-        def forward(self, x: Tensor) -> Tensor:
-            for layer in self.layers:
-                x = torch.cat((x, F.relu(layer(x))), 1)
-            return x
-
-    model = nn.Sequential(nn.Conv2d(3, 8, 1), Dense(), nn.Conv2d(40, 3, 1)).eval()
+    layers = nn.ModuleList(nn.Conv2d(8 * (place + 1), 8, 3, padding=1) for place in range(4))
+    model = nn.Sequential(nn.Conv2d(3, 8, 1), Computes(function, layers=layers), nn.Conv2d(40, 3, 1)).eval()
     x = torch.randn(1, 3, 8, 8)
     graph_module = planned(model, x)
     torch.testing.assert_close(graph_module(x), model(x), rtol=1e-4, atol=1e-5)
@@ -494,17 +450,12 @@ def test_concatenations_of_results_copy_nothing() -> None:
 
 @torch.no_grad()
 def test_parts_of_single_pixels_are_concatenated_in_their_order() -> None:
-    class Gate(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.first, self.last = nn.Conv2d(8, 16, 3, padding=1), nn.Conv2d(16, 8, 1)
+    def function(m: Any, x: Tensor) -> Any:
+        parts = F.adaptive_avg_pool2d(F.relu(m.first(x)), 1).permute(0, 2, 3, 1).chunk(2, -1)
+        return m.last(torch.cat(parts[::-1], -1).permute(0, 3, 1, 2))
 
-        def forward(self, x: Tensor) -> Tensor:
-            parts = F.adaptive_avg_pool2d(F.relu(self.first(x)), 1).permute(0, 2, 3, 1).chunk(2, -1)
-            result: Tensor = self.last(torch.cat(parts[::-1], -1).permute(0, 3, 1, 2))
-            return result
-
-    model, x = Gate().eval(), torch.randn(2, 8, 5, 5)
+    model = Computes(function, first=nn.Conv2d(8, 16, 3, padding=1), last=nn.Conv2d(16, 8, 1)).eval()
+    x = torch.randn(2, 8, 5, 5)
     graph_module = planned(model, x)
     for each in (x, x[:1]):
         torch.testing.assert_close(graph_module(each), model(each), rtol=1e-4, atol=1e-5)

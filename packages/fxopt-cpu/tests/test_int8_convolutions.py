@@ -2,60 +2,32 @@
 
 from __future__ import annotations
 
-import copy
-import pickle
 import random
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
+from low_precision_models import Net, layers, sqnr
 from torch import Tensor, nn
 from torch.fx import GraphModule
 
-from fxopt_capture import capture, load, save
-from fxopt_checkpoints import key_map, load_original_state_dict, original_state_dict
-from fxopt_core import FxoptError, NotReversibleError, PassOptionError, undo
+from fxopt_checkpoints import load_original_state_dict
+from fxopt_core import FxoptError
 from fxopt_cpu import FuseConvolutions, PlanRegions, QuantizedConv2d, calibrated, isa
 from fxopt_cpu.library import limit_isa
 from fxopt_cpu.operators.conv import CONV, pack_convolution, quantize_convolution
 from fxopt_cpu.operators.linear import ACTIVATIONS, pack_bytes, shifted_sums
 from fxopt_cpu.operators.plan import PlanBuilder
-from fxopt_cpu.passes import low_precision, matching
-from fxopt_cpu.regions.running import plans_of
+from fxopt_cpu.passes import low_precision
 from fxopt_testing.forms import Form
 from fxopt_testing.rewrites import FORMS, graph_of, refusals, refused
 
 pytestmark = pytest.mark.skipif(isa() is None, reason="the library was not built")
 SMALL = FuseConvolutions(weights="int8", min_weights=1)
-KEEPING = FuseConvolutions(weights="int8", min_weights=1, keep_originals=True)
 STATIC = FuseConvolutions(weights="int8", min_weights=1, activations="static")
 X = torch.randn(2, 16, 12, 11)
 NAN, INF = float("nan"), float("inf")
-
-
-class Net(nn.Module):
-    """Three convolutions: padded around, strided with a sum, and over single pixels."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.one, self.two = nn.Conv2d(16, 32, 3, padding=1), nn.Conv2d(32, 32, 3, 2, 1, bias=False)
-        self.short, self.last = nn.Conv2d(16, 32, 1, 2), nn.Conv2d(32, 24, 1)
-
-    def forward(self, x: Tensor) -> Any:
-        return self.last(F.relu(self.two(F.relu(self.one(x))) + self.short(x)))
-
-
-def layers(graph_module: nn.Module) -> list[QuantizedConv2d]:
-    return [module for module in graph_module.modules() if isinstance(module, QuantizedConv2d)]
-
-
-@torch.no_grad()
-def sqnr(found: nn.Module, model: nn.Module, x: Tensor = X) -> float:
-    """Signal over error of a graph, in dB."""
-    expected = model(x)
-    return float(10 * torch.log10(expected.square().sum() / (found(x) - expected).square().sum()))
 
 
 # --- The operator
@@ -233,34 +205,7 @@ def test_processors_without_vnni_stay_with_float32(monkeypatch: pytest.MonkeyPat
     assert "(VNNI)" in refusals(graph_module)[0].message
 
 
-@pytest.mark.parametrize(
-    ("options", "left"),
-    [
-        ({"where": "*o*"}, [("last", "filtered")]),
-        ({"keep": ("last", "t*")}, [("two", "kept"), ("last", "kept")]),
-        ({"keep_first": 1}, [("one", "kept")]),
-        ({"keep_last": 1}, [("last", "kept")]),
-        ({"min_weights": 600}, [("short", "too-small")]),
-    ],
-    ids=str,
-)
-def test_options_leave_layers_as_they_are(options: dict[str, Any], left: list[tuple[str, str]]) -> None:
-    transformation = FuseConvolutions(**{"weights": "int8", "min_weights": 1, **options})
-    graph_module = transformation(torch.fx.symbolic_trace(Net().eval()))
-    assert [each for each in refused(graph_module) if each[1] in ("kept", "filtered", "too-small")] == left
-    assert len(layers(graph_module)) == 4 - len(left)
-    FuseConvolutions()(graph_module, expect=len(left))
-
-
-@pytest.mark.parametrize(
-    "options", [{"keep": "up"}, {"keep": (3,)}, {"where": None}, {"keep_first": -1}, {"weights": "bfloat16"}], ids=str
-)
-def test_impossible_options_are_errors(options: dict[str, Any]) -> None:
-    with pytest.raises(PassOptionError, match="FuseConvolutions takes"):
-        FuseConvolutions(**options)
-
-
-def test_what_cannot_be_rounded_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_cannot_be_rounded_is_refused() -> None:
     model = nn.Sequential(
         nn.Conv2d(16, 16, 3, groups=4), nn.Conv2d(16, 16, 1), nn.Conv2d(16, 16, 1), nn.Conv2d(16, 16, 1).double(),
         nn.Conv2d(8, 16, 1), nn.Conv2d(16, 16, 1), nn.Conv2d(16, 1, 1),
@@ -275,18 +220,6 @@ def test_what_cannot_be_rounded_is_refused(monkeypatch: pytest.MonkeyPatch) -> N
         "5": "hooks", "6": "unsupported-call",
     }  # fmt: skip
     assert all(f"`{refusal.site}`" in refusal.message for refusal in refusals(graph_module))
-    monkeypatch.setattr(matching, "isa", lambda: None)
-    assert {reason for _, reason in refused(SMALL(torch.fx.symbolic_trace(Net().eval())))} == {"no-kernels"}
-
-
-def test_layers_of_meta_models_take_no_memory() -> None:
-    with torch.device("meta"):
-        model = Net().eval()
-    graph_module = SMALL(torch.fx.symbolic_trace(model), expect=4)
-    assert all(tensor.is_meta for tensor in graph_module.state_dict().values())
-    graph_module = torch.fx.symbolic_trace(model)
-    with calibrated(graph_module, [X.to("meta")]):
-        assert {reason for _, reason in refused(STATIC(graph_module, expect=0))} == {"no-range"}
 
 
 # --- Ranges from data
@@ -317,56 +250,6 @@ def test_ranges_of_images_without_a_batch_are_those_of_channels() -> None:
     assert sqnr(graph_module, model, x) > 35
 
 
-def test_static_ranges_need_calls_that_reach_the_layer() -> None:
-    with pytest.raises(FxoptError, match="needs data to calibrate with"):
-        STATIC(graph_of(Net().eval(), "modules", X))
-    graph_module = graph_of(Net().eval(), "modules", X)
-    with calibrated(graph_module, [torch.full((1, 16, 9, 9), INF)]):
-        assert {refusal.reason for refusal in refusals(STATIC(graph_module))} == {"no-range"}
-    dense = torch.fx.symbolic_trace(nn.Sequential(nn.Linear(4, 4)))
-    STATIC(dense, expect=0)  # nothing to calibrate
-
-
-# --- Checkpoints, undo, copies
-
-
-@pytest.mark.parametrize("form", ["modules", "export"])
-def test_a_checkpoint_of_the_original_is_quantized_when_it_is_loaded(form: Form) -> None:
-    graph_module, other = SMALL(graph_of(Net().eval(), form, X)), Net().eval()
-    load_original_state_dict(graph_module, other.state_dict())
-    expected = SMALL(graph_of(other, form, X))
-    assert all(map(torch.equal, graph_module.state_dict().values(), expected.state_dict().values()))
-    assert torch.equal(graph_module(X), expected(X))
-    assert any("quantize_convolution" in str(step) for step in key_map(graph_module).steps)
-
-
-def test_without_the_originals_there_is_no_way_back() -> None:
-    graph_module = SMALL(torch.fx.symbolic_trace(Net().eval()))
-    with pytest.raises(NotReversibleError, match="keep_originals=True"):
-        original_state_dict(graph_module)
-    with pytest.raises(NotReversibleError, match="fuse-convolutions"):
-        undo(graph_module)
-    assert len(layers(graph_module)) == 4
-
-
-@pytest.mark.parametrize("static", [False, True])
-def test_copies_pickles_and_archives_compute_the_same(static: bool, tmp_path: Path) -> None:
-    graph_module = capture(Net().eval(), (X,))
-    with calibrated(graph_module, [X]):
-        graph_module = (STATIC if static else SMALL)(graph_module)
-    with torch.no_grad():
-        expected = graph_module(X)
-        save(graph_module, tmp_path / "quantized.fxopt")
-        for again in (
-            load(tmp_path / "quantized.fxopt"), copy.deepcopy(graph_module), pickle.loads(pickle.dumps(graph_module)),
-        ):  # fmt: skip
-            assert torch.equal(again(X), expected)
-            assert len(layers(again)) == 4
-            planned = PlanRegions()(again)
-            assert torch.equal(planned(X), expected)
-            assert [layer.weight.dtype for layer in layers(planned)] == [torch.int8] * 4
-
-
 @torch.no_grad()
 def test_other_buffers_and_missing_ones_do_not_stop_a_call() -> None:
     (layer,) = layers(SMALL(torch.fx.symbolic_trace(nn.Sequential(nn.Conv2d(16, 16, 1)).eval())))
@@ -385,24 +268,6 @@ def test_a_file_cannot_set_groups() -> None:
 
 
 # --- What reaches a layer
-
-
-@pytest.mark.parametrize("planned", [False, True])
-@torch.no_grad()
-def test_a_changed_scale_is_seen_and_panels_take_the_place_of_the_weight(planned: bool) -> None:
-    graph_module = SMALL(graph_of(Net().eval(), "export", X))
-    graph_module = PlanRegions()(graph_module) if planned else graph_module
-    before = graph_module(X)
-    assert torch.equal(graph_module(X), before)
-    if planned:
-        assert len(plans_of(graph_module)) == 1
-    assert all(layer.holder.frozen for layer in layers(graph_module))
-    for layer in layers(graph_module):
-        layer.scale.mul_(2)
-    assert not torch.equal(graph_module(X), before)
-    for layer in layers(graph_module):
-        layer.scale.div_(2)
-    assert torch.equal(graph_module(X), before)
 
 
 @pytest.mark.parametrize("value", [INF, -INF, NAN])

@@ -149,7 +149,7 @@ def test_memory_is_that_of_the_model() -> None:
         graph_module(*inputs)
     layers = [module for module in graph_module.modules() if isinstance(module, PanelLinear)]
     assert all(isinstance(held, Thawing) and held.frozen for held in (layer._parameters for layer in layers))
-    panels = [layer.packing.panels for layer in layers if layer.packing is not None]
+    panels = [layer.panels.panels for layer in layers if layer.panels is not None]
     assert len(panels) == len(layers)
     plain = [tensor for module in graph_module.modules() for tensor in dict.values(module._parameters)]
     assert sum(tensor.nbytes for tensor in (*panels, *plain) if tensor is not None) <= 1.1 * held

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from onednn_forms import Computes
 from torch import Tensor, nn
 
 from fxopt_core import registry
@@ -18,16 +19,9 @@ from fxopt_rewrite import infer_shapes
 pytestmark = pytest.mark.skipif(isa() is None, reason="the library was not built")
 
 
-class Layers(nn.Module):
-    """Layers, and what is done with their values."""
-
-    def __init__(self, computes: Callable[..., Any]) -> None:
-        super().__init__()
-        self.one, self.two, self.other = nn.Linear(16, 16), nn.Linear(16, 16), nn.Linear(8, 16)
-        self.computes = computes
-
-    def forward(self, x: Tensor) -> Any:
-        return self.computes(self, x)
+def with_layers(function: Callable[..., Any]) -> nn.Module:
+    layers = {"one": nn.Linear(16, 16), "two": nn.Linear(16, 16), "other": nn.Linear(8, 16)}
+    return Computes(function, **layers).eval()
 
 
 def _input_through_a_view(model: Any, x: Tensor) -> Any:
@@ -71,7 +65,7 @@ def _parts(model: Any, x: Tensor) -> Any:
 @torch.no_grad()
 def test_a_region_computes_what_its_nodes_do(computes: Callable[..., Any]) -> None:
     torch.manual_seed(0)
-    model, x = Layers(computes).eval(), torch.randn(2, 5, 16)
+    model, x = with_layers(computes), torch.randn(2, 5, 16)
     graph_module = PlanRegions()(FuseLinears()(torch.export.export(model, (x,)).module()))
     for _ in range(3):
         mine, its = x.clone(), x.clone()
@@ -81,7 +75,7 @@ def test_a_region_computes_what_its_nodes_do(computes: Callable[..., Any]) -> No
 
 @torch.no_grad()
 def test_the_parts_of_a_split_are_read_in_a_plan() -> None:
-    model, x = Layers(_parts).eval(), torch.randn(2, 5, 16)
+    model, x = with_layers(_parts), torch.randn(2, 5, 16)
     graph_module = PlanRegions()(FuseLinears()(torch.fx.symbolic_trace(model)))
     for _ in range(2):
         torch.testing.assert_close(graph_module(x), model(x))
@@ -95,25 +89,19 @@ def test_a_value_that_is_scaled_in_place_is_no_quick_gelu() -> None:
         gate = torch.sigmoid(y.mul_(1.702))
         return y * gate
 
-    model, x = Layers(scaled).eval(), torch.randn(4, 16)
+    model, x = with_layers(scaled), torch.randn(4, 16)
     torch.testing.assert_close(FuseLinears()(torch.fx.symbolic_trace(model))(x), model(x))
 
 
 @torch.no_grad()
 def test_what_reads_a_value_that_identity_passes_on_sees_the_activation_in_place() -> None:
-    pytest.importorskip("fxopt_cpu")
+    def function(m: Any, x: Tensor) -> Any:
+        y = m.one(x)
+        z = F.relu(m.same(y), inplace=True)
+        return m.other(z), m.other(y), y
 
-    class Model(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.one, self.other, self.same = nn.Conv2d(3, 8, 3), nn.Conv2d(8, 8, 1), nn.Identity()
-
-        def forward(self, x: Tensor) -> Any:
-            y = self.one(x)
-            z = F.relu(self.same(y), inplace=True)
-            return self.other(z), self.other(y), y
-
-    model, x = Model().eval(), torch.randn(1, 3, 9, 9)
+    layers = {"one": nn.Conv2d(3, 8, 3), "other": nn.Conv2d(8, 8, 1), "same": nn.Identity()}
+    model, x = Computes(function, **layers).eval(), torch.randn(1, 3, 9, 9)
     traced = infer_shapes(torch.fx.symbolic_trace(model), x)
     graph_module = registry().pipeline("fuse-convolutions,plan-regions")(traced)
     for _ in range(3):

@@ -212,7 +212,7 @@ def test_norms_attention_of_views_and_inputs_as_outputs(instructions: str) -> No
     heads = b.view(2, 30, 4, 16).transpose(1, 2)
     key, value = heads.narrow(1, 0, 2), heads.narrow(1, 2, 2)
     rows = builder.attention(a.view(2, 9, 4, 16).transpose(1, 2), key, value, mask=c, scale=0.3)
-    normed, total = builder.add_norm(rows, a, eps=EPSILON, kind=2)
+    total, normed = builder.elementwise(rows, a, "add"), builder.norm(rows, a, eps=EPSILON, kind=2)
     last = builder.norm(total.narrow(1, 3, 1), eps=EPSILON, kind=1)
     for each in (a, total, normed, last):
         builder.output(each)
@@ -225,6 +225,16 @@ def test_norms_attention_of_views_and_inputs_as_outputs(instructions: str) -> No
     for result, exact in zip(outputs, (query, expected_total, expected_normed, expected_last), strict=True):
         assert torch.equal(result, exact)
     assert outputs[0].data_ptr() != query.data_ptr()
+
+
+def test_rows_of_several_strides_are_copied() -> None:
+    builder, x = PlanBuilder(), torch.randn(2, 3, 4)
+    value = builder.input(x)
+    builder.output(builder.norm(value.transpose(0, 1), value.transpose(0, 1), eps=EPSILON, kind=1))
+    builder.output(builder.linear(value.transpose(1, 2), builder.weight(pack(torch.eye(3))), features=3))
+    normed, same = builder.build()(x)
+    assert torch.equal(normed, ops.norm(2 * x.transpose(0, 1), None, None, None, EPSILON, 1))
+    assert torch.equal(same, x.transpose(1, 2))
 
 
 def test_an_arena_larger_than_what_threads_keep() -> None:
@@ -304,8 +314,6 @@ def test_builders_refuse_what_no_step_can_take() -> None:
     value = builder.input(torch.empty(2, 3, 4))
     with pytest.raises(ValueError, match="panels have shape"):
         builder.linear(value, builder.weight(pack(torch.zeros(8, 5))), features=8)
-    with pytest.raises(ValueError, match="expected rows of one stride"):
-        builder.norm(value.transpose(0, 1), eps=EPSILON, kind=1)
     heads = builder.input(torch.empty(1, 2, 3, 4))
     with pytest.raises(ValueError, match="do not belong together"):
         builder.attention(heads, heads.narrow(3, 0, 2), heads, scale=1.0)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from onednn_forms import assert_computes
+from onednn_forms import Computes, assert_computes
 from torch import Tensor, nn
 from torch.fx import GraphModule
 
@@ -67,18 +67,13 @@ class Opaque(nn.Module):
 
 @torch.no_grad()
 def test_opaque_modules_and_changing_numbers_stay_outside() -> None:
-    class Broken(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.one, self.two, self.opaque = nn.Conv2d(4, 4, 3), nn.Conv2d(4, 4, 3), Opaque()
-
-        def forward(self, x: Tensor) -> tuple[Tensor, Any, Tensor]:
-            y = self.opaque(self.one(x))
-            z = torch.relu(self.two(y))
-            return z * z.mean().item(), z.shape[0], x.view(-1)
+    def function(m: Any, x: Tensor) -> Any:
+        z = torch.relu(m.two(m.opaque(m.one(x))))
+        return z * z.mean().item(), z.shape[0], x.view(-1)
 
     torch.manual_seed(0)
-    model, x = Broken().eval(), torch.randn(X)
+    opaque = Opaque()
+    model = Computes(function, one=nn.Conv2d(4, 4, 3), two=nn.Conv2d(4, 4, 3), opaque=opaque).eval()
 
     class Tracer(torch.fx.Tracer):
         def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
@@ -91,26 +86,21 @@ def test_opaque_modules_and_changing_numbers_stay_outside() -> None:
         torch.testing.assert_close(found[0], expected[0])
         assert found[1] == 2
         assert found[2].data_ptr() == x.data_ptr()
-        assert len(model.opaque.seen) == 2 * (count + 1)  # the graph calls the same module
+        assert len(opaque.seen) == 2 * (count + 1)  # the graph calls the same module
 
 
 @torch.no_grad()
 def test_writes_to_memory_of_the_region_stay_inside() -> None:
-    class Writing(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.one, self.two = nn.Conv2d(4, 4, 1), nn.Conv2d(4, 4, 1)
+    def function(m: Any, x: Tensor) -> Any:
+        y = torch.cat([m.one(x), x], 1)
+        half = y[:, :4]
+        half.add_(x)
+        half.relu_()
+        z = m.two(y[:, :4]).add_(x)
+        x.mul_(2)
+        return z
 
-        def forward(self, x: Tensor) -> Tensor:
-            y = torch.cat([self.one(x), x], 1)
-            half = y[:, :4]
-            half.add_(x)
-            half.relu_()
-            z: Tensor = self.two(y[:, :4]).add_(x)
-            x.mul_(2)
-            return z
-
-    model, x = Writing().eval(), torch.randn(X)
+    model, x = Computes(function, one=nn.Conv2d(4, 4, 1), two=nn.Conv2d(4, 4, 1)).eval(), torch.randn(X)
     graph_module = rewritten(model, x)
     for _ in range(3):
         assert_computes(graph_module, model, x)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 import torch.nn.functional as F
+from onednn_forms import Computes
 from torch import Tensor, nn
 from torch.fx import GraphModule
 
@@ -107,27 +110,20 @@ def test_means_of_layers_are_in_the_plan(traced: bool) -> None:
     assert len(plans_of(graph_module)) == 1
 
 
-class Ear(nn.Module):
-    """Layers whose results have several channels."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.second = nn.Conv1d(8, 16, 3, padding=1), nn.Conv1d(16, 16, 3, padding=1)
-        self.deep, self.last = nn.Conv1d(16, 16, 5, 2, 2, groups=16), nn.ConvTranspose1d(16, 4, 4, 2, 1)
-
-    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
-        """(batch, 8, frames) to the result of each layer."""
-        first = F.gelu(self.first(x))
-        second = first + self.second(first)
-        deep = self.deep(second)
-        return second, x + self.second(first)[:, :8], deep, self.last(deep)
+def _results(m: Any, x: Tensor) -> Any:
+    first = F.gelu(m.first(x))
+    second = first + m.second(first)
+    deep = m.deep(second)
+    return second, x + m.second(first)[:, :8], deep, m.last(deep)
 
 
 @torch.no_grad()
 @planned_here
 @pytest.mark.parametrize("traced", [False, True])
 def test_results_have_the_strides_of_eager_whatever_those_of_the_input(traced: bool) -> None:
-    model, x = ready(Ear()), torch.randn(2, 8, 30)
+    layers = {"first": nn.Conv1d(8, 16, 3, padding=1), "second": nn.Conv1d(16, 16, 3, padding=1)}
+    more = {"deep": nn.Conv1d(16, 16, 5, 2, 2, groups=16), "last": nn.ConvTranspose1d(16, 4, 4, 2, 1)}
+    model, x = ready(Computes(_results, **layers, **more)), torch.randn(2, 8, 30)
     last = x.mT.contiguous().mT
     for example in (x, last):
         graph = infer_shapes(torch.fx.symbolic_trace(model), example) if traced else capture(model, (example,))
@@ -228,18 +224,12 @@ def test_other_convolutions_are_refused_in_words() -> None:
 @torch.no_grad()
 @planned_here
 def test_pools_of_images_without_a_batch_run_by_torch() -> None:
-    class Pooled(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layers = nn.ModuleList(nn.Conv1d(8, 8, 3, padding=1) for _ in range(4))
+    def function(m: Any, x: Tensor) -> Any:
+        x = F.max_pool2d(m.layers[1](m.layers[0](x)), 2)  # halves channels and frames
+        return m.layers[3](F.relu(F.avg_pool2d(m.layers[2](torch.cat((x, -x), 1)), 3, 1, 1)))
 
-        def forward(self, x: Tensor) -> Tensor:
-            x = F.max_pool2d(self.layers[1](self.layers[0](x)), 2)  # halves channels and frames
-            x = F.avg_pool2d(self.layers[2](torch.cat((x, -x), 1)), 3, 1, 1)
-            result: Tensor = self.layers[3](F.relu(x))
-            return result
-
-    model, x = Pooled().eval(), torch.randn(2, 8, 20)
+    layers = nn.ModuleList(nn.Conv1d(8, 8, 3, padding=1) for _ in range(4))
+    model, x = Computes(function, layers=layers).eval(), torch.randn(2, 8, 20)
     graph_module = planned(model, x)
     torch.testing.assert_close(graph_module(x), model(x), rtol=1e-4, atol=1e-5)
     assert plans_of(graph_module)

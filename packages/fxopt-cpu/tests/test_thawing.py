@@ -159,11 +159,11 @@ def test_changes_by_who_holds_it_are_seen(change: Callable[[Tensor], object]) ->
 
 def test_looking_at_a_weight_packs_nothing_again() -> None:
     layer, weight, rows = _packed()
-    packed = layer.packing
+    packed = layer.panels
     for _ in range(3):
         assert torch.equal(layer.state_dict()["weight"], weight)
         _run(layer, rows)
-        assert layer.packing is packed
+        assert layer.panels is packed
         assert _frozen(layer._parameters)
 
 

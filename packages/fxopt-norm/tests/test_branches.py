@@ -265,16 +265,7 @@ def test_a_long_sum_is_one_site() -> None:
 
 
 def test_complex_convolutions_stay() -> None:
-    class Both(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.large = nn.Conv2d(3, 4, 3, padding=1, dtype=torch.complex64)
-            self.small = nn.Conv2d(3, 4, 1, dtype=torch.complex64)
-
-        def forward(self, x: Tensor) -> Tensor:
-            total: Tensor = self.large(x) + self.small(x)
-            return total
-
-    model, x = Both().eval(), torch.randn(1, 3, 5, 5, dtype=torch.complex64)
+    large, small = (nn.Conv2d(3, 4, size, padding=size // 2, dtype=torch.complex64) for size in (3, 1))
+    model, x = two(large, small), torch.randn(1, 3, 5, 5, dtype=torch.complex64)
     graph_module = MergeParallelConvolutions()(torch.fx.symbolic_trace(model), expect=0)
     torch.testing.assert_close(graph_module(x), model(x))

@@ -19,18 +19,12 @@ OTHERS = [(torch.randn(7, 4),), (torch.randn(0, 4),), (torch.randn(1, 4),), (tor
 
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("affine", [True, False])
-def test_batch_norm_behind_a_linear_layer(bias: bool, affine: bool) -> None:
-    model = chain(nn.Linear(4, 6, bias=bias), nn.BatchNorm1d(6, affine=affine))
+@pytest.mark.parametrize("first", ["linear", "norm"])
+def test_batch_norm_behind_and_before_a_linear_layer(first: str, bias: bool, affine: bool) -> None:
+    linear, norm = nn.Linear(4, 6, bias=bias), nn.BatchNorm1d(6 if first == "linear" else 4, affine=affine)
+    model, place = (chain(linear, norm), 0) if first == "linear" else (chain(norm, linear), 1)
     folded = assert_rewrites(FuseBatchNorm1dInLinear(), model, torch.randn(3, 4), count=1, others=OTHERS)
-    assert list(folded.state_dict()) == ["0_folded.weight", "0_folded.bias"]
-
-
-@pytest.mark.parametrize("bias", [True, False])
-@pytest.mark.parametrize("affine", [True, False])
-def test_batch_norm_before_a_linear_layer(bias: bool, affine: bool) -> None:
-    model = chain(nn.BatchNorm1d(4, affine=affine), nn.Linear(4, 6, bias=bias))
-    folded = assert_rewrites(FuseBatchNorm1dInLinear(), model, torch.randn(3, 4), count=1, others=OTHERS)
-    assert list(folded.state_dict()) == ["1_folded.weight", "1_folded.bias"]
+    assert list(folded.state_dict()) == [f"{place}_folded.weight", f"{place}_folded.bias"]
 
 
 def test_chains_fold_to_the_end() -> None:
@@ -49,20 +43,11 @@ def test_three_dimensional_values_are_refused(first: str) -> None:
 
 
 def test_functional_forms_at_the_root() -> None:
-    class Root(nn.Module):
-        mean: Tensor
-        var: Tensor
-
-        def __init__(self) -> None:
-            super().__init__()
-            self.w, self.b = nn.Parameter(torch.randn(6, 4)), nn.Parameter(torch.randn(6))
-            self.register_buffer("mean", torch.randn(6))
-            self.register_buffer("var", torch.rand(6) + 0.5)
-
-        def forward(self, x: Tensor) -> Tensor:
-            return F.batch_norm(F.linear(x, self.w, self.b), self.mean, self.var, eps=1e-3)
-
-    folded = assert_rewrites(FuseBatchNorm1dInLinear(), Root().eval(), torch.randn(3, 4), count=1)
+    root = Computes(lambda m, x: F.batch_norm(F.linear(x, m.w, m.b), m.mean, m.var, eps=1e-3))
+    root.w, root.b = nn.Parameter(torch.randn(6, 4)), nn.Parameter(torch.randn(6))
+    root.register_buffer("mean", torch.randn(6))
+    root.register_buffer("var", torch.rand(6) + 0.5)
+    folded = assert_rewrites(FuseBatchNorm1dInLinear(), root, torch.randn(3, 4), count=1)
     assert list(folded.state_dict()) == ["w_folded.weight", "w_folded.bias"]
 
 

@@ -13,85 +13,48 @@ from torch import Tensor, nn
 from torch.fx import GraphModule
 
 from fxopt_checkpoints.load import load_original_state_dict, original_state_dict
-from fxopt_core import NotReversibleError, Transformation
-from fxopt_norm import (
-    FuseBatchNorm1dInConv1d,
-    FuseBatchNorm1dInLinear,
-    FuseBatchNorm2dInConv2d,
-    FuseBatchNorm3dInConv3d,
-    FuseBatchNormInConvTranspose,
-)
+from fxopt_core import NotReversibleError, registry
 from fxopt_norm.formulas import fold_after, fold_before, restore_after, restore_before
-from fxopt_testing.forms import Form
 from fxopt_testing.rewrites import graph_of
 
-IMAGES = torch.randn(2, 4, 6, 6, generator=torch.Generator().manual_seed(0))
-ROWS = torch.randn(3, 4, generator=torch.Generator().manual_seed(0))
+FOLD = registry().pipeline("fold-batch-norm")  # in which each pass finds its own layers
 
-MODELS: dict[str, tuple[Callable[[], nn.Module], Callable[[], Transformation], Tensor]] = {
-    "conv": (lambda: chain(nn.Conv2d(4, 6, 3), nn.BatchNorm2d(6)), FuseBatchNorm2dInConv2d, IMAGES),
-    "no bias": (lambda: chain(nn.Conv2d(4, 6, 3, bias=False), nn.BatchNorm2d(6)), FuseBatchNorm2dInConv2d, IMAGES),
-    "no affine": (
-        lambda: chain(nn.Conv2d(4, 6, 3), nn.BatchNorm2d(6, affine=False)),
-        FuseBatchNorm2dInConv2d,
-        IMAGES,
+MODELS: dict[str, Callable[[], nn.Module]] = {
+    "conv": lambda: chain(nn.Conv2d(4, 6, 3), nn.BatchNorm2d(6)),
+    "no bias": lambda: chain(nn.Conv2d(4, 6, 3, bias=False), nn.BatchNorm2d(6)),
+    "no affine": lambda: chain(nn.Conv2d(4, 6, 3), nn.BatchNorm2d(6, affine=False)),
+    "neither": lambda: chain(nn.Conv2d(4, 6, 3, bias=False), nn.BatchNorm2d(6, affine=False, eps=1e-2)),
+    "groups": lambda: chain(nn.Conv2d(4, 6, 3, groups=2), nn.BatchNorm2d(6)),
+    "two norms": lambda: chain(nn.Conv2d(4, 6, 3, bias=False), nn.BatchNorm2d(6), nn.BatchNorm2d(6, eps=1e-3)),
+    "transposed": lambda: chain(nn.ConvTranspose2d(4, 6, 3, groups=2), nn.BatchNorm2d(6)),
+    "linear": lambda: chain(nn.Linear(4, 6), nn.BatchNorm1d(6)),
+    "norm first": lambda: chain(nn.BatchNorm1d(4), nn.Linear(4, 6)),
+    "norm first, no bias": lambda: chain(nn.BatchNorm1d(4), nn.Linear(4, 3, bias=False)),
+    "norm first, tall": lambda: chain(nn.BatchNorm1d(4, affine=False), nn.Linear(4, 7, bias=False)),
+    "between": lambda: chain(
+        nn.BatchNorm1d(4), nn.Linear(4, 6, bias=False), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, 2)
     ),
-    "neither": (
-        lambda: chain(nn.Conv2d(4, 6, 3, bias=False), nn.BatchNorm2d(6, affine=False, eps=1e-2)),
-        FuseBatchNorm2dInConv2d,
-        IMAGES,
-    ),
-    "groups": (lambda: chain(nn.Conv2d(4, 6, 3, groups=2), nn.BatchNorm2d(6)), FuseBatchNorm2dInConv2d, IMAGES),
-    "two norms": (
-        lambda: chain(nn.Conv2d(4, 6, 3, bias=False), nn.BatchNorm2d(6), nn.BatchNorm2d(6, eps=1e-3)),
-        FuseBatchNorm2dInConv2d,
-        IMAGES,
-    ),
-    "transposed": (
-        lambda: chain(nn.ConvTranspose2d(4, 6, 3, groups=2), nn.BatchNorm2d(6)),
-        FuseBatchNormInConvTranspose,
-        IMAGES,
-    ),
-    "linear": (lambda: chain(nn.Linear(4, 6), nn.BatchNorm1d(6)), FuseBatchNorm1dInLinear, ROWS),
-    "norm first": (lambda: chain(nn.BatchNorm1d(4), nn.Linear(4, 6)), FuseBatchNorm1dInLinear, ROWS),
-    "norm first, no bias": (
-        lambda: chain(nn.BatchNorm1d(4), nn.Linear(4, 3, bias=False)),
-        FuseBatchNorm1dInLinear,
-        ROWS,
-    ),
-    "norm first, tall": (
-        lambda: chain(nn.BatchNorm1d(4, affine=False), nn.Linear(4, 7, bias=False)),
-        FuseBatchNorm1dInLinear,
-        ROWS,
-    ),
-    "between": (
-        lambda: chain(nn.BatchNorm1d(4), nn.Linear(4, 6, bias=False), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, 2)),
-        FuseBatchNorm1dInLinear,
-        ROWS,
-    ),
-    "counter": (
-        lambda: chain(nn.Conv1d(4, 6, 3), nn.BatchNorm1d(6), nn.Conv1d(6, 2, 3), nn.BatchNorm1d(2)),
-        FuseBatchNorm1dInConv1d,
-        torch.randn(2, 4, 9),
-    ),
-    "volume": (
-        lambda: chain(nn.Conv3d(4, 2, 3), nn.BatchNorm3d(2)),
-        FuseBatchNorm3dInConv3d,
-        torch.randn(2, 4, 4, 4, 4),
-    ),
+    "counter": lambda: chain(nn.Conv1d(4, 6, 3), nn.BatchNorm1d(6), nn.Conv1d(6, 2, 3), nn.BatchNorm1d(2)),
+    "volume": lambda: chain(nn.Conv3d(4, 2, 3), nn.BatchNorm3d(2)),
 }
+INPUTS: dict[Any, Tensor] = {nn.Conv1d: torch.randn(2, 4, 9), nn.Conv3d: torch.randn(2, 4, 4, 4, 4)}
+INPUTS |= dict.fromkeys((nn.Conv2d, nn.ConvTranspose2d), torch.randn(2, 4, 6, 6))
 every_model = pytest.mark.parametrize("name", list(MODELS))
 
 
 def made(name: str, seed: int) -> nn.Module:
     torch.manual_seed(seed)
-    return MODELS[name][0]()
+    return MODELS[name]()
 
 
-def folded(model: nn.Module, name: str, form: Form) -> GraphModule:
-    _, make_pass, inputs = MODELS[name]
+def inputs_of(model: nn.Module) -> Tensor:
+    (first, *_) = model.children()
+    return INPUTS.get(type(first), torch.randn(3, 4))
+
+
+def folded(model: nn.Module) -> GraphModule:
     dtype = next(model.parameters()).dtype
-    graph_module = make_pass()(graph_of(model, form, inputs.to(dtype)), expect=None)
+    graph_module = FOLD(graph_of(model, "modules", inputs_of(model).to(dtype)))
     assert not [module for module in graph_module.modules() if isinstance(module, nn.modules.batchnorm._BatchNorm)]
     return graph_module
 
@@ -104,24 +67,23 @@ def assert_equal(one: dict[str, Any], other: dict[str, Any]) -> None:
 
 @every_model
 def test_loading_folds_on_the_way(name: str) -> None:
-    graph_module, new = folded(made(name, 0), name, "modules"), made(name, 1)
-    load_original_state_dict(graph_module, graph_of(new, "modules", MODELS[name][2]).state_dict())
-    assert_equal(graph_module.state_dict(), folded(new, name, "modules").state_dict())
-    inputs = MODELS[name][2]
+    graph_module, new = folded(made(name, 0)), made(name, 1)
+    inputs = inputs_of(new)
+    load_original_state_dict(graph_module, graph_of(new, "modules", inputs).state_dict())
+    assert_equal(graph_module.state_dict(), folded(new).state_dict())
     torch.testing.assert_close(graph_module(inputs), new(inputs), rtol=1e-4, atol=1e-4)
 
 
 @every_model
 def test_what_is_saved_computes_the_same(name: str) -> None:
-    graph_module = folded(made(name, 0), name, "modules")
-    original, other = (graph_of(made(name, seed), "modules", MODELS[name][2]) for seed in (0, 1))
+    graph_module, inputs = folded(made(name, 0)), inputs_of(made(name, 0))
+    original, other = (graph_of(made(name, seed), "modules", inputs) for seed in (0, 1))
     before = {key: value.clone() for key, value in graph_module.state_dict().items()}
     saved = original_state_dict(graph_module)
     assert list(saved) == list(original.state_dict())
     assert {key: (v.shape, v.dtype) for key, v in saved.items()} == {
         key: (v.shape, v.dtype) for key, v in original.state_dict().items()
     }
-    inputs = MODELS[name][2]
     assert str(other.load_state_dict(saved)) == "<All keys matched successfully>"
     torch.testing.assert_close(other(inputs), original(inputs), rtol=1e-4, atol=1e-4)
     load_original_state_dict(graph_module, saved)
@@ -138,9 +100,8 @@ def test_dtypes(name: str, dtype: torch.dtype) -> None:
     """A float32 checkpoint; the model had its dtype before the fold, or got it since."""
     checkpoint, reference = made(name, 1).state_dict(), made(name, 0).to(dtype)
     reference.load_state_dict(checkpoint)
-    form: Form = "modules"
-    expected = folded(reference, name, form).state_dict()
-    for graph_module in (folded(made(name, 0).to(dtype), name, form), folded(made(name, 0), name, form).to(dtype)):
+    expected = folded(reference).state_dict()
+    for graph_module in (folded(made(name, 0).to(dtype)), folded(made(name, 0)).to(dtype)):
         load_original_state_dict(graph_module, checkpoint)
         assert_equal(graph_module.state_dict(), expected)
 
@@ -156,9 +117,9 @@ def test_wide_statistics_beside_half_weights_stay_wide(name: str) -> None:
 
     checkpoint, reference = made(name, 1).state_dict(), mixed(0)
     reference.load_state_dict(checkpoint)
-    graph_module = folded(mixed(0), name, "modules")
+    graph_module = folded(mixed(0))
     load_original_state_dict(graph_module, checkpoint)
-    assert_equal(graph_module.state_dict(), folded(reference, name, "modules").state_dict())
+    assert_equal(graph_module.state_dict(), folded(reference).state_dict())
     saved = original_state_dict(graph_module)
     assert {key: value.dtype for key, value in saved.items()} == {k: v.dtype for k, v in reference.state_dict().items()}
     before = {key: value.clone() for key, value in graph_module.state_dict().items()}
@@ -169,7 +130,7 @@ def test_wide_statistics_beside_half_weights_stay_wide(name: str) -> None:
 def test_memory_format_is_kept() -> None:
     model: Any = made("conv", 0)
     model.to(memory_format=torch.channels_last)
-    graph_module = folded(model, "conv", "modules")
+    graph_module = folded(model)
     load_original_state_dict(graph_module, made("conv", 1).state_dict())
     (weight,) = (value for key, value in graph_module.state_dict().items() if key.endswith("weight"))
     assert weight.is_contiguous(memory_format=torch.channels_last)
@@ -178,7 +139,7 @@ def test_memory_format_is_kept() -> None:
 
 def test_a_trained_bias_may_have_no_way_back() -> None:
     """Seven equations for four numbers."""
-    graph_module = folded(made("norm first, tall", 0), "norm first, tall", "modules")
+    graph_module = folded(made("norm first, tall", 0))
     original_state_dict(graph_module)
     with torch.no_grad():
         graph_module.get_parameter("1_folded.bias").normal_()

@@ -220,7 +220,7 @@ def _sums(index: GraphIndex) -> dict[Node, _Sum]:
             continue
         parts = []
         for value in values:
-            inner = value in found and other_user(value, node, index) is None
+            inner = value in found and other_user(value, node) is None
             parts.append(found[value] if inner else _Sum([value], [], _sources(value, index)))
         rest, total = sorted([parts[0], parts[-1]], key=lambda each: len(each.terms))
         if total.sources & rest.sources:
@@ -284,7 +284,7 @@ def _flow_refusal(site: BranchSite, index: GraphIndex) -> Refusal | None:
     members = set(site.nodes)
     for node in inner:
         reader = next(user for user in node.users if user in members)
-        if (other := other_user(node, reader, index)) is not None:
+        if (other := other_user(node, reader)) is not None:
             message = f"the branch that node `{node.name}` computes is also used at node `{other.name}`"
             return index.refuse(site.label, "several-users", message, *site.nodes)
     writes = (read_elementwise(node) for node in site.nodes if site.source in node.all_input_nodes)

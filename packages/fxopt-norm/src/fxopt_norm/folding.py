@@ -13,6 +13,7 @@ from torch.fx import Node
 
 from fxopt_core import Derived, Refusal
 from fxopt_norm.formulas import (
+    TENSORS,
     fold_after,
     fold_before,
     restore_after,
@@ -23,6 +24,7 @@ from fxopt_norm.formulas import (
 )
 from fxopt_norm.written import WrittenBatchNorm, read_written_batch_norm
 from fxopt_rewrite import (
+    DROPOUTS,
     BatchNormCall,
     ConvolutionCall,
     Editor,
@@ -39,19 +41,19 @@ from fxopt_rewrite import (
     sharing_refusal,
     tensor_facts,
     tensors_refusal,
+    words,
 )
 
 Layer = ConvolutionCall | LinearCall
 
-_SHAPE_READS = {"size", "sym_size", "shape", "dim", "ndim", "ndimension", "numel", "nelement", "sym_numel"}
-_SHAPE_READS |= {"dtype", "device"}
-_VIEWS = {"view", "reshape", "flatten", "unflatten", "unsqueeze", "squeeze", "transpose", "permute", "t"}
-_COPIES = {"contiguous", "clone", "alias", "detach", "to", "_to_copy"}
-_DROPOUTS = {
-    *("dropout", "dropout1d", "dropout2d", "dropout3d", "feature_dropout", "alpha_dropout", "feature_alpha_dropout"),
-    *("nn.Dropout", "nn.Dropout1d", "nn.Dropout2d", "nn.Dropout3d", "nn.AlphaDropout", "nn.FeatureAlphaDropout"),
-}
-_MOVES = _VIEWS | _COPIES | _DROPOUTS | {"nn.Flatten", "nn.Unflatten", "nn.Identity"}
+_SHAPE_READS = words("size dim ndimension numel dtype device")
+_MOVES = DROPOUTS | words(
+    """
+    view reshape flatten unflatten unsqueeze squeeze transpose permute t contiguous clone alias detach to _to_copy
+    identity alphadropout featurealphadropout
+    """
+)
+"""Calls that only move or drop values, also of modules, by their names in small letters."""
 _MOST_MOVES = 8
 NORM_REASONS = {
     "wrong-axis": "The normalisation works on another axis than the one that the layer produces or consumes. "
@@ -241,7 +243,8 @@ def _origin(value: Node, index: GraphIndex) -> Node:
     """Return the value before a chain of views, copies and dropouts; else the value itself."""
     for _ in range(_MOST_MOVES):
         before = input_of(value)
-        if before is None or index.effects.effect(value).operation not in _MOVES:
+        name = index.effects.effect(value).operation or ""
+        if before is None or name.removeprefix("nn.").lower() not in _MOVES:
             break
         value = before
     return value
@@ -264,7 +267,7 @@ def _flow_refusal(site: FoldSite, index: GraphIndex) -> Refusal | None:
     parts, first = _parts(site.norm), site.first.node
     second = parts[-1] if parts else site.second.node  # in a batch norm that is written out, the product reads it
     for value, reader in ((first, site.rows or second), (site.rows or first, second)):
-        other = other_user(value, reader, index)
+        other = other_user(value, reader)
         if other is not None:
             message = f"the result of `{site.first.label}` is also used at node `{other.name}`, where it would change"
             return index.refuse(site.label, "several-users", message, first, second)
@@ -274,16 +277,14 @@ def _flow_refusal(site: FoldSite, index: GraphIndex) -> Refusal | None:
     return None
 
 
-def other_user(value: Node, reader: Node, index: GraphIndex) -> Node | None:
+def other_user(value: Node, reader: Node) -> Node | None:
     """Return a node other than a reader that reads more than shape, dtype or device: folding keeps these."""
-    return next((user for user in value.users if user is not reader and not _reads_shape(user, value, index)), None)
+    return next((user for user in value.users if user is not reader and not _reads_shape(user, value)), None)
 
 
-def _reads_shape(node: Node, value: Node, index: GraphIndex) -> bool:
-    if node.target is getattr:
-        return node.args[1] in _SHAPE_READS
-    only_shape = input_of(node) is not value and _restores_shape(node, of=value)
-    return only_shape or index.effects.effect(node).operation in _SHAPE_READS
+def _reads_shape(node: Node, value: Node) -> bool:
+    call, only_shape = read_call(node), input_of(node) is not value and _restores_shape(node, of=value)
+    return only_shape or (call is not None and call.name in _SHAPE_READS)
 
 
 def shape_refusal(site: FoldSite, index: GraphIndex) -> Refusal | None:
@@ -400,21 +401,14 @@ def _data(ref: TensorRef | None) -> Tensor | None:
 def _derivation(site: FoldSite, name: str) -> Derived:
     """Return how the new tensors are computed from the original ones."""
     layer, norm = site.layer, site.norm
-    refs = {
-        "weight": layer.weight,
-        "bias": layer.bias,
-        "mean": norm.running_mean,
-        "var": norm.running_var,
-        "norm_weight": norm.weight,
-        "norm_bias": norm.bias,
-    }
+    refs = (layer.weight, layer.bias, norm.running_mean, norm.running_var, norm.weight, norm.bias)
     settings: list[tuple[str, object]] = [("eps", norm.eps)]
     if isinstance(layer, ConvolutionCall):
         settings += [("transposed", layer.transposed), ("groups", layer.groups)]
     place = "before" if site.norm_first else "after"
     return Derived(
         function=f"fxopt_norm.formulas:fold_{place}",
-        inputs=tuple((key, None if ref is None else ref.name) for key, ref in refs.items()),
+        inputs=tuple((key, None if ref is None else ref.name) for key, ref in zip(TENSORS, refs, strict=True)),
         settings=tuple(settings),
         outputs=(f"{name}.weight", f"{name}.bias"),
         restore=f"fxopt_norm.formulas:restore_{place}",

@@ -195,7 +195,8 @@ def merge_branches(*, eps: tuple[float | None, ...], **tensors: Tensor | None) -
     >>> merge_branches(eps=(None, None), weight_0=torch.tensor([[[1.0, 2.0, 3.0]]]), bias_0=torch.ones(1))
     (tensor([[[1., 3., 3.]]]), tensor([1.]))
     """
-    largest = max((each for name, each in tensors.items() if name.startswith("weight") and each is not None), key=_size)
+    weights = (each for name, each in tensors.items() if name.startswith("weight") and each is not None)
+    largest = max(weights, key=Tensor.numel)
     kernels: list[tuple[Tensor, Tensor | None]] = []
     shifts = []
     for place, constant in enumerate(eps):
@@ -268,10 +269,6 @@ def _centred(kernel: Tensor, like: Tensor) -> Tensor:
     """Return a kernel with zeros around it, of the size of a larger one."""
     margins = [(most - size) // 2 for most, size in zip(like.shape[2:], kernel.shape[2:], strict=True)][::-1]
     return nn.functional.pad(kernel, [each for margin in margins for each in (margin, margin)])
-
-
-def _size(tensor: Tensor) -> int:
-    return tensor.numel()
 
 
 def _adding(shift: Tensor, eps: float, shapes: Mapping[str, tuple[int, ...] | None]) -> dict[str, Tensor]:

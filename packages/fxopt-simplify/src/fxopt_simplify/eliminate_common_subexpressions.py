@@ -17,27 +17,16 @@ from torch.fx.node import map_arg
 
 from fxopt_core import Refusal
 from fxopt_rewrite import Editor, GraphIndex, ReversibleSitePass, replacement_refusal
-from fxopt_simplify.purity import Purity
+from fxopt_simplify.purity import CallSite, Purity
 
 _PLAIN = (Node, int, str, bool, type(None), type(...), torch.dtype, torch.device, torch.layout, torch.memory_format)
 
 
 @dataclass(frozen=True, eq=False)
-class Duplicate:
-    """A call that computes what an earlier one has computed."""
+class Duplicate(CallSite):
+    """A call that computes what an earlier one, `first`, has computed."""
 
-    node: Node
     first: Node
-
-    @property
-    def label(self) -> str:
-        """The name of the later call."""
-        return self.node.name
-
-    @property
-    def nodes(self) -> tuple[Node, ...]:
-        """The later call."""
-        return (self.node,)
 
 
 class EliminateCommonSubexpressions(ReversibleSitePass[Duplicate]):

@@ -4,34 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import ClassVar
 
+from torch import Tensor, nn
 from torch.fx import Node
 
 from fxopt_core import Refusal
 from fxopt_rewrite import Editor, GraphIndex, ReversibleSitePass
-from fxopt_simplify.purity import Purity
+from fxopt_simplify.purity import CallSite, Purity
 
 
-@dataclass(frozen=True, eq=False)
-class DeadCall:
-    """A call whose value nothing needs."""
-
-    node: Node
-
-    @property
-    def label(self) -> str:
-        """The name of the node."""
-        return self.node.name
-
-    @property
-    def nodes(self) -> tuple[Node, ...]:
-        """The call."""
-        return (self.node,)
-
-
-class EliminateDeadCode(ReversibleSitePass[DeadCall]):
+class EliminateDeadCode(ReversibleSitePass[CallSite]):
     """``y = f(x)`` without a reader -> nothing.
 
     Calls that also write, check or draw random numbers stay, and so do inputs of the graph. A layer with weights is
@@ -57,7 +40,7 @@ class EliminateDeadCode(ReversibleSitePass[DeadCall]):
         "an undo could not bring back. Delete the layer from the model, if it is not needed.",
     }
 
-    def match(self, index: GraphIndex) -> Iterator[DeadCall | Refusal]:
+    def match(self, index: GraphIndex) -> Iterator[CallSite | Refusal]:
         """Yield the calls that nothing needs, the last first."""
         purity = Purity(index)
         dead: set[Node] = set()
@@ -67,35 +50,32 @@ class EliminateDeadCode(ReversibleSitePass[DeadCall]):
             if node.op == "get_attr":
                 if any(other is not node and other not in dead for other in index.attribute_nodes(str(node.target))):
                     dead.add(node)  # another node reads its tensor, which stays
-                    yield DeadCall(node)
+                    yield CallSite(node)
             elif purity.is_pure(node):
                 refusal = _holds_weights(index, node, dead)
                 if refusal is not None:
                     yield refusal
                 else:
                     dead.add(node)
-                    yield DeadCall(node)
+                    yield CallSite(node)
 
-    def rewrite(self, site: DeadCall, edit: Editor) -> None:
+    def rewrite(self, site: CallSite, edit: Editor) -> None:
         """Erase the call, and drop its module if that holds nothing and is not called elsewhere."""
         node = site.node
         module = edit.index.module_of(node)
         edit.erase(node)
-        if module is not None and len(edit.index.module_names(module)) == 1 and not _tensors(edit.index, node):
+        if module is not None and len(edit.index.module_names(module)) == 1 and not _tensors(module):
             with suppress(ValueError):
                 edit.drop_module(str(node.target), {})
 
 
-def _tensors(index: GraphIndex, node: Node) -> bool:
-    module = index.module_of(node)
-    return module is not None and any(True for _ in (*module.parameters(), *module.buffers()))
+def _tensors(module: nn.Module) -> list[Tensor]:
+    return [*module.parameters(), *module.buffers()]
 
 
 def _holds_weights(index: GraphIndex, node: Node, dead: set[Node]) -> Refusal | None:
     module = index.module_of(node)
-    if module is None or not _tensors(index, node):
-        return None
-    tensors = (*module.parameters(), *module.buffers())
+    tensors = [] if module is None else _tensors(module)
     if all(any(reader is not node and reader not in dead for reader in index.readers(tensor)) for tensor in tensors):
         return None
     message = f"nothing reads the result of layer `{node.target}` at node `{node.name}`, its only call"

@@ -11,6 +11,7 @@ from torch.fx import GraphModule, Node
 
 from fxopt_core import Derived, Refusal
 from fxopt_rewrite import Editor, GraphIndex, SitePass, replacement_refusal, words
+from fxopt_simplify.purity import CallSite
 from fxopt_simplify.shape_tables import MOST_BYTES, program_of, program_text
 from fxopt_simplify.tables_pass import Tables, graph_of
 
@@ -23,16 +24,14 @@ def computed_weight(*, graph: str, **tensors: Tensor) -> tuple[Tensor]:
 
 
 @dataclass(frozen=True, eq=False)
-class WeightSite:
-    """A weight that a layer reads, and what computes it.
+class WeightSite(CallSite):
+    """A weight that a layer reads, at the node that gives it, and what computes it.
 
     Attributes:
-        weight: the node that gives it.
         region: the nodes that compute it, in order.
         inputs: the nodes of the parameters and buffers.
     """
 
-    weight: Node
     region: tuple[Node, ...]
     inputs: tuple[Node, ...]
 
@@ -40,16 +39,6 @@ class WeightSite:
     def names(self) -> tuple[str, ...]:
         """The full names of the parameters and buffers."""
         return tuple(str(node.target) for node in self.inputs)
-
-    @property
-    def label(self) -> str:
-        """The name of the weight's node."""
-        return self.weight.name
-
-    @property
-    def nodes(self) -> tuple[Node, ...]:
-        """The node whose value the layer reads."""
-        return (self.weight,)
 
 
 class FoldWeights(SitePass[WeightSite]):
@@ -104,17 +93,17 @@ class FoldWeights(SitePass[WeightSite]):
         """Refuse weights that train, are returned or written, and tensors of which some are frozen."""
         if index.in_train_mode:
             message = f"weight `{site.label}` is computed from parameters that train"
-            return index.refuse(site.label, "training", message, site.weight)
+            return index.refuse(site.label, "training", message, site.node)
         parameters = [each for each in _tensors(site, index) if isinstance(each[1], nn.Parameter)]
         trains = {tensor.requires_grad: name for name, tensor in reversed(parameters)}
         if len(trains) > 1:
             message = f"`{trains[False]}` is frozen and `{trains[True]}` is trainable; one tensor cannot be both"
-            return index.refuse(site.label, "mixed-requires-grad", message, site.weight)
-        return replacement_refusal(site.label, site.weight, index)
+            return index.refuse(site.label, "mixed-requires-grad", message, site.node)
+        return replacement_refusal(site.label, site.node, index)
 
     def rewrite(self, site: WeightSite, edit: Editor) -> None:
         """Compute the weight, and let its readers have it as a parameter."""
-        text = program_text(graph_of(site.region, site.inputs, (site.weight,)))
+        text = program_text(graph_of(site.region, site.inputs, (site.node,)))
         tensors = [tensor for _, tensor in _tensors(site, edit.index)]
         given = {f"input_{place}": tensor.detach() for place, tensor in enumerate(tensors)}
         with torch.no_grad():
@@ -128,8 +117,8 @@ class FoldWeights(SitePass[WeightSite]):
         owner, _, parametrized = f".{first}".partition(".parametrizations.")
         owner = (owner[1:] or parametrized.partition(".")[0]) if parametrized else first.rpartition(".")[0] or first
         name = edit.add_module(owner, f"{owner.rpartition('.')[2]}_folded", holder)
-        parameter = edit.get_attr(f"{name}.weight", before=site.weight, like=[site.weight])
-        edit.replace(site.weight, parameter)
+        parameter = edit.get_attr(f"{name}.weight", before=site.node, like=[site.node])
+        edit.replace(site.node, parameter)
         for node in reversed(site.region[:-1]):
             edit.erase(node)
         inputs = tuple((f"input_{place}", name) for place, name in enumerate(site.names))
@@ -163,7 +152,7 @@ def _are_own(site: WeightSite, index: GraphIndex) -> bool:
         if any(reader not in site.region for reader in index.readers(tensor)):
             return False
     tensors = [tensor for _, tensor in _tensors(site, index)]
-    program = GraphModule(nn.Module(), graph_of(site.region, site.inputs, (site.weight,)))
+    program = GraphModule(nn.Module(), graph_of(site.region, site.inputs, (site.node,)))
     try:
         with torch.no_grad():
             value = program(*(tensor.detach().to("meta") for tensor in tensors))

@@ -26,17 +26,12 @@ from fxopt_rewrite import (
     tensor_facts,
     words,
 )
+from fxopt_simplify.purity import SAME_ELEMENTS
 
 Number = bool | int | float
 
 _FILLED: dict[str, Number] = {"zeros": 0, "ones": 1, "zeros_like": 0, "ones_like": 1, "new_zeros": 0, "new_ones": 1}
 _FILLED_WITH = {"full": (1, "fill_value"), "full_like": (1, "fill_value"), "new_full": (2, "fill_value")}
-_SAME_ELEMENTS = words(
-    """
-    view reshape _unsafe_view unsqueeze squeeze expand expand_as broadcast_to slice select getitem transpose permute t
-    flatten unflatten contiguous clone detach alias lift_fresh_copy repeat narrow view_as reshape_as
-    """
-)
 _CONVERSIONS = words("to _to_copy type type_as float half double bfloat16 long int short bool")
 _ELEMENTWISE = words(
     """
@@ -112,7 +107,7 @@ class KnownValues:
             return _uniform(argument(node, 0, "s"), facts)
         source = node.args[0] if node.args else None
         given = self._found.get(source) if isinstance(source, Node) else None
-        if given is not None and name in _SAME_ELEMENTS:
+        if given is not None and name in SAME_ELEMENTS:
             before = tensor_facts(source) if isinstance(source, Node) else None
             return given if before is not None and before.dtype == facts.dtype else None
         if given is not None and name in _CONVERSIONS:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch.fx import Node
 
+from fxopt_core import Refusal
 from fxopt_rewrite import (
     DROPOUTS,
     GraphIndex,
@@ -18,13 +20,14 @@ from fxopt_rewrite import (
     argument,
     dtype_kind,
     read_operation,
+    replacement_refusal,
     same_size,
     same_sizes,
     tensor_facts,
     words,
 )
 from fxopt_simplify.known_values import KnownValues, Number
-from fxopt_simplify.purity import Purity
+from fxopt_simplify.purity import CallSite, Purity
 from fxopt_simplify.settled import CASTS, CONVERSIONS, Settled, given_place
 
 _SHAPING = words(
@@ -34,13 +37,21 @@ _ANDS, _ORS = words("bitwise_and logical_and"), words("bitwise_or logical_or")
 _PACKED = words("contiguous arange full zeros ones")
 
 
-class Unchanged(NamedTuple):
-    """What a call gives back."""
+@dataclass(frozen=True, eq=False)
+class NoOp(CallSite):
+    """A call that changes nothing, or an argument that has no effect on its call.
+
+    Attributes:
+        value: what its readers may read instead; the call itself if it only loses an argument.
+        between: a call between the two that only this one read, and that it undoes.
+        args: the arguments that the call keeps, if it only loses one.
+        kwargs: its keyword arguments then.
+    """
 
     value: Node
-    itself: bool = False  # whether it gives the very same tensor
-    copies: bool = False  # whether it gives a copy, in memory of its own
-    between: Node | None = None  # a call before it that it undoes
+    between: Node | None = None
+    args: tuple[Any, ...] = ()
+    kwargs: Mapping[str, Any] | None = None
 
 
 class NoOpReader:
@@ -51,32 +62,40 @@ class NoOpReader:
         self._known, self._settled = KnownValues(index), Settled(index)
         self._kind = Purity(index).kind
 
-    def read(self, node: Node) -> Unchanged | str | None:
-        """Return what a call gives back unchanged, None if it does something, or why it only seems to do nothing."""
+    def read(self, node: Node) -> NoOp | Refusal | None:
+        """Read a call that changes nothing; None if it does something, a refusal if it only seems to do nothing."""
         call = read_operation(self._index, node)
         if call is None or call.name not in _READ:  # before its arguments are bound, which takes longest
             return None
         name, value = call.name, call.input
+        if name == "scaled_dot_product_attention":
+            return self._without_mask(call)
         if name == "identity" or name in DROPOUTS:
             training = call.arguments.get("training", False)
             if value is None or isinstance(training, Node):
                 return None
-            return "training" if training else Unchanged(value, itself=True)
+            message = f"node `{node.name}` is dropout in train mode, and drops values"
+            return self._index.refuse(node.name, "training", message, node) if training else NoOp(node, value)
         if call.module is not None or call.inplace or self._index.effects.writes(node):
             return None
         if value is not None and self._is_same_view(call, value):
-            return Unchanged(value)
+            return self._replaced(NoOp(node, value))
         undone = None if value is None else self._undone(call, value)
         if undone is not None:
-            return Unchanged(undone, between=value)
+            return self._replaced(NoOp(node, undone, value))
         if value is not None and (name in CONVERSIONS or name in CASTS):
-            return Unchanged(value, copies=name == "_to_copy") if self._converts_nothing(node, name, value) else None
+            copies = (value,) if name == "_to_copy" else ()
+            return self._replaced(NoOp(node, value), *copies) if self._converts_nothing(node, name, value) else None
         found = self._arithmetic(call) or self._masking(call)
         if value is not None and name == "clone" and call.arguments["memory_format"] in (None, torch.preserve_format):
-            found = Unchanged(value, copies=True)
-        if isinstance(found, Unchanged) and not self._may_share(node, found.value):
-            return None
-        return found
+            found = value
+        if not isinstance(found, Node):
+            return found
+        return self._replaced(NoOp(node, found), found) if self._may_share(node, found) else None
+
+    def _replaced(self, site: NoOp, *copied: Node) -> NoOp | Refusal:
+        """Return the site, or why its readers may not read another tensor, computed from what it copies."""
+        return replacement_refusal(site.label, site.node, self._index, *copied) or site
 
     # -- views
 
@@ -146,7 +165,7 @@ class NoOpReader:
 
     # -- arithmetic
 
-    def _arithmetic(self, call: Operation) -> Unchanged | str | None:
+    def _arithmetic(self, call: Operation) -> Node | Refusal | None:
         node, name, operands = call.node, call.name, call.operands
         given = {**_MODIFIERS, **call.arguments}
         if name not in _NEUTRAL or len(operands) != 2 or any(given[key] != value for key, value in _MODIFIERS.items()):
@@ -169,8 +188,9 @@ class NoOpReader:
                 continue
             sign = math.copysign(1, number)
             if kind == "floating" and (name, sign) in (("add", 1.0), ("sub", -1.0)):
-                return "signed-zero"
-            return Unchanged(value, copies=True)
+                message = f"node `{node.name}` adds 0 to floating-point values, which makes 0.0 of -0.0"
+                return self._index.refuse(node.name, "signed-zero", message, node)
+            return value
         return None
 
     def _number(self, operand: object) -> Number | None:
@@ -181,7 +201,7 @@ class NoOpReader:
 
     # -- masks
 
-    def _masking(self, call: Operation) -> Unchanged | None:
+    def _masking(self, call: Operation) -> Node | None:
         node, name, arguments = call.node, call.name, call.arguments
         value: object = None
         if name == "where" and "other" in arguments:
@@ -195,17 +215,14 @@ class NoOpReader:
                 if not isinstance(mine, Node) or not _is_mask(mine) or self._known.value(other) is not neutral:
                     continue
                 if _same_shape(node, mine) or _is_expanded(node, mine):
-                    return Unchanged(mine, copies=True)
+                    return mine
         if isinstance(value, Node) and _same_shape(node, value) and _same_dtype(node, value):
-            return Unchanged(value, copies=True)
+            return value
         return None
 
-    def without_mask(self, node: Node) -> tuple[tuple[Any, ...], Mapping[str, Any]] | None:
-        """Return the arguments of an attention without its mask, if that masks nothing."""
-        call = read_operation(self._index, node)
-        if call is None or call.name != "scaled_dot_product_attention":
-            return None
-        mask = call.arguments["attn_mask"]
+    def _without_mask(self, call: Operation) -> NoOp | None:
+        """Read an attention whose mask masks nothing."""
+        node, mask = call.node, call.arguments["attn_mask"]
         value = self._known.value(mask)
         neutral = value is True or (type(value) is float and value == 0)
         query, facts = call.input, tensor_facts(mask) if isinstance(mask, Node) else None
@@ -215,7 +232,7 @@ class NoOpReader:
         if own is None or result is None or not _same_sizes(own, result, own.shape[:-1], result.shape[:-1]):
             return None
         args = (*node.args[:3], None, *node.args[4:]) if len(node.args) > 4 else node.args[:3]
-        return args, {key: each for key, each in node.kwargs.items() if key != "attn_mask"}
+        return NoOp(node, node, None, args, {key: each for key, each in node.kwargs.items() if key != "attn_mask"})
 
     # -- copies
 
@@ -324,4 +341,4 @@ _READ = frozenset(
         "contiguous",
         "getitem",
     )
-) | words("clone where masked_fill permute transpose")
+) | words("clone where masked_fill permute transpose scaled_dot_product_attention")

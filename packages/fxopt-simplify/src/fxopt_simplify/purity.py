@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import cache
 
 import torch
@@ -20,6 +21,15 @@ from fxopt_rewrite import (
     words,
 )
 
+SAME_ELEMENTS = words(
+    """
+    view reshape _unsafe_view unsqueeze squeeze expand expand_as broadcast_to slice select getitem transpose permute t
+    flatten unflatten movedim contiguous clone detach alias lift_fresh_copy repeat narrow view_as reshape_as
+    """
+)
+"""Operations whose result has no other elements than their input, in its dtype."""
+FACTORIES = words("arange full zeros ones scalar_tensor eye linspace")
+FACTORIES_LIKE = words("zeros_like ones_like full_like new_zeros new_ones new_full")
 _CALLS = ("call_function", "call_method", "call_module")
 _NOT_REPEATABLE = words(
     """
@@ -39,6 +49,23 @@ _STATEFUL_MODULES: tuple[type[nn.Module], ...] = (
     nn.MultiheadAttention,
     nn.Sequential,
 )
+
+
+@dataclass(frozen=True, eq=False)
+class CallSite:
+    """One call of a graph, as the site of a pass."""
+
+    node: Node
+
+    @property
+    def label(self) -> str:
+        """The name of the node."""
+        return self.node.name
+
+    @property
+    def nodes(self) -> tuple[Node, ...]:
+        """The call."""
+        return (self.node,)
 
 
 class Purity:

@@ -3,43 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from torch.fx import Node
-
 from fxopt_core import Refusal
-from fxopt_rewrite import Editor, GraphIndex, ReversibleSitePass, replacement_refusal
-from fxopt_simplify.no_ops import NoOpReader
-
-
-@dataclass(frozen=True, eq=False)
-class NoOp:
-    """A call that changes nothing, or an argument that has no effect on its call.
-
-    Attributes:
-        node: the call.
-        value: what its readers may read instead; the call itself if it only loses an argument.
-        between: a call between the two that only this one read, and that it undoes.
-        args: the arguments that the call keeps, if it only loses one.
-        kwargs: its keyword arguments then.
-    """
-
-    node: Node
-    value: Node
-    between: Node | None = None
-    args: tuple[Any, ...] = ()
-    kwargs: Mapping[str, Any] | None = None
-
-    @property
-    def label(self) -> str:
-        """The name of the node."""
-        return self.node.name
-
-    @property
-    def nodes(self) -> tuple[Node, ...]:
-        """The call."""
-        return (self.node,)
+from fxopt_rewrite import Editor, GraphIndex, ReversibleSitePass
+from fxopt_simplify.no_ops import NoOp, NoOpReader
 
 
 class RemoveNoOps(ReversibleSitePass[NoOp]):
@@ -84,25 +52,9 @@ class RemoveNoOps(ReversibleSitePass[NoOp]):
         """Yield the calls that change nothing."""
         reader = NoOpReader(index)
         for node in index.nodes:
-            if node.op not in ("call_function", "call_method", "call_module") or not node.users:
-                continue
-            found = reader.without_mask(node)
+            found = reader.read(node) if node.users else None
             if found is not None:
-                yield NoOp(node, node, None, *found)
-                continue
-            result = reader.read(node)
-            if result == "training":
-                message = f"node `{node.name}` is dropout in train mode, and drops values"
-                yield index.refuse(node.name, "training", message, node)
-            elif isinstance(result, str):
-                message = f"node `{node.name}` adds 0 to floating-point values, which makes 0.0 of -0.0"
-                yield index.refuse(node.name, "signed-zero", message, node)
-            elif result is not None and result.itself:
-                yield NoOp(node, result.value)
-            elif result is not None:
-                values = (result.value,) if result.copies else ()
-                refusal = replacement_refusal(node.name, node, index, *values)
-                yield NoOp(node, result.value, result.between) if refusal is None else refusal
+                yield found
 
     def rewrite(self, site: NoOp, edit: Editor) -> None:
         """Let users read the value itself, or the call without its mask."""

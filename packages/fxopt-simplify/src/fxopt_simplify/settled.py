@@ -7,7 +7,6 @@ comparison, or an earlier conversion.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from contextlib import suppress
 from typing import NamedTuple
 
@@ -21,13 +20,11 @@ from fxopt_rewrite import (
     tensor_facts,
     words,
 )
-from fxopt_simplify.purity import Purity
+from fxopt_simplify.purity import FACTORIES, FACTORIES_LIKE, SAME_ELEMENTS, Purity
 
-_FACTORIES = words("arange full zeros ones scalar_tensor eye linspace")
-_LIKE = words("zeros_like ones_like full_like new_zeros new_ones new_full")
 _COMPARISONS = words("eq ne lt le gt ge logical_and logical_or logical_xor logical_not isnan isinf isfinite isin")
 CONVERSIONS = words("to _to_copy type")
-_PLACING = _FACTORIES | _LIKE | CONVERSIONS
+_PLACING = FACTORIES | FACTORIES_LIKE | CONVERSIONS
 CASTS = {
     "float": torch.float32,
     "double": torch.float64,
@@ -38,12 +35,10 @@ CASTS = {
     "int": torch.int32,
     "short": torch.int16,
 }
-_FOLLOWING = words(
+_FOLLOWING = SAME_ELEMENTS | words(
     """
-    view reshape _unsafe_view unsqueeze squeeze expand slice select getitem transpose permute flatten contiguous clone
-    detach alias repeat tril triu cumsum flip index gather cat stack add sub mul neg abs and_ or_ invert bitwise_and
-    bitwise_or bitwise_not bitwise_xor __and__ __or__ __xor__ where masked_fill minimum maximum floordiv remainder
-    floor_divide
+    tril triu cumsum flip index gather cat stack add sub mul neg abs and_ or_ invert bitwise_and bitwise_or bitwise_not
+    bitwise_xor __and__ __or__ __xor__ where masked_fill minimum maximum floordiv remainder floor_divide
     """
 )
 
@@ -91,11 +86,13 @@ class Settled:
         if name not in _PLACING:
             return _NOTHING
         dtype, device = given_place(node)
-        if any(isinstance(value, Node) for value in _options(node)):
+        options = [value for key, value in node.kwargs.items() if key in ("dtype", "device", "other")]
+        options += node.args[1:] if name in CONVERSIONS else ()
+        if any(isinstance(value, Node) for value in options):
             return _NOTHING  # a dtype or device that the graph reads off another value
         if name == "type" and dtype is None:
             return _NOTHING  # a dtype as text
-        if name in _FACTORIES:
+        if name in FACTORIES:
             return Place(dtype or _default_dtype(node), device)
         return Place(dtype or before.dtype, device or before.device)
 
@@ -117,24 +114,13 @@ def _default_dtype(node: Node) -> torch.dtype | None:
     return None if facts is None or facts.dtype.is_floating_point or facts.dtype.is_complex else facts.dtype
 
 
-def _options(node: Node) -> Iterator[object]:
-    """Yield the arguments of a conversion or factory that may name a dtype or device."""
-    yield from (value for key, value in node.kwargs.items() if key in ("dtype", "device", "other"))
-    if str(getattr(node.target, "__name__", node.target)).partition(".")[0] in CONVERSIONS:
-        yield from node.args[1:]
-
-
 def given_place(node: Node) -> Place:
     """Return the literal dtype and device among the arguments of a call."""
-    dtype = next((value for value in _arguments(node) if isinstance(value, torch.dtype)), None)
-    device = next((value for value in _arguments(node) if isinstance(value, torch.device)), None)
+    given = (*node.args, *node.kwargs.values())
+    dtype = next((value for value in given if isinstance(value, torch.dtype)), None)
+    device = next((value for value in given if isinstance(value, torch.device)), None)
     text = argument(node, 1, "device")
     if device is None and type(text) is str:
         with suppress(RuntimeError):  # ``x.type("torch.FloatTensor")``
             device = torch.device(text)
     return Place(dtype, device)
-
-
-def _arguments(node: Node) -> Iterator[object]:
-    yield from node.args
-    yield from node.kwargs.values()

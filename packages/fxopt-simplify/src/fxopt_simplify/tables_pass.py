@@ -37,18 +37,15 @@ from fxopt_rewrite import (
     tensor_facts,
     words,
 )
-from fxopt_simplify.purity import Purity
+from fxopt_simplify.purity import FACTORIES, FACTORIES_LIKE, SAME_ELEMENTS, Purity
 from fxopt_simplify.shape_tables import BUFFER, LIKE, SIZE, ShapeTables
 
-_LIKE = words("zeros_like ones_like full_like new_zeros new_ones new_full")
-_MADE = _LIKE | words("arange full zeros ones eye scalar_tensor linspace")
-_COMPUTED = words(
+_MADE = FACTORIES | FACTORIES_LIKE
+_COMPUTED = SAME_ELEMENTS | words(
     """
-    view view_as reshape reshape_as _unsafe_view unsqueeze squeeze expand expand_as broadcast_to slice select getitem
-    narrow transpose permute t flatten unflatten movedim contiguous clone detach alias lift_fresh_copy repeat tile
-    repeat_interleave chunk split meshgrid stack cat concat flip roll unbind to _to_copy type float half double bfloat16
-    long int short bool add sub rsub mul div truediv floordiv floor_divide remainder mod neg abs pow reciprocal sqrt
-    rsqrt exp exp2 log log2 log1p sin cos tan tanh sigmoid floor ceil round trunc sign clamp clamp_min clamp_max
+    tile repeat_interleave chunk split meshgrid stack cat concat flip roll unbind to _to_copy type float half double
+    bfloat16 long int short bool add sub rsub mul div truediv floordiv floor_divide remainder mod neg abs pow reciprocal
+    sqrt rsqrt exp exp2 log log2 log1p sin cos tan tanh sigmoid floor ceil round trunc sign clamp clamp_min clamp_max
     min minimum max maximum eq ne lt le gt ge and_ or_ xor invert __and__ __or__ __xor__ bitwise_and bitwise_or
     bitwise_xor bitwise_not logical_and logical_or logical_xor logical_not isin where masked_fill tril triu cumsum any
     all gather index index_select take_along_dim one_hot
@@ -352,7 +349,7 @@ class Tables:
             return SIZE if self.takes_sizes else None
         if value.op == "get_attr":
             return BUFFER if self._is_watched(value) else None
-        is_like = name in _LIKE and node.args[:1] == (value,) and self._purity.kind(value) is Kind.TENSOR
+        is_like = name in FACTORIES_LIKE and node.args[:1] == (value,) and self._purity.kind(value) is Kind.TENSOR
         fits = is_like and self.takes_sizes and value not in (*node.args[1:], *node.kwargs.values())
         return LIKE if fits else None
 
@@ -426,21 +423,15 @@ def graph_of(
     outputs: tuple[Node, ...],
     calls: Mapping[Node, _Call] = MappingProxyType({}),
 ) -> Graph:
-    """Return the computation as a graph of its own, without the provenance of its nodes."""
+    """Return the computation as a graph of its own."""
     graph = Graph()
     copies: dict[Any, Node] = {value: graph.placeholder(f"input_{place}") for place, value in enumerate(inputs)}
     for node in region:
-        if node in calls:
-            function, args, kwargs = calls[node]
-            args = tuple(copies[each.name] if isinstance(each, TensorRef) else each for each in args)
-            op = "call_method" if isinstance(function, str) else "call_function"
-            given: Any = map_arg((args, kwargs), lambda each: copies.get(each, each))
-            copies[node] = graph.create_node(op, function, *given)
-            continue
-        copy = graph.node_copy(node, copies.__getitem__)
-        copy.meta.clear()
-        copy.type = None
-        copies[node] = copy
+        function, args, kwargs = calls.get(node) or _Call(node.target, node.args, node.kwargs)
+        args = tuple(copies[each.name] if isinstance(each, TensorRef) else each for each in args)
+        op = "call_method" if isinstance(function, str) else "call_function"
+        given: Any = map_arg((args, kwargs), lambda each: copies.get(each, each))
+        copies[node] = graph.create_node(op, function, *given)
     results: Any = tuple(copies[node] for node in outputs)
     graph.output(results if len(results) > 1 else results[0])
     return graph

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from fxopt_cpu.layers.thawing import Layer
 from fxopt_cpu.library import isa
+from fxopt_cpu.operators.attention import split
 from fxopt_cpu.operators.definition import without_gradient
 from fxopt_rewrite import (
     check_settings,
@@ -97,11 +98,7 @@ class MergedAttention(_Attention):
         if _takes(merged) and _takes_mask(mask) and merged.dim() == 3:
             result: Tensor = ATTENTION_MERGED(merged, self.heads, self.kv_heads, mask, self.scale, self.causal)
             return result
-        every = self.heads + 2 * self.kv_heads
-        heads = merged.reshape(*merged.shape[:-1], every, merged.shape[-1] // every).transpose(1, 2)
-        query, key = heads.narrow(1, 0, self.heads), heads.narrow(1, self.heads, self.kv_heads)
-        value = heads.narrow(1, self.heads + self.kv_heads, self.kv_heads)
-        return _plain(query, key, value, mask, self.scale, self.causal)
+        return _plain(*split(merged, self.heads, self.kv_heads), mask, self.scale, self.causal)
 
     def extra_repr(self) -> str:
         """Return the settings."""

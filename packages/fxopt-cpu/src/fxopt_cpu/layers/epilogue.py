@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from fxopt_cpu.operators.linear import ACTIVATIONS, NORMS, activate
-from fxopt_rewrite import check_settings
+from fxopt_rewrite import LayerNormCall, check_settings
 
 CODES = {name: number for number, name in enumerate(ACTIVATIONS)}
 """The numbers of activations in the operators."""
@@ -83,6 +84,12 @@ class Norm(NamedTuple):
         if self.name == "layer":
             return F.layer_norm(value, value.shape[-1:], weight, bias, self.eps)
         return F.rms_norm(value, value.shape[-1:], weight, self.eps) if self.name == "rms" else value
+
+
+def norm_like(call: LayerNormCall) -> Norm:
+    """Return the norm that a call computes, over the last dimension."""
+    eps = torch.finfo(torch.float32).eps if call.eps is None else call.eps
+    return Norm("layer" if call.centred else "rms", eps)
 
 
 def check_epilogue(activation: Activation, norm: Norm) -> None:

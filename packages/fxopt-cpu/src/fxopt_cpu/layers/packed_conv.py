@@ -12,21 +12,25 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fxopt_cpu.layers.epilogue import NONE
-from fxopt_cpu.layers.packed_layer import PackedLayer, bias_fits, runs_by_onednn
-from fxopt_cpu.layers.thawing import Packed, Thawing, thawing
+from fxopt_cpu._torch import mkldnn_enabled
+from fxopt_cpu.layers.epilogue import NONE, Activation, Norm, check_epilogue
+from fxopt_cpu.layers.packed_layer import PackedLayer
+from fxopt_cpu.layers.thawing import Packed
 from fxopt_cpu.operators import onednn
-from fxopt_cpu.operators.conv import pack_convolution, unpack_convolution
+from fxopt_cpu.operators.conv import pack_convolution, result_sizes, unpack_convolution
 from fxopt_rewrite import (
     Watched,
     check_settings,
     is_plain_tensor,
     needs_gradient,
     runs_in_transform,
+    runs_plainly,
 )
 
 Pair = tuple[int, int]
+Copy = tuple[Watched, Tensor | None, int, Tensor]  # a weight packed for oneDNN: of what, beside which bias, and itself
 _FORMATS = ("preserve", "contiguous", "channels_last")
+_MOST_PLANS = 64
 
 
 @dataclass(frozen=True)
@@ -46,23 +50,6 @@ class ConvolutionPlan:
     pad: tuple[int, ...] | None = None
     crop: Pair | None = None
     one_row: bool = False
-
-
-@dataclass(slots=True, eq=False)
-class ConvolutionPanels(Packed):
-    """A weight as plans read it.
-
-    Attributes:
-        panels: the weight.
-        scale: the scales of integers, by channel of the result; None for floating-point weights.
-        sums: the sums of the integers, and of their products with the inputs' shifts; None likewise.
-        rounding: factors and shifts of inputs; None where each image is rounded by its largest number.
-    """
-
-    panels: Tensor
-    scale: Tensor | None = None
-    sums: Tensor | None = None
-    rounding: Tensor | None = None
 
 
 class PackedConv2d(PackedLayer):
@@ -100,10 +87,10 @@ class PackedConv2d(PackedLayer):
     (tensor([[[[0., 1.]]]]), tensor([[[[4.]]]]))
     """
 
-    __slots__ = ("_panels",)
-    _panels: ConvolutionPanels | None
-    only_computes = True
+    __slots__ = ("_copy", "_plans")
     dims: ClassVar[int] = 2
+    _copy: Copy | None  # one object, as other threads read it
+    _plans: dict[tuple[int, ...], ConvolutionPlan | None]  # by input shape; None for shapes that torch has to compute
 
     def __init__(
         self,
@@ -123,11 +110,14 @@ class PackedConv2d(PackedLayer):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        shape = (out_channels, in_channels // groups, *kernel_size[2 - self.dims :])
-        super().__init__(shape, activation, bias=bias, device=device, dtype=dtype)
+        super().__init__()
         self.in_channels, self.out_channels, self.kernel_size = in_channels, out_channels, kernel_size
         self.stride, self.padding, self.dilation, self.groups = stride, padding, dilation, groups
         self.memory_format, self.adds, self.overwrites = memory_format, adds, overwrites
+        self.weight = nn.Parameter(torch.empty(self.weight_shape, device=device, dtype=dtype))
+        own_bias = nn.Parameter(torch.empty(out_channels, device=device, dtype=dtype)) if bias else None
+        self.register_parameter("bias", own_bias)
+        self._activation = tuple(Activation(*activation))
         self._prepare()
 
     def _prepare(self) -> None:
@@ -143,7 +133,7 @@ class PackedConv2d(PackedLayer):
 
     def check_attributes(self) -> None:
         """Raise a ValueError if a file has set values that no operator takes; derive what follows."""
-        super().check_attributes()
+        check_epilogue(self.activation, Norm())
         sizes = {"kernel_size": (1, 1), "stride": (1, 1), "dilation": (1, 1), "padding": ((0, 0), (0, 0))}
         check_settings(self, in_channels=1, out_channels=0, groups=1, **sizes)
         check_settings(self, adds=bool, overwrites=bool)
@@ -163,30 +153,21 @@ class PackedConv2d(PackedLayer):
 
     def forward(self, input: Tensor, other: Tensor | None = None) -> Tensor:
         """Return the result for an input and, optionally, a value to add."""
-        if not runs_by_onednn():
+        if not (runs_plainly() and mkldnn_enabled()):
             return self._plain(input, other)
         parameters = self._parameters
         weight, bias = parameters.get("weight"), parameters.get("bias")
         if weight is None or not is_plain_tensor(input, weight.dtype):
             return self._plain(input, other)
-        packing = self.packing
         if needs_gradient(input, weight, bias, other):
-            packing.forget_trained(weight)
+            if weight.requires_grad and not self.drops:  # some optimizers change it without a new version
+                self._forget_copy()
             return self._plain(input, other)
-        packed = packing.packed(weight, bias)
-        if packed is None:
-            packed = self._pack(weight, bias, input)
-        try:
-            plan = packing.plans[input.shape]
-        except KeyError:
-            plan = packing.plan(input.shape, self._plan(input.shape))
+        packed, plan = self._reordered(weight, bias, input), self._kept_plan(input.shape)
         if packed is None or plan is None:
             return self._plain(input, other)
         if other is not None:
             return self._sum(input, other, packed, bias, plan)
-        if plan.pad is not None or plan.crop is not None:
-            result = self._unevenly_padded(input, packed, bias, plan, self._unary)
-            return self._in_format(result if self._activates else self.activation(result), input)
         result = self._run_operator(input, packed, bias, plan, self._unary)
         result = result if self._activates else self.activation(result)
         return self._in_format(result, input)
@@ -201,7 +182,7 @@ class PackedConv2d(PackedLayer):
         )
         name = self.activation.name
         if not fits or self._by_rows or name not in ("none", "relu"):
-            result = self._in_format(self._unevenly_padded(input, packed, bias, plan, onednn.NONE), input)
+            result = self._in_format(self._run_operator(input, packed, bias, plan, onednn.NONE), input)
             return self.activation(result + other)
         after = "relu" if name == "relu" else None
         operands = (packed, bias, plan.padding, *self._operands, "add", None, after, (), None)
@@ -213,24 +194,17 @@ class PackedConv2d(PackedLayer):
     def _run_operator(
         self, input: Tensor, packed: Tensor, bias: Tensor | None, plan: ConvolutionPlan, unary: tuple[Any, ...]
     ) -> Tensor:
-        """Return the result of the operator."""
+        """Return the result of the operator, which takes no padding that differs between sides."""
         result: Tensor
         if plan.one_row:
-            row = F.linear(input.view(1, -1), self.weight.view(self.out_channels, -1), bias)
-            row = row if unary is onednn.NONE else self.activation(row)
-            result = row.view(plan.output)
-        elif self._by_rows:
+            result = F.linear(input.view(1, -1), self.weight.view(self.out_channels, -1), bias)
+            result = result if unary is onednn.NONE else self.activation(result)
+            return result.view(plan.output)
+        if self._by_rows:
             result = onednn.LINEAR(input.permute(0, 2, 3, 1), packed, bias, *unary).permute(0, 3, 1, 2)
-        else:
-            result = onednn.CONVOLUTION(input, packed, bias, plan.padding, *self._operands, *unary)
-        return result
-
-    def _unevenly_padded(
-        self, input: Tensor, packed: Tensor, bias: Tensor | None, plan: ConvolutionPlan, unary: tuple[Any, ...]
-    ) -> Tensor:
-        """Return the result for padding that differs between sides, which the operator does not take."""
+            return result
         padded = input if plan.pad is None else F.pad(input, plan.pad)
-        result = self._run_operator(padded, packed, bias, plan, unary)
+        result = onednn.CONVOLUTION(padded, packed, bias, plan.padding, *self._operands, *unary)
         if plan.crop is None:
             return result
         (row, column), (height, width) = plan.crop, plan.output[2:]
@@ -260,10 +234,14 @@ class PackedConv2d(PackedLayer):
     def _plain_weight(self, input: Tensor) -> Tensor:
         return self.weight
 
-    def _pack(self, weight: Tensor, bias: Tensor | None, input: Tensor) -> Tensor | None:
-        """Pack the weight, if this processor has the operators and changes of the weight can be noticed."""
-        self.packing.clear()
-        unfit = weight.shape != self.weight_shape or not bias_fits(bias, weight)
+    def _reordered(self, weight: Tensor, bias: Tensor | None, input: Tensor) -> Tensor | None:
+        """Return the weight packed for oneDNN; None without the operators, or if its changes cannot be noticed."""
+        place = 0 if bias is None else bias.data_ptr()  # the bias's numbers are read at each call
+        kept: Copy | None = getattr(self, "_copy", None)
+        if kept is not None and kept[1] is bias and kept[2] == place and kept[0].hold((weight,)):
+            return kept[3]
+        self._forget_copy()
+        unfit = weight.shape != self.weight_shape or not _bias_fits(bias, weight)
         if unfit or weight.is_inference() or onednn.why_unsupported(weight.dtype, weight.device) is not None:
             return None
         plan = self._plan(input.shape)
@@ -274,65 +252,49 @@ class PackedConv2d(PackedLayer):
             packed = onednn.pack_linear(matrix, math.prod(plan.output) // self.out_channels)
         else:
             packed = onednn.pack_convolution(weight, plan.padding, *self._operands, tuple(input.shape))
-        return self.packing.keep(weight, bias, packed)
-
-    def packed(self) -> ConvolutionPanels | None:
-        """Return the weight as plans read it; None where it cannot be packed.
-
-        The plain weight is dropped as that of `PanelLinear` is, but not where calls of this layer have packed it, too.
-        """
-        packed: ConvolutionPanels | None = getattr(self, "_panels", None)
-        if packed is None or not packed.stands_for(self.holder, drops=self.drops):
-            self._panels = None
-            self.packing.clear()
-            packed = self._panels = self._as_panels() if self.packable else None
+        self._copy = Watched((weight,)), bias, place, packed
         return packed
 
-    @property
-    def packable(self) -> bool:
-        """Whether plans can pack the weight."""
-        if self.holder.frozen:  # only a weight that can be packed is dropped
-            return True
-        weight = self.weight
-        right = type(weight) is nn.Parameter and weight.shape == self.weight_shape
-        return right and weight.dtype is torch.float32 and weight.is_cpu
-
-    def _as_panels(self) -> ConvolutionPanels:
-        weight = self.weight
-        panels = pack_convolution(window_of(weight.detach()), self.groups)
-        return ConvolutionPanels(Watched([weight]), {"weight": self._unpacks(panels)}, panels)
+    def _pack(self) -> Packed:
+        self._forget_copy()
+        panels = pack_convolution(window_of(self.weight.detach()), self.groups)
+        return Packed(Watched([self.weight]), {"weight": self._unpacks(panels)}, panels)
 
     def _unpacks(self, panels: Tensor) -> Callable[[], Tensor]:
         return partial(_unpacked, panels, self.weight_shape, self.groups)
 
     @property
-    def holder(self) -> Thawing:
-        """The dictionary that has the weight."""
-        return thawing(self, "_parameters")
-
-    @property
     def drops(self) -> bool:
-        """Whether the plain weight may be dropped."""
-        return self.packing.is_empty
+        """Whether the plain weight may be dropped: not where calls of this layer have packed it for oneDNN, too."""
+        return getattr(self, "_copy", None) is None
+
+    def _forget_copy(self) -> None:
+        self._copy, self._plans = None, {}
 
     def forget_derived(self) -> None:
-        """Drop everything derived from the weight."""
+        """Drop everything derived from the weight; the next call derives it again."""
         super().forget_derived()
-        for held in (self._parameters, self._buffers):
-            if isinstance(held, Thawing):
-                held.thaw()
-        self._panels = None
+        self._forget_copy()
+
+    def _kept_plan(self, shape: torch.Size) -> ConvolutionPlan | None:
+        plans = self._plans
+        try:
+            return plans[shape]
+        except KeyError:
+            if len(plans) >= _MOST_PLANS:
+                plans.clear()
+            plan = plans[shape] = self._plan(shape)
+            return plan
 
     def _plan(self, shape: torch.Size) -> ConvolutionPlan | None:
         """Return how to compute inputs of a shape; None for shapes that torch refuses, and for empty tensors."""
         if len(shape) != 4 or shape[1] != self.in_channels or 0 in shape or self.out_channels == 0:
             return None
-        settings = zip(shape[2:], self.padding, self.kernel_size, self.stride, self.dilation, strict=True)
-        sizes = [(size + sum(pad) - d * (k - 1) - 1) // s + 1 for size, pad, k, s, d in settings]
+        (top, bottom), (left, right) = self.padding
+        sizes = result_sizes(shape[2:], self.kernel_size, self.stride, (top, bottom, left, right), self.dilation)
         if min(sizes) < 1:
             return None
         output = (shape[0], self.out_channels, *sizes)
-        (top, bottom), (left, right) = self.padding
         if top == bottom and left == right:
             one_row = self._pointwise and math.prod(output) == self.out_channels
             return ConvolutionPlan(output, (top, left), one_row=one_row)
@@ -411,6 +373,13 @@ def _unpacked(panels: Tensor, shape: Sequence[int], groups: int) -> Tensor:
     """Return the plain weight."""
     windows = unpack_convolution(panels, (*shape[:2], *(1,) * (4 - len(shape)), *shape[2:]), groups)
     return windows.reshape(shape).clone(memory_format=torch.contiguous_format)
+
+
+def _bias_fits(bias: Tensor | None, weight: Tensor) -> bool:
+    """Return whether a bias is safe for the operators, which do not check its size."""
+    if bias is None:
+        return True
+    return bias.shape == weight.shape[:1] and bias.dtype == weight.dtype and bias.is_cpu and bias.is_contiguous()
 
 
 def _first_result(before: int, after: int, stride: int) -> int:

@@ -1,143 +1,112 @@
-"""The packed copy of a layer's weight, and when a call may use it.
-
-The copy is made at the first call and after each change of the weight. It is never saved or copied.
-"""
+"""`PackedLayer`: a layer whose weight is packed by its first call, and then exists only as panels until it is read."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from fxopt_cpu._torch import mkldnn_enabled
-from fxopt_cpu.layers.epilogue import Activation, Norm, check_epilogue
-from fxopt_cpu.layers.thawing import Layer
-from fxopt_rewrite import Watched, runs_plainly
-
-_MOST_PLANS = 64
-HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-
-
-class Packing:
-    """What a layer has prepared for its fast path: the packed weight, and a plan for each input shape.
-
-    It belongs to one layer: a copy of the layer, by ``copy.deepcopy`` or by pickling, starts with an empty one.
-
-    Attributes:
-        plans: by input shape; None for shapes that torch has to compute.
-    """
-
-    __slots__ = ("_kept", "plans")
-
-    def __init__(self) -> None:
-        self.clear()
-
-    def clear(self) -> None:
-        """Drop everything."""
-        self.plans: dict[tuple[int, ...], Any] = {}
-        self._kept: tuple[Watched, Tensor | None, int, Tensor] | None = None  # one object, as other threads read it
-
-    @property
-    def is_empty(self) -> bool:
-        """Whether there is no packed weight."""
-        return self._kept is None
-
-    def packed(self, weight: Tensor, bias: Tensor | None) -> Tensor | None:
-        """Return the packed copy of a weight; None if there is none, or weight or bias have changed."""
-        if self._kept is None:
-            return None
-        made_of, former, place, packed = self._kept  # the bias's numbers are read at each call
-        if former is not bias or (bias is not None and bias.data_ptr() != place):
-            return None
-        return packed if made_of.hold((weight,)) else None
-
-    def keep(self, weight: Tensor, bias: Tensor | None, packed: Tensor) -> Tensor:
-        """Keep the packed copy of a weight, and return it."""
-        self._kept = Watched((weight,)), bias, 0 if bias is None else bias.data_ptr(), packed
-        return packed
-
-    def forget_trained(self, weight: Tensor) -> None:
-        """Drop everything if a weight trains: some optimizers change it without a new version."""
-        if weight.requires_grad:
-            self.clear()
-
-    def plan(self, shape: tuple[int, ...], plan: Any) -> Any:
-        """Keep the plan for a shape, and return it; drop all once there are too many."""
-        if len(self.plans) >= _MOST_PLANS:
-            self.plans.clear()
-        self.plans[shape] = plan
-        return plan
-
-    def __copy__(self) -> Packing:
-        """Return an empty one."""
-        return Packing()
-
-    def __deepcopy__(self, memo: dict[int, object]) -> Packing:
-        """Return an empty one."""
-        return Packing()
-
-    def __reduce__(self) -> tuple[type[Packing], tuple[()]]:
-        """Pickle as an empty one."""
-        return Packing, ()
+from fxopt_cpu.layers.epilogue import Activation
+from fxopt_cpu.layers.thawing import Layer, Packed, Thawing, thawing
+from fxopt_cpu.library import isa
 
 
 class PackedLayer(Layer):
-    """A layer with plain parameters ``weight`` and ``bias``, and what it has prepared for its fast path.
+    """Base of the layers that pack their weight for operators of our own.
 
-    The latter is in a slot, not in ``__dict__``: nothing that reads, copies or saves a module's attributes sees it.
+    The plain weight is dropped if nothing else refers to it; whatever reads it afterwards gets it back, bit for bit
+    (`Thawing`). The panels are in a slot, not in ``__dict__``: nothing that reads, copies or saves a module's
+    attributes sees them.
     """
 
-    __slots__ = ("_packing",)
+    __slots__ = ("_panels",)
+    only_computes = True
+    floats: ClassVar[tuple[torch.dtype, ...]] = (torch.float32,)
+    """The dtypes of a floating-point weight that can be packed."""
 
-    weight: nn.Parameter
+    weight: Tensor  # a parameter, or a buffer of integers
+    scale: Tensor
+    rounding: Tensor
     bias: nn.Parameter | None
-    _packing: Packing
-
-    def __init__(
-        self, shape: Sequence[int], activation: tuple[Any, ...], *, bias: bool, device: Any, dtype: Any
-    ) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.empty(*shape, device=device, dtype=dtype))
-        own_bias = nn.Parameter(torch.empty(shape[0], device=device, dtype=dtype)) if bias else None
-        self.register_parameter("bias", own_bias)
-        self._activation: tuple[Any, ...] = tuple(Activation(*activation))  # plain data, as archives write it
-
-    def check_attributes(self) -> None:
-        """Raise a ValueError if a file has set values that no operator takes."""
-        check_epilogue(self.activation, Norm())
-
-    @property
-    def packing(self) -> Packing:
-        """What this layer has prepared; empty at first."""
-        try:
-            return self._packing
-        except AttributeError:
-            self._packing = Packing()
-            return self._packing
+    original_weight: nn.Parameter
+    """The weight before it was rounded, where the pass was told to keep it."""
+    _activation: tuple[Any, ...]  # plain data, as archives write it
+    _panels: Packed | None
 
     @property
     def activation(self) -> Activation:
-        """The activation of the result."""
+        """The activation of the result, or of the gate."""
         return Activation(*self._activation)
 
+    @property
+    def panels(self) -> Packed | None:
+        """What the weight was packed into; None at first."""
+        try:
+            return self._panels
+        except AttributeError:
+            return None
+
+    @property
+    def holder(self) -> Thawing:
+        """The dictionary that has the weight."""
+        return thawing(self, "_buffers" if "weight" in self._buffers else "_parameters")
+
+    @property
+    def drops(self) -> bool:
+        """Whether the plain weight may be dropped."""
+        return True
+
+    @property
+    def weight_shape(self) -> tuple[int, ...]:
+        """The shape that the weight has to have."""
+        raise NotImplementedError
+
+    @property
+    def packable(self) -> bool:
+        """Whether the weight has a dtype and a shape that can be packed."""
+        held: Any = self.holder
+        if held.frozen:  # only a weight that can be packed is dropped
+            return True
+        shape, single = self.weight_shape, (torch.float32,)
+        kinds = {"weight": (self.floats, shape)}
+        if "scale" in self._buffers:
+            kinds = {"weight": ((torch.int8,), shape), "scale": (single, shape[:1])}
+        if held.get("rounding") is not None:
+            kinds["rounding"] = single, (2, shape[1])
+        return isa() is not None and all(_fits(held.get(key), *kind) for key, kind in kinds.items())
+
+    def packed(self) -> Packed | None:
+        """Return the panels of the present weight, packed now if it has changed; None where it cannot be packed."""
+        held: Any = self.holder
+        packed = self.panels
+        if packed is not None and packed.stands_for(held, drops=self.drops):
+            return packed
+        self._panels = None
+        # Changes of tensors that were made in inference mode cannot be noticed.
+        given = (each for each in map(held.get, ("weight", "scale", "rounding")) if each is not None)
+        packed = self._pack() if self.packable and not any(each.is_inference() for each in given) else None
+        if packed is not None and self.drops:
+            packed.freeze(held)
+        self._panels = packed
+        return packed
+
+    def _pack(self) -> Packed:
+        """Return the panels of the present weight."""
+        raise NotImplementedError
+
     def forget_derived(self) -> None:
-        """Drop the packed copy and all else derived from the weight; the next call derives it again."""
-        self.packing.clear()
+        """Drop the panels; the next call packs the weight again."""
+        for held in (self._parameters, self._buffers):
+            if isinstance(held, Thawing):
+                held.thaw()
+        self._panels = None
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the attributes alone, to be copied and saved."""
         return dict(vars(self))
 
 
-def bias_fits(bias: Tensor | None, weight: Tensor) -> bool:
-    """Return whether a bias is safe for the operators, which do not check its size."""
-    if bias is None:
-        return True
-    return bias.shape == weight.shape[:1] and bias.dtype == weight.dtype and bias.is_cpu and bias.is_contiguous()
-
-
-def runs_by_onednn() -> bool:
-    """Return whether nothing intercepts operators now, and oneDNN is enabled."""
-    return runs_plainly() and mkldnn_enabled()
+def _fits(tensor: Any, dtypes: tuple[torch.dtype, ...], shape: tuple[int, ...]) -> bool:
+    plain = type(tensor) in (Tensor, nn.Parameter) and tensor.dtype in dtypes and tuple(tensor.shape) == shape
+    return plain and tensor.is_cpu and tensor.numel() > 0

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable
 from functools import partial
 from typing import Any, ClassVar, cast
 
@@ -12,8 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fxopt_cpu.layers.epilogue import CODES, NORM_CODES, Activation, Norm, check_epilogue
-from fxopt_cpu.layers.thawing import Layer, Packed, Thawing, thawing
-from fxopt_cpu.library import isa
+from fxopt_cpu.layers.packed_layer import PackedLayer
+from fxopt_cpu.layers.thawing import Packed, Thawing
 from fxopt_cpu.operators.definition import without_gradient
 from fxopt_cpu.operators.linear import pack, pack_bytes, shifted_sums, unpack
 from fxopt_rewrite import (
@@ -26,33 +25,11 @@ from fxopt_rewrite import (
 
 LINEAR = without_gradient(torch.ops.fxopt.linear.default)
 _FLOAT = torch.float32
-_TAKEN = (torch.float32, torch.bfloat16, torch.int8)
 _HALVES = (torch.bfloat16, torch.float16)
 _SMALL = ("bias", "norm_weight", "norm_bias")
 
 
-@dataclass(slots=True, eq=False)
-class Panels(Packed):
-    """What a layer is packed into.
-
-    Attributes:
-        panels: the weight.
-        scale: the scales of integers, by column; None for floating-point weights.
-        sums: the sums of the integers, by column, and of their products with the inputs' shifts; None likewise.
-        rounding: factors and shifts of inputs; None where they are rounded by rows.
-        small: by name, float32 copies of bias and norm weights that have another dtype.
-        trains: whether the weight required a gradient.
-    """
-
-    panels: Tensor
-    scale: Tensor | None
-    sums: Tensor | None
-    rounding: Tensor | None
-    small: Mapping[str, Tensor]
-    trains: bool
-
-
-class PanelLinear(Layer):
+class PanelLinear(PackedLayer):
     """``norm(activation(x @ weight.T + bias) + residual)``, or ``activation(x @ gate.T) * (x @ up.T)``.
 
     ``x`` is (..., in_features), ``weight`` (out_features, in_features) in float32 or bfloat16, a parameter, or in int8,
@@ -61,9 +38,8 @@ class PanelLinear(Layer):
     first, and ``out_features`` counts both. Inputs and results are float32; those of a layer in int8 may be bfloat16 or
     float16, too.
 
-    The first call that computes without gradients packs the weight, and drops the plain one if nothing else refers to
-    it; whatever reads it afterwards gets it back, bit for bit (`Thawing`). What the operator does not take goes to
-    torch's functions: other dtypes and devices, gradients, tracing, modes.
+    The first call that computes without gradients packs the weight. What the operator does not take goes to torch's
+    functions: other dtypes and devices, gradients, tracing, modes.
 
     Args:
         in_features: size of the input's last dimension.
@@ -85,21 +61,14 @@ class PanelLinear(Layer):
             [2.]])
     """
 
-    __slots__ = ("_panels",)
-    only_computes = True
-    drops = True  # the plain weight
+    __slots__ = ()
+    floats = (torch.float32, torch.bfloat16)
     own_parameters: ClassVar = frozenset({"weight", "bias", "norm_weight", "norm_bias", "original_weight"})
     own_buffers: ClassVar = frozenset({"weight", "scale", "rounding"})
 
-    weight: Any  # a parameter, or a buffer of integers
-    scale: Tensor
-    rounding: Tensor
-    bias: nn.Parameter | None
+    weight: Any
     norm_weight: nn.Parameter | None
     norm_bias: nn.Parameter | None
-    original_weight: nn.Parameter
-    """The weight before it was rounded, where the pass was told to keep it."""
-    _panels: Panels | None
 
     def __init__(
         self,
@@ -120,7 +89,7 @@ class PanelLinear(Layer):
         super().__init__()
         self.in_features, self.out_features = in_features, out_features
         self.gated = gated
-        self._activation: tuple[Any, ...] = tuple(Activation(*activation))  # plain data, as archives write it
+        self._activation = tuple(Activation(*activation))
         self._norm: tuple[Any, ...] = tuple(Norm(*norm))
         shape, features = (out_features, in_features), self.features
         if integers:
@@ -148,11 +117,6 @@ class PanelLinear(Layer):
     def features(self) -> int:
         """Size of the result's last dimension."""
         return self.out_features // 2 if self.gated else self.out_features
-
-    @property
-    def activation(self) -> Activation:
-        """The activation of the product, or of the gate."""
-        return Activation(*self._activation)
 
     @property
     def norm(self) -> Norm:
@@ -187,7 +151,7 @@ class PanelLinear(Layer):
 
     def _records(self, input: Tensor, residual: Tensor | None) -> bool:
         """Return whether autograd would record a call."""
-        packed, held = self.packing, self._parameters
+        packed, held = self.panels, self._parameters
         if packed is not None and packed.trains and isinstance(held, Thawing) and held.frozen:
             return True
         return needs_gradient(input, residual, *dict.values(held))
@@ -201,69 +165,30 @@ class PanelLinear(Layer):
         if packed is None:
             return None
         held: Any = self._parameters
-        small = (packed.small[key] if key in packed.small else _as_float(dict.get(held, key)) for key in _SMALL)
+        small = (_as_float(dict.get(held, key)) for key in _SMALL)
         return packed.panels, packed.scale, packed.sums, packed.rounding, *small
 
-    def packed(self) -> Panels | None:
-        """Return the panels of the present weight; None where it cannot be packed."""
-        packed = self.packing
-        if packed is not None and packed.stands_for(self.holder):
-            return packed
-        return self._pack()
-
     @property
-    def holder(self) -> Thawing:
-        """The dictionary that has the weight."""
-        return thawing(self, "_buffers" if "weight" in self._buffers else "_parameters")
+    def weight_shape(self) -> tuple[int, int]:
+        """The shape that the weight has to have."""
+        return self.out_features, self.in_features
 
-    def _pack(self) -> Panels | None:
-        """Pack the weight, where that is possible, and changes of it can be noticed."""
-        self._panels = None
+    def _pack(self) -> Packed:
         weight, scale, rounding = self.weight, self._buffers.get("scale"), self._buffers.get("rounding")
-        fits = type(weight) in (Tensor, nn.Parameter) and weight.dtype in _TAKEN and weight.is_cpu
-        if not fits or weight.is_inference() or isa() is None or not weight.numel():
-            return None
-        if tuple(weight.shape) != (self.out_features, self.in_features) or (weight.dtype is torch.int8) != (
-            scale is not None and scale.dtype is _FLOAT and not scale.is_inference()
-        ):
-            return None
-        if rounding is not None and (tuple(rounding.shape) != (2, self.in_features) or rounding.is_inference()):
-            return None
         parts = 1 + self.gated
         panels, scales, sums = _panels_of(weight, scale, parts)
         makers: dict[str, Callable[[], Tensor]] = {
             "weight": partial(_weight, panels, parts, self.features, self.in_features)
         }
         if scales is not None:
-            makers["scale"] = partial(_scale, scales, parts, self.features)
+            makers["scale"] = partial(plain_scale, scales, parts, self.features)
         if rounding is not None:
-            rounding = rounding.detach().to(_FLOAT, copy=True).contiguous()
+            rounding = rounding.clone()
             sums = torch.cat([cast("Tensor", sums), shifted_sums(panels, rounding[1])])
             makers["rounding"] = rounding.clone
         held: Any = self.holder
-        small = {key: held[key].detach().float() for key in _SMALL if _is_narrow(held.get(key))}
-        makers |= {key: held[key].detach().clone().clone for key in small}
-        trains = any(held[key].requires_grad for key in makers)
-        del weight, scale
-        packed = Panels(Watched([held[key] for key in makers]), makers, panels, scales, sums, rounding, small, trains)
-        packed.freeze(held)
-        self._panels = packed
-        return packed
-
-    def forget_derived(self) -> None:
-        """Drop the panels; the next call packs the weight again."""
-        for held in (self._parameters, self._buffers):
-            if isinstance(held, Thawing):
-                held.thaw()
-        self._panels = None
-
-    @property
-    def packing(self) -> Panels | None:
-        """What this layer is packed into; None at first."""
-        try:
-            return self._panels
-        except AttributeError:
-            return None
+        watched = Watched([held[key] for key in makers])
+        return Packed(watched, makers, panels, scales, sums, rounding, weight.requires_grad)
 
     def _plain(self, input: Tensor, residual: Tensor | None) -> Tensor:
         """Compute the result with torch's own functions."""
@@ -280,10 +205,6 @@ class PanelLinear(Layer):
             product = self.activation(product)
         return self.norm(product if residual is None else product + residual, self.norm_weight, self.norm_bias)
 
-    def __getstate__(self) -> dict[str, Any]:
-        """Return the attributes alone, to be copied and saved."""
-        return dict(vars(self))
-
     def extra_repr(self) -> str:
         """Return the settings in the form of ``nn.Linear``."""
         shown = f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}"
@@ -294,13 +215,6 @@ class PanelLinear(Layer):
         if "rounding" in self._buffers:
             shown += ", static"
         return f"{shown}, gated=True" if self.gated else shown
-
-
-def _is_narrow(tensor: Tensor | None) -> bool:
-    """Return whether a bias needs conversion for the operator, and its changes can be noticed."""
-    if tensor is None or type(tensor) not in (Tensor, nn.Parameter) or tensor.dtype is _FLOAT:
-        return False
-    return tensor.is_cpu and not tensor.is_inference()
 
 
 def _as_float(tensor: Tensor | None) -> Tensor | None:
@@ -323,6 +237,6 @@ def _weight(panels: Tensor, parts: int, features: int, inputs: int) -> Tensor:
     return rows[0] if parts == 1 else torch.cat(rows)
 
 
-def _scale(padded: Tensor, parts: int, features: int) -> Tensor:
-    """Return the plain scales of what `_weight` returns."""
+def plain_scale(padded: Tensor, parts: int, features: int) -> Tensor:
+    """Return the scales of integers from those of their panels."""
     return torch.cat([part[:features] for part in padded.chunk(parts)])

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from fxopt_cpu.layers.epilogue import CODES
-from fxopt_cpu.layers.packed_conv import ConvolutionPanels, PackedConv2d
-from fxopt_cpu.layers.thawing import Thawing, thawing
-from fxopt_cpu.library import isa
+from fxopt_cpu.layers.packed_conv import PackedConv2d
+from fxopt_cpu.layers.panel_linear import plain_scale
+from fxopt_cpu.layers.thawing import Packed
 from fxopt_cpu.operators.conv import pack_convolution
 from fxopt_cpu.operators.definition import without_gradient
 from fxopt_cpu.operators.linear import padded_scale, shifted_sums, sums_of
@@ -49,9 +49,6 @@ class QuantizedConv2d(PackedConv2d):
     own_parameters: ClassVar = frozenset({"bias", "original_weight"})
     own_buffers: ClassVar = frozenset({"weight", "scale", "rounding"})
 
-    scale: Tensor
-    rounding: Tensor
-
     def __init__(
         self,
         in_channels: int,
@@ -84,7 +81,7 @@ class QuantizedConv2d(PackedConv2d):
         if not plain or needs_gradient(input, other, bias) or not (bias is None or is_plain_tensor(bias.data, _FLOAT)):
             return self._plain(input, other)
         plan = self._plan(input.shape)
-        packed = None if plan is None or isa() is None else self.packed()
+        packed = None if plan is None else self.packed()
         if plan is None or packed is None or not (other is None or other.shape == plan.output):
             return self._plain(input, other)
         (activation, alpha, beta), (rows, columns) = self._activation, self.padding
@@ -94,38 +91,18 @@ class QuantizedConv2d(PackedConv2d):
         )  # fmt: skip
         return self._in_format(result, input)
 
-    @property
-    def holder(self) -> Thawing:
-        """The dictionary that has the weight."""
-        return thawing(self, "_buffers")
-
-    @property
-    def packable(self) -> bool:
-        """Whether the weight can be packed."""
-        if self.holder.frozen:
-            return True
-        kinds = {"weight": (torch.int8, self.weight_shape), "scale": (_FLOAT, (self.out_channels,))}
-        if self._buffers.get("rounding") is not None:
-            kinds["rounding"] = (_FLOAT, (2, self.in_channels))
-        found = ((self._buffers.get(key), kind) for key, kind in kinds.items())
-        return self.groups == 1 and all(
-            each is not None and (each.dtype, tuple(each.shape)) == kind and each.is_cpu and not each.is_inference()
-            for each, kind in found
-        )
-
-    def _as_panels(self) -> ConvolutionPanels:
-        weight, scale, rounding = self.weight, self.scale, self._buffers.get("rounding")
-        panels = pack_convolution(weight)
+    def _pack(self) -> Packed:
+        scale, rounding = self.scale, self._buffers.get("rounding")
+        panels = pack_convolution(self.weight)
         padded, sums = padded_scale(scale, panels), sums_of(panels)
         makers: dict[str, Callable[[], Tensor]] = {"weight": self._unpacks(panels)}
-        makers["scale"] = partial(_first, padded, self.out_channels)
+        makers["scale"] = partial(plain_scale, padded, 1, self.out_channels)
         if rounding is not None:
             shifts = rounding[1].repeat(self.kernel_size[0] * self.kernel_size[1])
             rounding, sums = rounding.clone(), torch.cat([sums, shifted_sums(panels, shifts)])
             makers["rounding"] = rounding.clone
         held: Any = self.holder
-        watched = Watched([held[key] for key in makers])
-        return ConvolutionPanels(watched, makers, panels, padded, sums, rounding)
+        return Packed(Watched([held[key] for key in makers]), makers, panels, padded, sums, rounding)
 
     def _plain_weight(self, input: Tensor) -> Tensor:
         weight = self.weight.float() * self.scale.view(-1, 1, 1, 1)
@@ -135,7 +112,3 @@ class QuantizedConv2d(PackedConv2d):
     def extra_repr(self) -> str:
         """Return the settings in the form of ``nn.Conv2d``."""
         return super().extra_repr() + (", static" if "rounding" in self._buffers else "")
-
-
-def _first(padded: Tensor, count: int) -> Tensor:
-    return padded[:count].clone()

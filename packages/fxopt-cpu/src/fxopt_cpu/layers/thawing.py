@@ -198,16 +198,26 @@ class Packed:
     Attributes:
         made_of: the tensors, as they were.
         makers: by name, the functions that make their values again.
+        panels: the weight.
+        scale: the scales of integers, by feature of the result; None for floating-point weights.
+        sums: the sums of the integers, by feature, and of their products with the inputs' shifts; None likewise.
+        rounding: factors and shifts of inputs; None where they are rounded by their largest numbers.
+        trains: whether the weight required a gradient.
     """
 
     made_of: Watched
     makers: Mapping[str, Callable[[], Tensor]]
+    panels: Tensor
+    scale: Tensor | None = None
+    sums: Tensor | None = None
+    rounding: Tensor | None = None
+    trains: bool = False
 
     def freeze(self, held: Thawing) -> bool:
         """Drop the plain tensors of a layer if nothing else refers to them; return whether they were dropped."""
         return held.freeze(self.makers, self._thawed)
 
-    def stands_for(self, held: Thawing, *, drops: bool = True) -> bool:
+    def stands_for(self, held: Thawing, *, drops: bool) -> bool:
         """Return whether the tensors of a layer have not changed.
 
         If `drops`, they are dropped where nothing else refers to them.

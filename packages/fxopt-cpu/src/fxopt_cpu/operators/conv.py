@@ -19,6 +19,7 @@ from torch import Tensor
 from fxopt_cpu.operators.definition import Operator
 from fxopt_cpu.operators.linear import LARGEST, PANEL, TOGETHER, activate, pack, quantize, unpack
 
+Sizes = Sequence[int]
 LEAST_NUMBER = 1e-30  # as in csrc/conv.cpp: the least that counts as the largest of an image
 
 
@@ -36,6 +37,17 @@ def shape_of_panels(
     if _is_depthwise(features, channels // groups, groups):
         return taps, -(-features // PANEL) * PANEL
     return groups * -(-(features // groups) // PANEL), taps * (channels // groups), PANEL
+
+
+def result_sizes(lengths: Sizes, kernel: Sizes, stride: Sizes, padding: Sizes, dilation: Sizes) -> list[int]:
+    """Return how many rows and columns a window gives, with padding before and after the rows, then the columns.
+
+    >>> result_sizes((9, 9), (3, 3), (2, 2), (1, 1, 0, 0), (1, 1))
+    [5, 4]
+    """
+    sides = zip(padding[::2], padding[1::2], strict=True)
+    settings = zip(lengths, sides, kernel, stride, dilation, strict=True)
+    return [(size + sum(pad) - apart * (width - 1) - 1) // step + 1 for size, pad, width, step, apart in settings]
 
 
 def pack_convolution(weight: Tensor, groups: int = 1) -> Tensor:
@@ -139,10 +151,7 @@ def _fake(
     dilation: Sequence[int],
     *rest: object,
 ) -> Tensor:
-    sizes = [
-        (input.shape[2 + i] + padding[2 * i] + padding[2 * i + 1] - dilation[i] * (kernel[i] - 1) - 1) // stride[i] + 1
-        for i in range(2)
-    ]
+    sizes = result_sizes(input.shape[2:], kernel, stride, padding, dilation)
     return input.new_empty(input.shape[0], features, *sizes).to(memory_format=torch.channels_last)
 
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
+from torch.utils._pytree import tree_leaves
 
 from fxopt_cpu._torch import after_autograd, below_autograd
 
@@ -37,7 +38,7 @@ class Operator(NamedTuple):
         Raises:
             RuntimeError: The gradient would go through integers or a plan.
         """
-        tensors = list(_tensors(args))
+        tensors = [each for each in tree_leaves(args) if isinstance(each, Tensor)]
         if any(map(_is_recorded, tensors)):
             if self.name == "run" or any(each.dtype is torch.int8 for each in tensors):
                 raise RuntimeError(
@@ -57,14 +58,6 @@ def without_gradient(operator: Callable[..., Any]) -> Callable[..., Any]:
             return operator(*args)
 
     return call
-
-
-def _tensors(values: Any) -> Iterator[Tensor]:
-    for value in values:
-        if isinstance(value, Tensor):
-            yield value
-        elif isinstance(value, (list, tuple)):
-            yield from _tensors(value)
 
 
 def _is_recorded(tensor: Tensor) -> bool:

@@ -17,7 +17,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fxopt_cpu.operators.conv import shape_of_panels
+from fxopt_cpu.operators.attention import split
+from fxopt_cpu.operators.conv import result_sizes, shape_of_panels
 from fxopt_cpu.operators.definition import Operator
 from fxopt_cpu.operators.linear import PANEL, TOGETHER
 
@@ -213,8 +214,9 @@ class PlanBuilder:
         rounding: Value | None = None,
     ) -> Value:
         """`fxopt::linear`."""
-        depth = input.shape[-1]
-        rows, (input_stride, residual_stride) = _rows("linear", input, residual)
+        depth, rows = input.shape[-1], math.prod(input.shape[:-1])
+        input, input_stride = self._in_rows(input)
+        residual, residual_stride = (None, 0) if residual is None else self._in_rows(residual)
         together = TOGETHER[panels.layout.dtype]
         expected = (-(-features // PANEL) * (2 if gated else 1), -(-depth // together), PANEL)
         if panels.shape[:3] != expected:
@@ -264,12 +266,7 @@ class PlanBuilder:
         causal: bool = False,
     ) -> Value:
         """`fxopt::attention_merged`."""
-        batch, rows, width = merged.shape
-        each = merged.view(batch, rows, heads + 2 * kv_heads, width // (heads + 2 * kv_heads)).transpose(1, 2)
-        query, key, value = (
-            each.narrow(1, start, count)
-            for start, count in ((0, heads), (heads, kv_heads), (heads + kv_heads, kv_heads))
-        )
+        query, key, value = (Value(merged.buffer, each) for each in split(merged.layout, heads, kv_heads))
         return self.attention(query, key, value, mask=mask, scale=scale, causal=causal)
 
     def norm(
@@ -283,20 +280,12 @@ class PlanBuilder:
         kind: int,
     ) -> Value:
         """`fxopt::norm`."""
-        return self._norm(input, residual, weight, bias, eps, kind, with_sum=False)[0]
-
-    def add_norm(
-        self,
-        input: Value,
-        residual: Value,
-        *,
-        weight: Value | None = None,
-        bias: Value | None = None,
-        eps: float,
-        kind: int,
-    ) -> tuple[Value, Value]:
-        """`fxopt::add_norm`."""
-        return self._norm(input, residual, weight, bias, eps, kind, with_sum=True)
+        input, stride = self._in_rows(input)
+        residual, residual_stride = (None, 0) if residual is None else self._in_rows(residual)
+        result = self._result(input.shape)
+        numbers = [math.prod(input.shape[:-1]), input.shape[-1], kind, _bits(eps), stride, residual_stride]
+        self._step(NORM, numbers, [input, residual, weight, bias, result, None])  # None for the sum, which nobody reads
+        return result
 
     def embedding_norm(
         self,
@@ -467,10 +456,7 @@ class PlanBuilder:
         if max(kernel) > MOST_TAPS:
             raise ValueError(f"the kernel is {tuple(kernel)}, expected at most {MOST_TAPS} on each side")
         count, channels, *lengths = input.shape
-        sizes = [
-            (lengths[i] + padding[2 * i] + padding[2 * i + 1] - dilation[i] * (kernel[i] - 1) - 1) // stride[i] + 1
-            for i in range(2)
-        ]
+        sizes = result_sizes(lengths, kernel, stride, padding, dilation)
         if min(sizes) < 1:
             raise ValueError(f"an operand has shape {input.shape}, which is smaller than the kernel {tuple(kernel)}")
         numbers: list[int | _Pitch] = [count, *lengths, channels, *kernel, *stride, *padding, *dilation]
@@ -481,6 +467,13 @@ class PlanBuilder:
         last = value.permute(0, 2, 3, 1)
         fits = last.layout.is_contiguous() or (not together and self._is_pitched(last))
         return last if fits else self.elementwise(last)
+
+    def _in_rows(self, value: Value) -> tuple[Value, int]:
+        """Return a value whose rows have one stride, copied if they have not, and that stride."""
+        _, (strides,) = _merged(value.shape[:-1], [value.layout.stride()[:-1]])
+        if len(strides) > 1 or value.layout.stride(-1) != 1:
+            value, strides = self.elementwise(value), []
+        return value, strides[0] if strides else value.shape[-1]
 
     def build(self) -> Plan:
         """Return the plan, with places in the arena by the lifetimes of values."""
@@ -614,42 +607,6 @@ class PlanBuilder:
                     buffer.movable = False
         self._steps.append([kind, *numbers, *operands])
         self._nanoseconds += products / 50  # of one thread, roughly
-
-    def _norm(
-        self,
-        input: Value,
-        residual: Value | None,
-        weight: Value | None,
-        bias: Value | None,
-        eps: float,
-        kind: int,
-        *,
-        with_sum: bool,
-    ) -> tuple[Value, Value]:
-        rows, strides = _rows("norm", input, residual)
-        result = self._result(input.shape)
-        total = self._result(input.shape) if with_sum else None
-        numbers = [rows, input.shape[-1], kind, _bits(eps), *strides]
-        self._step(NORM, numbers, [input, residual, weight, bias, result, total])
-        return result, total or result
-
-
-def _rows(operator: str, *operands: Value | None) -> tuple[int, list[int]]:
-    """Return the number of rows, and each operand's stride between rows."""
-    strides = []
-    for operand in operands:
-        if operand is None:
-            strides.append(0)
-            continue
-        _, steps = _merged(operand.shape[:-1], [operand.layout.stride()[:-1]])
-        if len(steps[0]) > 1 or operand.layout.stride(-1) != 1:
-            raise ValueError(
-                f"{operator}: an operand has strides {operand.layout.stride()}, expected rows of one stride"
-            )
-        strides.append(steps[0][0] if steps[0] else operand.shape[-1])
-    first = operands[0]
-    assert first is not None
-    return math.prod(first.shape[:-1]), strides
 
 
 def _merged(shape: Sequence[int], strides: Sequence[Sequence[int]]) -> tuple[list[int], list[list[int]]]:

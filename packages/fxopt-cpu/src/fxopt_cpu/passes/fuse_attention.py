@@ -110,7 +110,7 @@ class FuseAttention(ReversibleSitePass[AttentionSite]):
             return
         merged = len(site.operands) == 1
         module = MergedAttention(*site.heads, *site.settings) if merged else RowAttention(*site.settings)
-        beside = _scope(site.node)
+        beside = _scope(edit.index, site.node)
         name = edit.add_module(f"{beside}.attention" if beside else "attention", "attention", module.eval())
         inputs = [*site.operands, *([] if site.mask is None else [site.mask])]
         width = site.heads[0] * site.size
@@ -154,18 +154,11 @@ def _write_out(site: AttentionSite, edit: Editor) -> None:
     edit.note(f"written out again, as torch has no fast kernel for it: {site.taken_back}")
 
 
-def _scope(node: Node) -> str:
-    """Return the full name of the module that calls attention, if it is still there; else the root's."""
-    root = node.graph.owning_module
+def _scope(index: GraphIndex, node: Node) -> str:
+    """Return the full name of the module that calls attention, or of the nearest one around it that is still there."""
     stack = node.meta.get("nn_module_stack")
     names = [str(entry[0]).split("@")[0] for entry in stack.values()] if isinstance(stack, dict) else []
-    for name in reversed(names):
-        try:
-            if root is not None and root.get_submodule(name) is not None:
-                return name
-        except AttributeError:
-            continue
-    return ""
+    return next((name for name in reversed(names) if name in index.modules), "")
 
 
 def _given(index: GraphIndex, node: Node) -> Mapping[str, Any]:
@@ -201,11 +194,8 @@ def _read(index: GraphIndex, node: Node) -> AttentionSite:
     given = _given(index, node)
     if _problem(given) is not None:
         return AttentionSite(node, (), None, (0, 0), (0.0, False), node, (node,), 0)
-    query, key, value, mask = (given.get(name) for name in _NAMES[:4])
-    assert isinstance(query, Node)
-    assert isinstance(key, Node)
-    assert isinstance(value, Node)
-    scale, causal = given.get("scale"), given.get("is_causal", False)
+    query, key, value = (given[name] for name in _NAMES[:3])
+    mask, scale, causal = given.get("attn_mask"), given.get("scale"), given.get("is_causal", False)
     known = [each for each in map(tensor_facts, (query, key, value)) if each is not None]
     size, width = int(known[0].shape[3]), int(known[2].shape[3])
     settings = (1 / math.sqrt(size) if scale is None else float(scale), causal)
@@ -218,13 +208,13 @@ def _read(index: GraphIndex, node: Node) -> AttentionSite:
         before = [each for layout in layouts if layout is not None for each in layout.chain]
         nodes = _ordered(index, [*before, *_splits(index, before), node, *after])
         return AttentionSite(node, (base,), mask, (count, kv_heads), settings, last, nodes, width)
-    operands, before = [query, key, value], list[Node]()
+    operands, before = (query, key, value), list[Node]()
     grouped = [_without_repetition(index, each, layout) for each, layout in zip(operands, layouts, strict=True)][1:]
     if grouped[0][2] == grouped[1][2]:  # keys and values are repeated equally often
-        operands = [query, grouped[0][0], grouped[1][0]]
+        operands = query, grouped[0][0], grouped[1][0]
         before = [*grouped[0][1], *grouped[1][1]]
     nodes = _ordered(index, [*before, node, *after])
-    return AttentionSite(node, tuple(operands), mask, (count, count), settings, last, nodes, width)
+    return AttentionSite(node, operands, mask, (count, count), settings, last, nodes, width)
 
 
 def _ordered(index: GraphIndex, nodes: list[Node]) -> tuple[Node, ...]:

@@ -149,7 +149,7 @@ class FuseConvolutions(low_precision.Options, ReversibleSitePass[ConvolutionSite
         "the pipelines pack the others in float32.",
         **low_precision.REASONS,
     }
-    kinds = ("float32", "int8")
+    kinds: ClassVar = {"float32": (torch.float32, torch.bfloat16), "int8": (torch.float32,)}
     arithmetic = (quantize_convolution, static, lost)
 
     def __init__(
@@ -215,45 +215,31 @@ class FuseConvolutions(low_precision.Options, ReversibleSitePass[ConvolutionSite
 
     def check(self, site: ConvolutionSite, index: GraphIndex) -> Refusal | None:
         """Refuse what oneDNN cannot compute, other padding than zeros, and shared, tied or mutated tensors."""
-        call = site.call
-        if site.left_out is not None:
-            return index.refuse(
-                call.label, site.left_out[0], f"convolution `{call.label}` {site.left_out[1]}", call.node
-            )
-        if call.padding_mode != "zeros":
-            message = f"convolution `{site.label}` has padding_mode={call.padding_mode!r}; oneDNN only pads with zeros"
-            return index.refuse(site.label, "padding-mode", message, call.node)
-        unsupported = why_unsupported(call.weight.tensor.dtype, call.weight.tensor.device)
-        if unsupported is not None:
-            return index.refuse(call.label, unsupported[0], f"convolution `{call.label}` {unsupported[1]}", call.node)
-        problem = self._problem(site) if self.weights == "int8" else None
+        call, problem = site.call, self._problem(site)
         if problem is not None:
             return index.refuse(call.label, problem[0], f"convolution `{call.label}` {problem[1]}", call.node)
         refusal = tensors_refusal(call, index) or sharing_refusal(call, [call.node], index)
         return refusal or (kernels_refusal(call.label, index, call.node) if self.weights == "int8" else None)
 
     def _problem(self, site: ConvolutionSite) -> tuple[str, str] | None:
-        """Return why a layer cannot be computed in int8, as (reason code, predicate)."""
-        call, size = site.call, site.call.weight.tensor.numel()
+        """Return why a layer is left alone, as (reason code, predicate)."""
+        call, weight = site.call, site.call.weight.tensor
+        if site.left_out is not None:
+            return site.left_out
+        if call.padding_mode != "zeros":
+            return "padding-mode", f"has padding_mode={call.padding_mode!r}; oneDNN only pads with zeros"
+        unsupported = why_unsupported(weight.dtype, weight.device)
+        if unsupported is not None or self.weights != "int8":
+            return unsupported
         if call.dims != 2 or call.groups != 1:
             return "not-in-int8", f"has {call.dims} dimensions and {call.groups} groups, expected 2 and 1"
-        if call.training:
-            return "training", "is in train mode"
-        if call.weight.tensor.dtype is not torch.float32:
-            return "unsupported-dtype", f"is {call.weight.tensor.dtype}; panels in int8 are made of torch.float32"
-        if size == 0:
-            return "unsupported-call", "has a weight of no numbers"
-        if size < self.min_weights:
-            return "too-small", f"has {size} weights, fewer than min_weights={self.min_weights}"
         if call.in_channels < self.min_channels:
             return "too-small", f"has {call.in_channels} input channels, fewer than min_channels={self.min_channels}"
-        if size > MOST_DEPTH * call.out_channels:
-            return "not-in-int8", f"sums {size // call.out_channels} products, and 32 bits hold {MOST_DEPTH}"
-        if call.weight.tensor.is_cpu and isa() in low_precision.SLOW_IN_INT8:
+        if weight.numel() > MOST_DEPTH * call.out_channels:
+            return "not-in-int8", f"sums {weight[0].numel()} products, and 32 bits hold {MOST_DEPTH}"
+        if weight.is_cpu and isa() in low_precision.SLOW_IN_INT8:
             return "no-operators", "would be slower in int8: this processor has no instructions for it (VNNI)"
-        if not low_precision.is_finite(call.weight.tensor):
-            return "out-of-range", f"has NaN or infinite values in `{call.weight.name}`"
-        return low_precision.NO_RANGE if self.is_static and not low_precision.has_range(site.ends) else None
+        return self.unfit(call, site.ends)
 
     def rewrite(self, site: ConvolutionSite, edit: Editor) -> None:
         """Insert one module with the same parameters, and drop what it replaces."""
@@ -279,10 +265,7 @@ class FuseConvolutions(low_precision.Options, ReversibleSitePass[ConvolutionSite
             edit.erase(node)
         pieces = {ref.name: Piece(f"{name}.{key}") for key, ref in refs.items()}
         if is_int8:
-            if self.keep_originals:
-                pieces[weight.name] = Piece(f"{name}.original_weight")
-            made = "conv:quantize_convolution" if site.ends is None else "rounding:static"
-            edit.derived(low_precision.derived(weight.name, name, made, ("weight", "scale")))
+            pieces |= self.record(edit, weight, name, "conv:quantize_convolution")
         edit.drop(call, pieces, twin=name)
         for node in nodes:
             if node is not call.node and node.op == "call_module":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
 from typing import Any, ClassVar
 
 import torch
@@ -11,26 +12,34 @@ from torch import Tensor, nn
 from torch.fx import Node
 
 from fxopt_core import Refusal
-from fxopt_cpu.layers.epilogue import Activation, Norm, activation_named
+from fxopt_cpu.layers.epilogue import NONE, Activation, norm_like
 from fxopt_cpu.layers.panel_linear import PanelLinear
 from fxopt_cpu.operators.linear import quantize
 from fxopt_cpu.operators.rounding import lost, narrowed, static
 from fxopt_cpu.passes import low_precision
 from fxopt_cpu.passes.calibration import ranges_of
 from fxopt_cpu.passes.layouts import layout_of, operation, source_of
-from fxopt_cpu.passes.matching import REASONS, is_float, kernels_refusal, parameter_of, sole_user, take_out
+from fxopt_cpu.passes.matching import (
+    REASONS,
+    is_float,
+    kernels_refusal,
+    norm_tensors,
+    parameter_of,
+    sole_user,
+    take_out,
+)
+from fxopt_cpu.passes.neighbours import activation_after, sum_after
 from fxopt_rewrite import (
-    ActivationCall,
     Editor,
     ElementwiseCall,
     GraphIndex,
     LayerNormCall,
     LinearCall,
     Obstacle,
+    Pattern,
     Piece,
     ReversibleSitePass,
     bare_module,
-    read_activation,
     read_elementwise,
     read_layer_norm,
     read_linear,
@@ -40,8 +49,6 @@ from fxopt_rewrite import (
     tensor_facts,
     tensors_refusal,
 )
-
-_SIGMOID_FACTOR = 1.702
 
 
 @dataclass(frozen=True, eq=False)
@@ -148,6 +155,11 @@ class FuseLinears(low_precision.Options, ReversibleSitePass[ProductSite]):
     """
 
     reasons: ClassVar[Mapping[str, str]] = {**REASONS, **low_precision.REASONS}
+    kinds: ClassVar = {
+        "float32": (torch.float32,),
+        "bfloat16": (torch.float32,),
+        "int8": (torch.float32, torch.bfloat16, torch.float16),
+    }
     arithmetic = (quantize, static, narrowed, lost)
 
     def __init__(
@@ -195,9 +207,6 @@ class FuseLinears(low_precision.Options, ReversibleSitePass[ProductSite]):
         problem = self._problem(site)
         if problem is not None:
             return index.refuse(call.label, problem[0], f"linear `{call.label}` {problem[1]}", call.node)
-        if self.weights != "float32" and not low_precision.is_finite(call.weight.tensor):
-            message = f"`{call.weight.name}` of `{call.label}` holds NaN or infinite values"
-            return index.refuse(call.label, "out-of-range", message, call.node)
         for each in site.calls:
             if index.effects.written_between(each.input, each.call.node, each.last):
                 what = f"`{each.input.name}` is written in place"
@@ -211,15 +220,10 @@ class FuseLinears(low_precision.Options, ReversibleSitePass[ProductSite]):
         """Return why a layer is left alone, as (reason code, predicate)."""
         if site.left_out is not None:
             return site.left_out
-        unfit = low_precision.unfit(site.call, self.weights)
-        if unfit is not None:
-            return unfit
-        known, size = tensor_facts(site.input), site.call.weight.tensor.numel()
-        if self.weights != "int8" and known is not None and known.dtype is not torch.float32:
+        unfit, known = self.unfit(site.call, site.ends), tensor_facts(site.input)
+        if unfit is None and self.weights != "int8" and known is not None and known.dtype is not torch.float32:
             return "unsupported-dtype", f"takes values of {known.dtype}; the operators take torch.float32"
-        if self.weights == "int8" and size < self.min_weights:
-            return "too-small", f"has {size} weights, fewer than min_weights={self.min_weights}"
-        return low_precision.NO_RANGE if self.is_static and not low_precision.has_range(site.ends) else None
+        return unfit
 
     def rewrite(self, site: ProductSite, edit: Editor) -> None:
         """Insert one module with the same parameters, and drop what it replaces."""
@@ -234,18 +238,13 @@ class FuseLinears(low_precision.Options, ReversibleSitePass[ProductSite]):
         if self.weights == "float32":
             pieces[call.weight.name] = Piece(f"{name}.weight", transposed=call.transposed)
         else:
-            function = {"bfloat16": "rounding:narrowed", "int8": "linear:quantize"}[self.weights]
-            outputs = ("weight", "scale") if self.weights == "int8" else ("weight",)
-            function = function if site.ends is None else "rounding:static"
-            settings = (("transposed", call.transposed),)
-            edit.derived(low_precision.derived(call.weight.name, name, function, outputs, settings))
-            if self.keep_originals:
-                pieces[call.weight.name] = Piece(f"{name}.original_weight")
+            function = "linear:quantize" if self.weights == "int8" else "rounding:narrowed"
+            pieces |= self.record(edit, call.weight, name, function, ("transposed", call.transposed))
         if call.bias is not None:
             pieces[call.bias.name] = Piece(f"{name}.bias")
         edit.drop(call, pieces, twin=name)
         if norm is not None and norm.tensors:  # a norm without tensors was removed with its last call
-            refs = {ref.name: Piece(f"{name}.norm_{key}") for key, ref in _norm_tensors(norm).items()}
+            refs = {ref.name: Piece(f"{name}.norm_{key}") for key, ref in norm_tensors(norm).items()}
             edit.drop(norm, refs, twin=name)
 
     def _module(self, site: ProductSite) -> PanelLinear:
@@ -253,8 +252,7 @@ class FuseLinears(low_precision.Options, ReversibleSitePass[ProductSite]):
         call, norm, is_int8 = site.call, site.norm, self.weights == "int8"
         settings: dict[str, Any] = {"activation": tuple(site.activation), "gated": site.gated}
         if norm is not None:
-            eps = torch.finfo(torch.float32).eps if norm.eps is None else norm.eps
-            settings["norm"] = tuple(Norm("layer" if norm.centred else "rms", eps))
+            settings["norm"] = tuple(norm_like(norm))
         module = bare_module(
             PanelLinear, call.in_features, call.out_features, bias=call.bias is not None,
             integers=is_int8, rounding=is_int8 and site.ends is not None, **settings,
@@ -272,7 +270,7 @@ class FuseLinears(low_precision.Options, ReversibleSitePass[ProductSite]):
             module.weight = parameter_of(weight)
         if call.bias is not None:
             module.bias = parameter_of(call.bias.tensor)
-        for key, ref in ({} if norm is None else _norm_tensors(norm)).items():
+        for key, ref in ({} if norm is None else norm_tensors(norm)).items():
             module.register_parameter(f"norm_{key}", parameter_of(ref.tensor))
         return module
 
@@ -301,39 +299,31 @@ def _epilogue(site: ProductSite) -> tuple[Any, ...]:
     return site.gated, site.activation, site.residual is None, its
 
 
-def _extended(index: GraphIndex, site: ProductSite, last: Node, *others: Node, **settings: Any) -> ProductSite:
+def _extended(site: ProductSite, last: Node, *others: Node, **settings: Any) -> ProductSite:
     return replace(site, last=last, between=(*site.between, site.last, *others), **settings)
 
 
 def _with_activation(index: GraphIndex, site: ProductSite) -> ProductSite:
     if site.gated:
         return site
-    user = sole_user(site.last)
-    call = None if user is None else read_activation(index, user)
-    if isinstance(call, ActivationCall) and call.input is site.last:
-        activation = activation_named(call.name, call.settings)
-        if activation is not None and not index.effects.written_between(site.last, site.last, call.node):
-            return _extended(index, site, call.node, activation=activation)
+    last, activation = activation_after(index, site.last)
+    if activation != NONE:
+        return _extended(site, last, activation=activation)
     return _with_quick_gelu(index, site)
 
 
+@cache
+def _quick_gelu() -> Pattern:
+    return Pattern(lambda x: x * torch.sigmoid(1.702 * x))
+
+
 def _with_quick_gelu(index: GraphIndex, site: ProductSite) -> ProductSite:
-    """``x * sigmoid(1.702 * x)``."""
     value = site.last
-    for product in value.users:
-        call = read_elementwise(product)
-        if not isinstance(call, ElementwiseCall) or call.operation != "mul" or call.inplace:
-            continue
-        other = call.right if call.left is value else call.left
-        inner = read_activation(index, other) if isinstance(other, Node) else None
-        if not isinstance(inner, ActivationCall) or inner.name != "sigmoid" or sole_user(inner.node) is not product:
-            continue
-        scaled = read_elementwise(inner.input)
-        if not isinstance(scaled, ElementwiseCall) or scaled.operation != "mul" or scaled.inplace:
-            continue
-        factors, readers = {scaled.left, scaled.right}, {product, scaled.node}
-        if factors == {value, _SIGMOID_FACTOR} and set(value.users) == readers:
-            return _extended(index, site, product, inner.node, inner.input, activation=Activation("quick_gelu"))
+    for match in (found for user in value.users for found in _quick_gelu().matches(index, user)):
+        inner = [node for node in match.nodes if node is not match.root]
+        alone = match.other_reader() is None and {*value.users} <= {*match.nodes}
+        if match.values["x"] is value and alone and not any(map(index.effects.writes, match.nodes)):
+            return _extended(site, match.root, *inner, activation=Activation("quick_gelu"))
     return site
 
 
@@ -358,17 +348,14 @@ def _with_gate(index: GraphIndex, site: ProductSite) -> ProductSite:
     if set(halves) != {0, features // 2}:
         return site
     gate, up = halves[0], halves[features // 2]
-    after = sole_user(gate)
-    activated = None if after is None else read_activation(index, after)
-    if not isinstance(activated, ActivationCall) or activated.input is not gate or activated.inplace:
-        return site
-    activation, product = activation_named(activated.name, activated.settings), sole_user(activated.node)
+    activated, activation = activation_after(index, gate)
+    product = sole_user(activated)
     call = None if product is None else read_elementwise(product)
-    if activation is None or not isinstance(call, ElementwiseCall) or call.operation != "mul" or call.inplace:
+    if activation == NONE or not isinstance(call, ElementwiseCall) or call.operation != "mul" or call.inplace:
         return site
-    if {call.left, call.right} != {activated.node, up} or sole_user(up) is not call.node:
+    if index.effects.writes(activated) or {call.left, call.right} != {activated, up} or sole_user(up) is not call.node:
         return site
-    return _extended(index, site, call.node, *way, activated.node, gated=True, activation=activation)
+    return _extended(site, call.node, *way, activated, gated=True, activation=activation)
 
 
 def _followed(index: GraphIndex, node: Node) -> tuple[Node, list[Node]]:
@@ -382,21 +369,13 @@ def _followed(index: GraphIndex, node: Node) -> tuple[Node, list[Node]]:
 
 
 def _with_residual(index: GraphIndex, site: ProductSite) -> ProductSite:
-    user = sole_user(site.last)
-    call = None if user is None else read_elementwise(user)
-    if not isinstance(call, ElementwiseCall) or call.operation != "add" or call.alpha != 1:
+    found = sum_after(index, site.last)
+    if found is None or not is_float(found.other) or not is_float(site.last):
         return site
-    other = call.right if call.left is site.last else call.left
-    if not isinstance(other, Node) or other is site.last or (call.inplace and call.left is not site.last):
+    mine, its = tensor_facts(site.last), tensor_facts(found.other)
+    if mine is None or its is None or not same_sizes(mine.shape, its.shape):
         return site
-    mine, its = tensor_facts(site.last), tensor_facts(other)
-    if mine is None or its is None or not is_float(other) or not is_float(site.last):
-        return site
-    if not same_sizes(mine.shape, its.shape):
-        return site
-    if index.effects.written_between(site.last, site.last, call.node):
-        return site
-    return _extended(index, site, call.node, residual=other)
+    return _extended(site, found.node, residual=found.other)
 
 
 def _with_norm(index: GraphIndex, site: ProductSite) -> ProductSite:
@@ -411,8 +390,4 @@ def _with_norm(index: GraphIndex, site: ProductSite) -> ProductSite:
         return site
     if index.effects.written_between(site.last, site.last, norm.node):
         return site
-    return _extended(index, site, norm.node, norm=norm)
-
-
-def _norm_tensors(norm: LayerNormCall) -> dict[str, Any]:
-    return {key: ref for key, ref in (("weight", norm.weight), ("bias", norm.bias)) if ref is not None}
+    return _extended(site, norm.node, norm=norm)

@@ -12,10 +12,18 @@ from torch import Tensor, nn
 from torch.fx import Node
 
 from fxopt_core import Refusal
-from fxopt_cpu.layers.epilogue import Norm
+from fxopt_cpu.layers.epilogue import norm_like
 from fxopt_cpu.layers.norms import MOST_TABLES, EmbeddingNorm, SumNorm
-from fxopt_cpu.passes.layouts import operation
-from fxopt_cpu.passes.matching import REASONS, is_float, kernels_refusal, parameter_of, sole_user, take_out
+from fxopt_cpu.passes.layouts import CASTS, operation
+from fxopt_cpu.passes.matching import (
+    REASONS,
+    is_float,
+    kernels_refusal,
+    norm_tensors,
+    parameter_of,
+    sole_user,
+    take_out,
+)
 from fxopt_rewrite import (
     Editor,
     ElementwiseCall,
@@ -35,8 +43,6 @@ from fxopt_rewrite import (
     tensor_facts,
     tensors_refusal,
 )
-
-_CASTS = frozenset({"to", "_to_copy", "float", "type_as"})
 
 
 @dataclass(frozen=True, eq=False)
@@ -106,21 +112,11 @@ class FuseNorms(ReversibleSitePass[NormSite]):
     def check(self, site: NormSite, index: GraphIndex) -> Refusal | None:
         """Refuse what the operators do not take, and shared, tied or mutated tensors."""
         for call in site.calls:
-            for ref in call.tensors:
-                if ref.tensor.device.type not in ("cpu", "meta"):
-                    message = f"`{ref.name}` is on {ref.tensor.device}"
-                    return index.refuse(site.label, "not-on-cpu", message, *site.nodes)
-                if ref.tensor.dtype is not torch.float32:
-                    message = f"`{ref.name}` is {ref.tensor.dtype}; the operators take torch.float32"
-                    return index.refuse(site.label, "unsupported-dtype", message, *site.nodes)
-            if call.training:
-                return index.refuse(site.label, "training", f"`{call.label}` is in train mode", *site.nodes)
+            for reason, message in _obstacles(site, call, index):
+                return index.refuse(site.label, reason, message, *site.nodes)
             refusal = tensors_refusal(call, index) or sharing_refusal(call, site.nodes, index)
             if refusal is not None:
                 return refusal
-            if index.effects.written_between(call.input, call.node, site.last):
-                message = f"`{call.input.name}` is written in place before `{site.last.name}`"
-                return index.refuse(site.label, "mutated", message, *site.nodes)
         return kernels_refusal(site.label, index, *site.nodes)
 
     def rewrite(self, site: NormSite, edit: Editor) -> None:
@@ -134,20 +130,28 @@ class FuseNorms(ReversibleSitePass[NormSite]):
         for place, call in enumerate(site.tables):
             edit.drop(call, {call.weight.key: Piece(f"{name}.table_{place}")}, twin=name)
         if norm is not None:
-            keys = (("weight", norm.weight), ("bias", norm.bias))
-            edit.drop(norm, {ref.name: Piece(f"{name}.{key}") for key, ref in keys if ref is not None}, twin=name)
+            pieces = {ref.name: Piece(f"{name}.{key}") for key, ref in norm_tensors(norm).items()}
+            edit.drop(norm, pieces, twin=name)
+
+
+def _obstacles(site: NormSite, call: ParameterisedCall, index: GraphIndex) -> Iterator[tuple[str, str]]:
+    for ref in call.tensors:
+        if ref.tensor.device.type not in ("cpu", "meta"):
+            yield "not-on-cpu", f"`{ref.name}` is on {ref.tensor.device}"
+        if ref.tensor.dtype is not torch.float32:
+            yield "unsupported-dtype", f"`{ref.name}` is {ref.tensor.dtype}; the operators take torch.float32"
+    if call.training:
+        yield "training", f"`{call.label}` is in train mode"
+    if index.effects.written_between(call.input, call.node, site.last):
+        yield "mutated", f"`{call.input.name}` is written in place before `{site.last.name}`"
 
 
 def _module(site: NormSite) -> EmbeddingNorm | SumNorm:
-    norm, settings = site.norm, {}
-    if norm is not None:
-        eps = torch.finfo(torch.float32).eps if norm.eps is None else norm.eps
-        settings = {"norm": tuple(Norm("layer" if norm.centred else "rms", eps))}
+    norm = site.norm
+    settings = {} if norm is None else {"norm": tuple(norm_like(norm))}
     if site.tables:
-        entries, features = (
-            tuple(len(call.weight.tensor) for call in site.tables),
-            site.tables[0].weight.tensor.shape[1],
-        )
+        entries = tuple(len(call.weight.tensor) for call in site.tables)
+        features = site.tables[0].weight.tensor.shape[1]
         padding = tuple(-1 if call.padding_idx is None else call.padding_idx for call in site.tables)
         made: Any = bare_module(EmbeddingNorm, entries, features, padding=padding, **settings)
         for place, call in enumerate(site.tables):
@@ -155,9 +159,8 @@ def _module(site: NormSite) -> EmbeddingNorm | SumNorm:
     else:
         assert norm is not None
         made = bare_module(SumNorm, norm.normalized_shape[0], **settings)
-    for key, ref in () if norm is None else (("weight", norm.weight), ("bias", norm.bias)):
-        if ref is not None:
-            made.register_parameter(key, parameter_of(ref.tensor))
+    for key, ref in norm_tensors(norm).items():
+        made.register_parameter(key, parameter_of(ref.tensor))
     found: EmbeddingNorm | SumNorm = made
     return found
 
@@ -205,7 +208,7 @@ def _rms_norm(x: Tensor, weight: nn.Parameter, eps: float) -> Tensor:
 
 @cache
 def _written() -> Pattern:
-    return Pattern(_rms_norm, through=_CASTS)
+    return Pattern(_rms_norm, through=CASTS)
 
 
 def _written_out(index: GraphIndex, node: Node, read: dict[Node, Any]) -> NormSite | None:
@@ -213,7 +216,7 @@ def _written_out(index: GraphIndex, node: Node, read: dict[Node, Any]) -> NormSi
     for match in _written().matches(index, node, read):
         value, weight = match.values["x"], match.values["weight"]
         facts, is_parameter = tensor_facts(value), isinstance(weight.tensor, nn.Parameter) and weight.tensor.dim() == 1
-        casts = [each for each in match.nodes if operation(index, each) in _CASTS]
+        casts = [each for each in match.nodes if operation(index, each) in CASTS]
         fits = facts is not None and is_parameter and same_size(facts.shape[-1], len(weight.tensor)) and is_float(value)
         if fits and match.other_reader() is None and all(is_float(each) for each in casts):
             shape, owner = (len(weight.tensor),), weight.name.rpartition(".")[0]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from types import NoneType
 from typing import Any
 
 from torch import SymInt
@@ -58,11 +59,6 @@ class Layout:
     axes: tuple[Axis, ...]
     offset: int = 0
     chain: tuple[Node, ...] = ()
-
-    @property
-    def shape(self) -> tuple[Size, ...]:
-        """The sizes of its dimensions."""
-        return tuple(axis.size for axis in self.axes)
 
 
 def whole(base: Node) -> Layout | None:
@@ -156,13 +152,15 @@ def _narrow(index: GraphIndex, layout: Layout, call: Operation) -> _Made:
 
 
 def _slice(index: GraphIndex, layout: Layout, call: Operation) -> _Made:
-    dim = _number(call, "dim")
-    size, start, end = layout.axes[dim].size, call.arguments["start"] or 0, call.arguments["end"]
-    end = size if end is None else end
-    if type(size) is not int or type(start) is not int or type(end) is not int or _number(call, "step") != 1:
+    return _sliced(layout, _number(call, "dim"), slice(*(call.arguments[key] for key in ("start", "end", "step"))))
+
+
+def _sliced(layout: Layout, dim: int, part: slice) -> _Made:
+    size: Any = layout.axes[dim].size
+    if part.step not in (None, 1) or not all(type(each) in (int, NoneType) for each in (size, part.start, part.stop)):
         raise _NoReadingError
-    start, end = (max(place + size, 0) if place < 0 else min(place, size) for place in (start, end))
-    return _cut(layout, dim, start, end - start)
+    start, stop, _ = part.indices(size)
+    return _cut(layout, dim, start, max(stop - start, 0))
 
 
 def _cut(layout: Layout, dim: int, start: int, length: int) -> _Made:
@@ -217,13 +215,9 @@ def _indexed(layout: Layout, places: tuple[Any, ...]) -> _Made:
         elif type(place) is int:
             selected, offset = _selected(made, dim, place)
             axes, dim = list(selected), dim - 1
-        elif isinstance(place, slice) and place.step in (None, 1):
+        elif isinstance(place, slice):
             if place != slice(None):
-                size: Any = axes[dim].size
-                if not all(each is None or type(each) is int for each in (size, place.start, place.stop)):
-                    raise _NoReadingError
-                start, stop, _ = place.indices(size)
-                cut, offset = _cut(made, dim, start, max(stop - start, 0))
+                cut, offset = _sliced(made, dim, place)
                 axes = list(cut)
         else:
             raise _NoReadingError
@@ -308,6 +302,7 @@ def _joined(one: Axis, other: Axis) -> Axis:
     raise _NoReadingError
 
 
+CASTS = frozenset({"to", "_to_copy", "float", "type_as"})
 SPLITS = frozenset({"split", "chunk", "unbind"})
 STEPS = {
     **dict.fromkeys(("clone", "contiguous", "alias"), _same),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any, ClassVar
 
@@ -13,9 +13,9 @@ from fxopt_core import Derived, PassOptionError
 from fxopt_cpu.library import ISAS, isa
 from fxopt_cpu.operators.linear import quantize
 from fxopt_cpu.operators.rounding import narrowed, rounding
-from fxopt_rewrite import LinearCall
+from fxopt_rewrite import ConvolutionCall, Editor, LinearCall, Piece, TensorRef
 
-KINDS = ("float32", "bfloat16", "int8")
+Pieces = dict[str, Piece]
 PROMISED_SQNR = {"bfloat16": 25.0, "int8": 15.0}
 """In dB, on ordinary data: a single layer has 50 and 40, and rounding errors add up over a model's depth."""
 SLOW_IN_INT8 = ("portable", "avx2", "avx512")
@@ -27,23 +27,20 @@ REASONS = {
     "too-small": "Quantizing the input of so small a layer takes longer than its product. Lower `min_weights`, or "
     "`min_channels` of `fuse-convolutions`, to quantize it all the same.",
 }
-_TAKEN = {
-    "float32": (torch.float32,),
-    "bfloat16": (torch.float32,),
-    "int8": (torch.float32, torch.bfloat16, torch.float16),
-}
 
 
 class Options:
     """The options that the passes share: the kind of weights, and which layers are left alone."""
 
-    kinds: ClassVar[tuple[str, ...]] = KINDS
+    kinds: ClassVar[Mapping[str, tuple[torch.dtype, ...]]]
+    """The kinds of weights, with the dtypes of the weights that they are made of."""
     weights: str
     activations: str
     where: str
     keep: Sequence[str]
     keep_first: int
     keep_last: int
+    min_weights: int
     keep_originals: bool
 
     def check_options(self) -> None:
@@ -55,7 +52,8 @@ class Options:
             found = f"where={self.where!r}, keep={self.keep!r}, keep_first={first!r}, keep_last={last!r}"
             raise PassOptionError(f"{name} takes a pattern as where, patterns as keep, counts from 0 on; not {found}")
         if self.weights not in self.kinds or self.activations not in ("dynamic", "static"):
-            kinds = " or ".join((", ".join(map(repr, self.kinds[:-1])), repr(self.kinds[-1])))
+            *others, final = map(repr, self.kinds)
+            kinds = f"{', '.join(others)} or {final}"
             raise PassOptionError(
                 f"{name} takes {kinds} as weights, and 'dynamic' or 'static' as activations, not "
                 f"weights={self.weights!r}, activations={self.activations!r}"
@@ -87,35 +85,55 @@ class Options:
             return "kept", f"is among the first {self.keep_first}, which are kept"
         return ("kept", f"is among the last {self.keep_last}, which are kept") if after < self.keep_last else None
 
+    def unfit(self, call: LinearCall | ConvolutionCall, ends: Tensor | None) -> tuple[str, str] | None:
+        """Return why a layer cannot have such a weight, as (reason code, predicate).
 
-NO_RANGE = "no-range", "was not reached by the calls of the calibration, or by numbers that are not finite"
+        Args:
+            call: the layer.
+            ends: the least and largest values of its input, where they are known.
+        """
+        kind, taken, weight = self.weights, self.kinds[self.weights], call.weight.tensor
+        if weight.device.type not in ("cpu", "meta"):
+            return "not-on-cpu", f"is on {weight.device}; the operators run on the CPU alone"
+        if call.training:
+            return "training", "is in train mode"
+        if weight.dtype not in taken:
+            return "unsupported-dtype", f"is {weight.dtype}; panels in {kind} are made of {', '.join(map(str, taken))}"
+        if weight.numel() == 0:
+            return "unsupported-call", "has a weight of no numbers"
+        if kind == "int8" and weight.numel() < self.min_weights:
+            return "too-small", f"has {weight.numel()} weights, fewer than min_weights={self.min_weights}"
+        if kind == "bfloat16" and weight.is_cpu and isa() in ISAS[: ISAS.index("avx512bf16")]:
+            return "no-operators", "would be slower in bfloat16: this processor has no instructions for it"
+        if kind != "float32" and not weight.is_meta:
+            extremes = torch.stack(torch.aminmax(weight.detach()))  # without a copy of the magnitudes
+            if not bool(extremes.isfinite().all()):
+                return "out-of-range", f"has NaN or infinite values in `{call.weight.name}`"
+        if self.is_static and (ends is None or ends.is_meta or not bool(ends.isfinite().all())):
+            return "no-range", "was not reached by the calls of the calibration, or by numbers that are not finite"
+        return None
 
+    def record(self, edit: Editor, weight: TensorRef, layer: str, made: str, *settings: tuple[str, Any]) -> Pieces:
+        """Record how a checkpoint of the original becomes the weight of a layer; return where the original is kept.
 
-def has_range(ends: Tensor | None) -> bool:
-    """Return whether the least and largest values of an input are known; on the device meta they are not."""
-    return ends is not None and not ends.is_meta and bool(ends.isfinite().all())
-
-
-def unfit(call: LinearCall, kind: str) -> tuple[str, str] | None:
-    """Return why a layer cannot have such a weight, as (reason code, predicate)."""
-    weight = call.weight.tensor
-    if weight.device.type not in ("cpu", "meta"):
-        return "not-on-cpu", f"is on {weight.device}; the operators run on the CPU alone"
-    if call.training:
-        return "training", "is in train mode"
-    if weight.dtype not in _TAKEN[kind]:
-        taken = ", ".join(map(str, _TAKEN[kind]))
-        return "unsupported-dtype", f"is {weight.dtype}; panels in {kind} are made of {taken}"
-    if weight.numel() == 0:
-        return "unsupported-call", "has a weight of no numbers"
-    if kind == "bfloat16" and weight.is_cpu and isa() in ISAS[: ISAS.index("avx512bf16")]:
-        return "no-operators", "would be slower in bfloat16: this processor has no instructions for it"
-    return None
-
-
-def is_finite(weight: Tensor) -> bool:
-    """Return whether a weight holds no NaN and no infinity."""
-    return weight.is_meta or bool(torch.isfinite(torch.stack(torch.aminmax(weight.detach()))).all())  # without a copy
+        Args:
+            edit: the editor.
+            weight: the original.
+            layer: the name of the layer.
+            made: the function, as ``module:function`` below ``fxopt_cpu.operators``.
+            settings: of the function.
+        """
+        outputs = ("weight",) if self.weights == "bfloat16" else ("weight", "scale")
+        edit.derived(
+            Derived(
+                function=f"fxopt_cpu.operators.{'rounding:static' if self.is_static else made}",
+                inputs=(("weight", weight.name),),
+                settings=settings,
+                outputs=tuple(f"{layer}.{key}" for key in outputs),
+                restore="fxopt_cpu.operators.rounding:lost",
+            )
+        )
+        return {weight.name: Piece(f"{layer}.original_weight")} if self.keep_originals else {}
 
 
 def rounded(call: LinearCall, kind: str, ends: Tensor | None) -> dict[str, Tensor]:
@@ -131,24 +149,3 @@ def rounded(call: LinearCall, kind: str, ends: Tensor | None) -> dict[str, Tenso
             plain = plain / (factors[0].unsqueeze(1) if call.transposed else factors[0])
         found["weight"], found["scale"] = quantize(plain, transposed=call.transposed)
         return found
-
-
-def derived(
-    weight: str, layer: str, made: str, outputs: Sequence[str], settings: tuple[tuple[str, Any], ...] = ()
-) -> Derived:
-    """Return how a checkpoint of the original becomes the weight of a layer.
-
-    Args:
-        weight: the name of the original.
-        layer: the name of the layer.
-        made: the function, as ``module:function`` below ``fxopt_cpu.operators``.
-        outputs: the names of its results in the layer.
-        settings: of the function.
-    """
-    return Derived(
-        function=f"fxopt_cpu.operators.{made}",
-        inputs=(("weight", weight),),
-        settings=settings,
-        outputs=tuple(f"{layer}.{key}" for key in outputs),
-        restore="fxopt_cpu.operators.rounding:lost",
-    )

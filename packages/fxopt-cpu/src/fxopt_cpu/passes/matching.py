@@ -10,7 +10,7 @@ from torch.fx import Node
 
 from fxopt_core import Refusal
 from fxopt_cpu.library import isa
-from fxopt_rewrite import Editor, GraphIndex, is_python_number, tensor_facts
+from fxopt_rewrite import Editor, GraphIndex, LayerNormCall, TensorRef, is_python_number, tensor_facts
 
 REASONS = {
     "no-kernels": "fxopt-cpu has no compiled library here: it was installed without a compiler, or for another "
@@ -51,6 +51,12 @@ def parameter_of(tensor: Tensor) -> torch.nn.Parameter:
         return tensor
     with torch.inference_mode(False), torch.no_grad():
         return torch.nn.Parameter(tensor.clone(), requires_grad=tensor.requires_grad)
+
+
+def norm_tensors(norm: LayerNormCall | None) -> dict[str, TensorRef]:
+    """Return the tensors of a norm by the names of their parameters; none where there is no norm."""
+    refs = {} if norm is None else {"weight": norm.weight, "bias": norm.bias}
+    return {key: ref for key, ref in refs.items() if ref is not None}
 
 
 def take_out(edit: Editor, last: Node, replacement: Node, between: Iterable[Node]) -> None:

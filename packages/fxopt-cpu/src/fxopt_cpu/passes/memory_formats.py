@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import cache
 
 import torch
 from torch import SymInt
@@ -10,54 +11,47 @@ from torch.fx import Node
 
 from fxopt_cpu.layers.packed_conv import PackedConv2d
 from fxopt_cpu.layers.thawing import Layer
-from fxopt_rewrite import GraphIndex, TensorFacts, is_python_number, same_size, tensor_facts
-
-_ELEMENTWISE = """
-abs acos add addcdiv addcmul asin atan atan2 bitwise_and bitwise_not bitwise_or bitwise_xor ceil celu clamp clamp_max
-clamp_min clip clone copysign cos cosh deg2rad div divide elu eq erf erfc erfinv exp exp2 expm1 floor fmax fmin fmod
-frac ge gelu gt hardshrink hardsigmoid hardswish hardtanh heaviside hypot isfinite isinf isnan le leaky_relu lerp
-log log10 log1p log2 log_sigmoid logical_and logical_not logical_or logical_xor logit logsigmoid lt maximum minimum
-mish mul multiply nan_to_num ne neg negative pow prelu rad2deg reciprocal relu relu6 remainder round rsqrt rsub selu
-sigmoid sign sin sinh softplus softshrink softsign sqrt square sub subtract tan tanh tanhshrink threshold true_divide
-trunc where silu float double half bfloat16 to _to_copy masked_fill
-nn.CELU nn.ELU nn.GELU nn.Hardshrink nn.Hardsigmoid nn.Hardswish nn.Hardtanh nn.LeakyReLU nn.LogSigmoid nn.Mish
-nn.PReLU nn.ReLU nn.ReLU6 nn.SELU nn.SiLU nn.Sigmoid nn.Softplus nn.Softshrink nn.Softsign nn.Tanh nn.Tanhshrink
-nn.Threshold nn.Identity identity
-"""
-_PLANES = """
-adaptive_avg_pool2d _adaptive_avg_pool2d adaptive_max_pool2d avg_pool2d batch_norm cat concat concatenate
-constant_pad_nd conv2d convolution _convolution conv_transpose2d interpolate max_pool2d max_pool2d_with_indices pad
-pixel_shuffle pixel_unshuffle softmax _softmax upsample_bilinear2d upsample_nearest2d upsample_bicubic2d
-nn.AdaptiveAvgPool2d nn.AdaptiveMaxPool2d nn.AvgPool2d nn.BatchNorm2d nn.ConstantPad2d nn.Conv2d nn.ConvTranspose2d
-nn.MaxPool2d nn.PixelShuffle nn.PixelUnshuffle nn.ReflectionPad2d nn.ReplicationPad2d nn.Softmax2d nn.Upsample
-nn.UpsamplingBilinear2d nn.UpsamplingNearest2d nn.ZeroPad2d
-"""
-_MOVES = """
-permute transpose movedim moveaxis swapaxes swapdims mT select narrow slice chunk split split_with_sizes tensor_split
-getitem unbind unsqueeze squeeze expand expand_as broadcast_to flatten reshape mean sum amax amin nn.Flatten
-adaptive_avg_pool1d max min var_mean
-"""
-PRESERVES_FORMAT = frozenset(_ELEMENTWISE.split()) | frozenset(_PLANES.split())
-"""Operations on images whose result has the memory format of its input."""
-
-CHANGES_STRIDES = frozenset(_MOVES.split())
-"""Operations whose values do not depend on the strides of the input, but whose strides do."""
-
-MAY_COPY = frozenset({"flatten", "reshape", "nn.Flatten", "contiguous", "to"})
-"""Operations that return a view or a copy, depending on strides."""
-
-CHOOSES_STRIDES = {"linear", "nn.Linear", "addmm", "layer_norm", "nn.LayerNorm", "native_layer_norm", "contiguous"}
-CHOOSES_STRIDES |= {"matmul", "mm", "bmm"}
-"""Operations whose result has the same strides for any strides of the input."""
-
-_READS_SIZES = frozenset(
-    ["size", "sym_size", "shape", "dim", "ndim", "numel", "nelement", "sym_numel", "dtype", "device"]
+from fxopt_rewrite import (
+    GraphIndex,
+    TensorFacts,
+    aten_overloads,
+    is_python_number,
+    read_operation,
+    same_size,
+    tensor_facts,
+    words,
 )
 
+_FOLLOWING = words(
+    """
+    hardswish log_sigmoid prelu softsign tanhshrink nn.PReLU nn.Softsign nn.Tanhshrink nn.CELU nn.Hardshrink
+    nn.Softshrink nn.Threshold float double half bfloat16 to _to_copy identity
+    adaptive_avg_pool2d _adaptive_avg_pool2d adaptive_max_pool2d avg_pool2d batch_norm cat conv2d convolution
+    _convolution conv_transpose2d interpolate max_pool2d max_pool2d_with_indices pad pixel_shuffle pixel_unshuffle
+    softmax _softmax upsample_bilinear2d upsample_nearest2d upsample_bicubic2d nn.AdaptiveMaxPool2d nn.PixelShuffle
+    nn.PixelUnshuffle nn.ReflectionPad2d nn.ReplicationPad2d nn.Softmax2d nn.Upsample nn.UpsamplingBilinear2d
+    nn.UpsamplingNearest2d
+    permute transpose movedim mT select narrow slice chunk split tensor_split getitem unbind unsqueeze squeeze expand
+    expand_as broadcast_to flatten reshape mean sum amax amin adaptive_avg_pool1d var_mean
+    """
+)
+"""Operations whose values do not depend on the strides of the input, but whose strides do, beside the pointwise ones.
 
-def reads_sizes(node: Node, operation: str | None) -> bool:
-    """Return whether a node only reads sizes, dtype or device."""
-    return (node.args[1] if node.target is getattr else operation) in _READS_SIZES
+Those on images give them the memory format of their input.
+"""
+
+_MAY_COPY = frozenset({"flatten", "reshape", "contiguous", "to"})
+"""Operations that return a view or a copy, depending on strides."""
+
+_CHOOSES_STRIDES = words("linear addmm layer_norm native_layer_norm contiguous matmul mm bmm")
+"""Operations whose result has the same strides for any strides of the input."""
+
+_READS_SIZES = words("size sym_size shape dim ndim numel nelement sym_numel dtype device")
+
+
+@cache
+def _is_pointwise(name: str) -> bool:
+    return any(torch.Tag.pointwise in overload.tags for overload in aten_overloads(name))
 
 
 def leave_channels_last(index: GraphIndex) -> Iterable[Node]:
@@ -98,15 +92,16 @@ def _follows(value: Node, user: Node, index: GraphIndex) -> bool | None:
         return False
     if user.op == "output":
         return None
-    effect = index.effects.effect(user)
-    plain = None if effect.operation is None else effect.operation.removesuffix("_")
-    if reads_sizes(user, effect.operation) or (user.op == "call_function" and is_python_number(user)):
+    effect, call = index.effects.effect(user), read_operation(index, user)
+    plain = call.name if call is not None else effect.operation or ""
+    reads = user.args[1] if user.target is getattr else effect.operation
+    if reads in _READS_SIZES or (user.op == "call_function" and is_python_number(user)):
         return False
-    if plain in MAY_COPY and index.effects.written_between(value, user, index.nodes[-1]):
+    if plain in _MAY_COPY and index.effects.written_between(value, user, index.nodes[-1]):
         return None
-    if plain in CHOOSES_STRIDES:
+    if plain in _CHOOSES_STRIDES:
         return None if effect.writes else False
-    return True if plain in PRESERVES_FORMAT or plain in CHANGES_STRIDES else None
+    return True if plain in _FOLLOWING or _is_pointwise(plain) else None
 
 
 def is_ambiguous(facts: TensorFacts) -> bool:

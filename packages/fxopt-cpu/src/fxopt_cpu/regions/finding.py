@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.fx import GraphModule, Node
 
 from fxopt_cpu.layers.attention import MergedAttention, RowAttention
@@ -13,13 +13,14 @@ from fxopt_cpu.layers.norms import EmbeddingNorm, SumNorm
 from fxopt_cpu.layers.packed_conv import PackedConv1d, PackedConv2d
 from fxopt_cpu.layers.panel_linear import PanelLinear
 from fxopt_cpu.layers.quantized_conv import QuantizedConv2d
-from fxopt_cpu.passes.layouts import SPLITS, STEPS, operation
+from fxopt_cpu.passes.layouts import CASTS, SPLITS, STEPS, operation
 from fxopt_cpu.passes.matching import is_float
 from fxopt_cpu.regions.images import (
     activation_of,
     concatenation_of,
     convolutions_fit,
     enlarged_by,
+    is_weight,
     overwriting,
     plain_layer_of,
     pooling_of,
@@ -40,7 +41,6 @@ _MORE_VIEWS = {"squeeze", "movedim", "moveaxis", "t", "mT", "view_as", "expand_a
 VIEWS = frozenset(STEPS) - {"clone", "contiguous"} | SPLITS | _MORE_VIEWS
 VIEW_MODULES = (nn.Flatten, nn.Unflatten)
 COPIES = frozenset({"clone", "contiguous"})
-CASTS = frozenset({"to", "_to_copy", "float", "type_as"})
 CHECK = "_assert_tensor_metadata"  # of a dtype
 _FEWEST_LAYERS = 2  # fewer gain less than it costs to check that nothing has changed
 
@@ -132,17 +132,11 @@ def norm_of(index: GraphIndex, node: Node) -> LayerNormCall | None:
 
 def _joins(index: GraphIndex, node: Node, images: bool) -> bool:
     """Return whether a node's results depend only on its inputs and tensors, and a plan may contain it."""
-    if norm_of(index, node) is not None:
-        return True
-    if images and (pooling_of(index, node) or activation_of(index, node) or enlarged_by(index, node)):
-        return True
-    if images and plain_layer_of(index, node) is not None:
+    of_images = pooling_of, activation_of, enlarged_by, plain_layer_of
+    if norm_of(index, node) is not None or (images and any(read(index, node) for read in of_images)):
         return True
     if node.op == "get_attr":
-        value = index.attribute_of(node)
-        if not isinstance(value, Tensor) or type(value) not in (Tensor, nn.Parameter):
-            return False
-        return value.dtype is torch.float32 and value.is_cpu
+        return is_weight(index.attribute_of(node))
     module = index.module_of(node)
     is_view = isinstance(module, VIEW_MODULES) and len(node.args) == 1 and is_plain_module(module)
     if module is not None and not is_view:
@@ -153,8 +147,7 @@ def _joins(index: GraphIndex, node: Node, images: bool) -> bool:
     if is_python_number(node) is True:
         return not index.effects.effect(node).opaque
     name = operation(index, node)
-    overwritten = overwriting(index, node)
-    if overwritten in ELEMENTWISE:
+    if overwriting(index, node) in ELEMENTWISE:
         return _is_plain_sum(node)
     if index.effects.aliases(node) and index.effects.written_between(node, node, index.nodes[-1]):
         return False  # a plan would give a copy, which the write does not reach

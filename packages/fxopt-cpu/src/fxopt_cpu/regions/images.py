@@ -21,7 +21,6 @@ from fxopt_rewrite import (
     BatchNormCall,
     ConvolutionCall,
     GraphIndex,
-    TensorRef,
     is_plain_module,
     read_activation,
     read_batch_norm,
@@ -33,6 +32,11 @@ from fxopt_rewrite import (
 Pair = tuple[int, int]
 Kept = dict[tuple[object, ...], tuple[Tensor, ...]]
 _NEAREST = ("nearest", "nearest-exact")
+
+
+def is_weight(tensor: Any) -> bool:
+    """Return whether plans can read a tensor of the model: a plain one of float32 on a CPU."""
+    return type(tensor) in (Tensor, nn.Parameter) and tensor.dtype is torch.float32 and tensor.is_cpu
 
 
 def fits(layer: PackedConv2d) -> bool:
@@ -50,7 +54,8 @@ def convolve(builder: PlanBuilder, layer: PackedConv2d, *args: Value) -> Value:
     """Add a convolution to a plan; the arguments are its input and, optionally, the value to add."""
     input, *residuals = map(_as_images, args)
     activation, packed = layer.activation, layer.packed()
-    assert packed is not None  # `fits` says so
+    if packed is None:
+        raise ValueError("the weight was made in inference mode, so that its changes cannot be noticed")
     held = dict.get(layer._parameters, "bias"), packed.scale, packed.sums, packed.rounding  # which does not thaw
     bias, scale, sums, rounding = (None if each is None else builder.weight(each) for each in held)
     made = builder.conv(
@@ -188,14 +193,16 @@ def plain_layer_of(index: GraphIndex, node: Node) -> BatchNormCall | Convolution
         call = convolution
     else:
         return None
-    ranks = (3, 4) if isinstance(call, BatchNormCall) else (call.dims + 2,)
-    if not is_float(call.input) or _rank(call.input) not in ranks or not (module is None or is_plain_module(module)):
+    rank = _rank(call.input)
+    if not is_float(call.input) or rank not in _ranks(call) or not (module is None or is_plain_module(module)):
         return None
-    tensors = [ref.tensor for ref in call.tensors if ref is not getattr(call, "counter", None)]
-    plain = all(
-        type(each) in (Tensor, nn.Parameter) and each.dtype is torch.float32 and each.is_cpu for each in tensors
-    )
-    return call if plain else None
+    tensors = (ref.tensor for ref in call.tensors if ref is not getattr(call, "counter", None))
+    return call if all(map(is_weight, tensors)) else None
+
+
+def _ranks(call: BatchNormCall | ConvolutionCall) -> tuple[int, ...]:
+    """Return the numbers of dimensions that an input may have."""
+    return (3, 4) if isinstance(call, BatchNormCall) else (call.dims + 2,)
 
 
 def _is_computed(call: ConvolutionCall) -> bool:
@@ -223,23 +230,15 @@ def compute(builder: PlanBuilder, call: BatchNormCall | ConvolutionCall, input: 
         input: its input.
         kept: what other plans for the same layers have computed.
     """
-    refs: tuple[TensorRef | None, ...]
-    settings: tuple[object, ...]
-    if isinstance(call, BatchNormCall):
-        refs, settings = (call.weight, call.bias, call.running_mean, call.running_var), (call.eps,)
-    else:
-        refs, settings = (call.weight, call.bias), (call.groups, call.transposed, call.stride)
-    key = (*(None if ref is None else id(ref.tensor) for ref in refs), *settings)
+    settings = (call.eps,) if isinstance(call, BatchNormCall) else (call.groups, call.transposed, call.stride)
+    key = (call.bias is None, *(id(ref.tensor) for ref in call.tensors), *settings)
     if key not in kept:
         with torch.no_grad():
             kept[key] = _scale_and_shift(call) if isinstance(call, BatchNormCall) else _panels(call)
     panels, *more = map(builder.weight, kept[key])
-    norm = isinstance(call, BatchNormCall)
     channels = more[0].shape[0] if isinstance(call, BatchNormCall) else call.in_channels
-    ranks = (3, 4) if isinstance(call, BatchNormCall) else (call.dims + 2,)
-    if len(input.shape) not in ranks or input.shape[1] != channels:
-        kind = "batch norm" if norm else "convolution"
-        raise ValueError(f"{kind}: the input has shape {input.shape}, expected {channels} channels")
+    if len(input.shape) not in _ranks(call) or input.shape[1] != channels:
+        raise ValueError(f"`{call.label}`: the input has shape {input.shape}, expected {channels} channels")
     images = _as_images(input)
     if isinstance(call, BatchNormCall):
         made = builder.conv(images, panels, features=channels, kernel=(1, 1), groups=channels, bias=more[0])
@@ -314,14 +313,10 @@ def _is_own(index: GraphIndex, node: Node) -> bool:
     while len(node.users) == 1 and node.op in ("call_function", "call_method", "call_module"):
         if isinstance(index.module_of(node), PackedConv2d):  # nothing reads a summand that it may have overwritten
             return True
-        call = read_activation(index, node)
-        written = call.input if isinstance(call, ActivationCall) and call.inplace else None
-        if written is None:
-            other = read_operation(index, node)
-            written = other.input if other is not None and other.inplace else None
-        if written is None:
+        call = read_operation(index, node)
+        if call is None or not call.inplace or call.input is None:
             return not index.effects.effect(node).opaque and not index.effects.aliases(node)
-        node = written
+        node = call.input
     return False
 
 
@@ -348,15 +343,8 @@ def enlarge(builder: PlanBuilder, input: Value, compute: Callable[[Tensor], Tens
     return builder.pick(input, down.int().tolist(), along.int().tolist())
 
 
-class Concatenation(NamedTuple):
-    """A concatenation of values along a dimension."""
-
-    parts: tuple[Node, ...]
-    dim: int
-
-
-def concatenation_of(index: GraphIndex, node: Node) -> Concatenation | None:
-    """Return the concatenation of float values that a node computes; None for anything else."""
+def concatenation_of(index: GraphIndex, node: Node) -> tuple[tuple[Node, ...], int] | None:
+    """Return the float values that a node concatenates, and along which dimension; None for anything else."""
     call = read_operation(index, node)
     if call is None or call.name != "cat" or set(call.arguments) != {"tensors", "dim"}:  # with `out`, it writes
         return None
@@ -364,7 +352,7 @@ def concatenation_of(index: GraphIndex, node: Node) -> Concatenation | None:
     if type(parts) is not tuple or type(dim) is not int or not all(isinstance(each, Node) for each in parts):
         return None
     known = all(is_float(each) or enlarged_by(index, each) is not None for each in parts)
-    return Concatenation(parts, dim) if parts and known else None
+    return (parts, dim) if parts and known else None
 
 
 def concatenate(builder: PlanBuilder, values: Sequence[Value], dim: int) -> Value:

@@ -8,26 +8,21 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 from torch.fx import GraphModule, Node
-from torch.fx.node import map_arg
+from torch.fx.node import map_aggregate, map_arg
 
 from fxopt_cpu.layers.attention import LARGEST_HEAD, MergedAttention, RowAttention
-from fxopt_cpu.layers.epilogue import CODES, NORM_CODES, Activation
+from fxopt_cpu.layers.epilogue import CODES, NORM_CODES, Activation, norm_like
 from fxopt_cpu.layers.norms import EmbeddingNorm, SumNorm
 from fxopt_cpu.layers.packed_conv import PackedConv2d
 from fxopt_cpu.layers.panel_linear import PanelLinear
 from fxopt_cpu.operators.plan import Plan, PlanBuilder, Value
-from fxopt_cpu.passes.layouts import operation
+from fxopt_cpu.passes.layouts import CASTS, operation
+from fxopt_cpu.passes.matching import norm_tensors
 from fxopt_cpu.regions import images, strides
-from fxopt_cpu.regions.finding import CASTS, CHECK, COPIES, ELEMENTWISE, VIEW_MODULES, VIEWS, norm_of
+from fxopt_cpu.regions.finding import CHECK, COPIES, ELEMENTWISE, VIEW_MODULES, VIEWS, norm_of
 from fxopt_cpu.regions.images import Kept
 from fxopt_cpu.regions.strides import called
 from fxopt_rewrite import GraphIndex, LayerNormCall, Region
-
-PACKED = (PanelLinear, PackedConv2d)
-
-
-class UnplannableError(Exception):
-    """A plan has no step for a call that a layer leaves to torch's functions."""
 
 
 class Planned(NamedTuple):
@@ -57,8 +52,9 @@ def plan_of(graph_module: GraphModule, region: Region, values: Sequence[Any], ke
     for node, value in zip(region.inputs, values, strict=True):
         made[node] = builder.input(value) if isinstance(value, Tensor) else value
     try:
+        step = _Step(index, builder, made, kept)
         for node in region.nodes:
-            made[node] = _Step(index, builder, made, kept).of(node)
+            made[node] = step.of(node)
         strided = strides.layouts_of(index, region, values, made)
         results = []
         for node in region.outputs:
@@ -66,7 +62,7 @@ def plan_of(graph_module: GraphModule, region: Region, values: Sequence[Any], ke
             builder.output(made[node].permute(*order))
             results.append(result)
         return Planned(builder.build(), tuple(results))
-    except (UnplannableError, ValueError, RuntimeError, IndexError, TypeError):
+    except (ValueError, RuntimeError, IndexError, TypeError):
         return None
 
 
@@ -81,7 +77,7 @@ class _Step:
         args: Any = map_arg(node.args, self.made.__getitem__)
         kwargs: Any = map_arg(node.kwargs, self.made.__getitem__)
         if node.op == "get_attr":
-            return self.builder.weight(self._tensor(self.index.attribute_of(node)))
+            return self._read(self.index.attribute_of(node))
         pooling = images.pooling_of(self.index, node)
         if pooling is not None:
             return images.pool(self.builder, pooling, self.made[pooling.input])
@@ -99,18 +95,17 @@ class _Step:
             return self._enlarge(node, enlarged)
         module = self.index.module_of(node)
         if module is not None:
-            if kwargs:
-                raise UnplannableError
+            _need(not kwargs)
             if type(module) in VIEW_MODULES:
                 return self._view(module, args, kwargs)
             return self._layer(module, *args)
         name = operation(self.index, node) or images.overwriting(self.index, node)
         joined = images.concatenation_of(self.index, node)
         if joined is not None:
-            values: list[Value] = [self.made[part] for part in joined.parts]
+            values: list[Value] = [self.made[part] for part in joined[0]]
             ranks = {len(each.shape) for each in values}
             _need(len(ranks) == 1 and all(each.layout.dtype is torch.float32 for each in values))
-            return images.concatenate(self.builder, values, joined.dim % ranks.pop())
+            return images.concatenate(self.builder, values, joined[1] % ranks.pop())
         if name in ELEMENTWISE and any(isinstance(each, Value) for each in args):
             return self._elementwise(ELEMENTWISE[name], *args)
         if name in CASTS or name == CHECK:
@@ -154,100 +149,79 @@ class _Step:
         _need(one.layout.dtype is torch.float32 and other.layout.dtype is torch.float32)
         return images.elementwise(self.builder, one, other, kind, Activation())
 
-    def _tensor(self, tensor: object) -> Tensor:
-        _need(isinstance(tensor, Tensor) and tensor.dtype is torch.float32 and tensor.is_cpu)
-        assert isinstance(tensor, Tensor)
-        return tensor
+    def _read(self, tensor: Any) -> Value:
+        _need(images.is_weight(tensor))
+        return self.builder.weight(tensor)
 
     def _weight(self, tensor: Tensor | None) -> Value | None:
         return None if tensor is None else self.builder.weight(tensor)
 
+    def _norm_of(self, module: EmbeddingNorm | SumNorm) -> dict[str, Any]:
+        """Return the settings and tensors of a layer's norm."""
+        (name, eps), held = module._norm, {"weight": module.weight, "bias": module.bias}
+        given = {key: self._read(tensor) for key, tensor in held.items() if tensor is not None}
+        return {**given, "eps": eps, "kind": NORM_CODES[name]}
+
     def _layer(self, module: nn.Module, *args: Value) -> Value:
+        count = {MergedAttention: 1, RowAttention: 3}.get(type(module), len(args))  # a mask may follow
+        dtype = torch.int64 if isinstance(module, EmbeddingNorm) else torch.float32
         _need(all(each.layout.numel() > 0 for each in args))
+        _need(all(each.layout.dtype is dtype for each in args[:count]))
         if isinstance(module, PanelLinear):
             return self._linear(module, *args)
         if isinstance(module, PackedConv2d):
-            _need(all(len(each.shape) == module.dims + 2 and each.layout.dtype is torch.float32 for each in args))
-            _need(args[0].shape[1] == module.in_channels)
+            _need(all(len(each.shape) == module.dims + 2 for each in args) and args[0].shape[1] == module.in_channels)
             return images.convolve(self.builder, module, *args)
         if isinstance(module, EmbeddingNorm):
-            _need(all(each.layout.dtype is torch.int64 for each in args))
-            tables = [self.builder.weight(self._tensor(held)) for held in module.tables]
-            (name, eps), (weight, bias) = module._norm, (module.weight, module.bias)
-            norm: dict[str, Any] = {"weight": self._weight(weight), "bias": self._weight(bias)}
-            return self.builder.embedding_norm(args, tables, **norm, eps=eps, kind=NORM_CODES[name])
+            return self.builder.embedding_norm(args, [*map(self._read, module.tables)], **self._norm_of(module))
         if isinstance(module, MergedAttention | RowAttention):
-            return self._attention(module, *args)
-        _need(all(each.layout.dtype is torch.float32 for each in args))
-        _need(all(each.shape == args[0].shape for each in args))
+            return self._attention(module, *args[:count], mask=args[count] if len(args) > count else None)
         assert isinstance(module, SumNorm)
-        (name, eps), (weight, bias) = module._norm, (module.weight, module.bias)
-        for tensor in (weight, bias):
-            _need(tensor is None or self._tensor(tensor) is tensor)
-        norm = {"weight": self._weight(weight), "bias": self._weight(bias)}
-        return self.builder.norm(*map(self._rows, args), **norm, eps=eps, kind=NORM_CODES[name])
+        _need(all(each.shape == args[0].shape for each in args))
+        return self.builder.norm(*args, **self._norm_of(module))
 
     def _norm(self, call: LayerNormCall) -> Value:
-        input = self.made[call.input]
-        eps = torch.finfo(torch.float32).eps if call.eps is None else call.eps
+        input, (name, eps) = self.made[call.input], norm_like(call)
         _need(input.layout.dtype is torch.float32 and input.shape[-1:] == call.normalized_shape)
         _need(input.layout.numel() > 0)
         given: dict[str, Value] = {}
-        for key, ref in (("weight", call.weight), ("bias", call.bias)):
-            if ref is not None:
-                given[key] = self.made[ref.node] if ref.node else self.builder.weight(self._tensor(ref.tensor))
-                _need(given[key].shape == call.normalized_shape and given[key].layout.dtype is torch.float32)
-        return self.builder.norm(
-            self._rows(input), **given, eps=eps, kind=NORM_CODES["layer" if call.centred else "rms"]
-        )
+        for key, ref in norm_tensors(call).items():
+            given[key] = self.made[ref.node] if ref.node else self._read(ref.tensor)
+            _need(given[key].shape == call.normalized_shape and given[key].layout.dtype is torch.float32)
+        return self.builder.norm(input, **given, eps=eps, kind=NORM_CODES[name])
 
     def _linear(self, module: PanelLinear, input: Value, residual: Value | None = None) -> Value:
         operands = module.operands()
-        if operands is None or input.shape[-1] != module.in_features or input.layout.dtype is not torch.float32:
-            raise UnplannableError
+        if operands is None or input.shape[-1] != module.in_features:
+            raise ValueError("the layer cannot be packed, or its input has another size")
         _need(residual is None or residual.shape == (*input.shape[:-1], module.features))
         panels, scale, sums, rounding, bias, norm_weight, norm_bias = (self._weight(each) for each in operands)
         assert panels is not None
         (activation, alpha, beta), (norm, eps) = module._activation, module._norm
         return self.builder.linear(
-            self._rows(input), panels, features=module.features, scale=scale, sums=sums, rounding=rounding,
-            bias=bias, activation=CODES[activation], alpha=alpha, beta=beta, residual=None if residual is None else
-            self._rows(residual), norm=NORM_CODES[norm], norm_weight=norm_weight, norm_bias=norm_bias, eps=eps,
-            gated=module.gated,
+            input, panels, features=module.features, scale=scale, sums=sums, rounding=rounding, bias=bias,
+            activation=CODES[activation], alpha=alpha, beta=beta, residual=residual, norm=NORM_CODES[norm],
+            norm_weight=norm_weight, norm_bias=norm_bias, eps=eps, gated=module.gated,
         )  # fmt: skip
 
-    def _rows(self, value: Value) -> Value:
-        """Return a value whose rows have one stride."""
-        layout = value.layout
-        try:
-            layout.view(-1, layout.shape[-1])
-        except RuntimeError:
-            return self.builder.elementwise(value)
-        return value if layout.stride(-1) == 1 else self.builder.elementwise(value)
-
-    def _attention(self, module: MergedAttention | RowAttention, *args: Value) -> Value:
-        settings: dict[str, Any] = {"scale": module.scale, "causal": module.causal}
-        count = 1 if isinstance(module, MergedAttention) else 3
-        operands, mask = args[:count], args[count] if len(args) > count else None
+    def _attention(self, module: MergedAttention | RowAttention, *operands: Value, mask: Value | None) -> Value:
+        settings: dict[str, Any] = {"mask": mask, "scale": module.scale, "causal": module.causal}
         _need(mask is None or mask.layout.dtype in (torch.bool, torch.float32))
-        _need(all(each.layout.dtype is torch.float32 and each.layout.stride(-1) == 1 for each in operands))
         if isinstance(module, MergedAttention):
-            _need(len(operands[0].shape) == 3)
-            return self.builder.attention_merged(operands[0], module.heads, module.kv_heads, mask=mask, **settings)
-        _need(len(operands[0].shape) == 4 and operands[0].shape[-1] <= LARGEST_HEAD)
-        query, key, value = operands
-        return self.builder.attention(query, key, value, mask=mask, **settings)
+            return self.builder.attention_merged(operands[0], module.heads, module.kv_heads, **settings)
+        _need(operands[0].shape[-1] <= LARGEST_HEAD)
+        return self.builder.attention(*operands, **settings)
 
 
 def _need(fits: bool) -> None:
     if not fits:
-        raise UnplannableError
+        raise ValueError("a plan has no step for a call that a layer leaves to torch's functions")
 
 
 def _layouts(values: Any) -> Any:
     """Return arguments with tensors on the meta device for values."""
-    if isinstance(values, Value):
-        return values.layout
-    if isinstance(values, dict):
-        return {key: _layouts(value) for key, value in values.items()}
-    return type(values)(map(_layouts, values)) if type(values) in (list, tuple) else values
+
+    def layout(each: Any) -> Any:
+        return each.layout if isinstance(each, Value) else each
+
+    return map_aggregate(values, layout)

@@ -15,12 +15,13 @@ from torch.fx import GraphModule, Node
 from torch.nn.modules import module as global_hooks
 
 from fxopt_core import latest_change
+from fxopt_cpu.layers.packed_layer import PackedLayer
 from fxopt_cpu.layers.thawing import Layer, Thawing, thawing
 from fxopt_cpu.operators.definition import without_gradient
 from fxopt_cpu.operators.plan import Plan
 from fxopt_cpu.regions.finding import regions_of
 from fxopt_cpu.regions.images import Kept, plain_layer_of
-from fxopt_cpu.regions.planning import PACKED, Planned, plan_of
+from fxopt_cpu.regions.planning import Planned, plan_of
 from fxopt_rewrite import (
     GraphIndex,
     Watched,
@@ -56,7 +57,7 @@ class Unchanged:
             found = self._walk(graph_module, target, tables)
             if isinstance(found, nn.Module):
                 modules[found] = None
-        self._packed = [(module, module.packed()) for module in modules if isinstance(module, PACKED)]
+        self._packed = [(module, module.packed()) for module in modules if isinstance(module, PackedLayer)]
         makers: dict[nn.Module, Any] = {module: packed.makers for module, packed in self._packed if packed is not None}
         for module in modules:
             for key in ("_parameters", "_buffers"):
@@ -215,7 +216,8 @@ class RegionPlans:
         if unchanged is not None and not unchanged.holds():
             self.forget()
             unchanged, plans = self._state
-        region = None if is_edited(graph_module) else _find(graph_module, self._key)
+        regions = () if is_edited(graph_module) else regions_of(graph_module)
+        region = next((each for each in regions if each.key == self._key), None)
         if region is None or kind in plans:  # another thread was faster
             return plans
         try:  # first, so that it knows what the plan is made of
@@ -231,10 +233,6 @@ class RegionPlans:
             plans = {**dict(latest), kind: planned}
             self._state = unchanged, plans
         return plans
-
-
-def _find(graph_module: GraphModule, key: tuple[str, str]) -> Any:
-    return next((region for region in regions_of(graph_module) if region.key == key), None)
 
 
 _Regions = tuple[Callable[..., Any], dict[tuple[str, str], RegionPlans]]

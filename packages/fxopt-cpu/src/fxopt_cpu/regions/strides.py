@@ -11,9 +11,10 @@ from torch import Tensor, nn
 from torch.fx import Node
 from torch.fx.node import map_arg
 
+from fxopt_cpu._torch import is_channels_last
 from fxopt_cpu.layers.packed_conv import PackedConv2d
-from fxopt_cpu.passes.layouts import operation
-from fxopt_cpu.regions.finding import CASTS, CHECK, LAYERS, norm_of
+from fxopt_cpu.passes.layouts import CASTS, operation
+from fxopt_cpu.regions.finding import CHECK, LAYERS, norm_of
 from fxopt_cpu.regions.images import plain_layer_of
 from fxopt_rewrite import BatchNormCall, GraphIndex, Region
 
@@ -80,7 +81,7 @@ def _layout(index: GraphIndex, node: Node, found: Mapping[Node, Any], made: Any)
         if module.dims == 1:
             return sum(args[1:], torch.empty(made.shape, device="meta"))
         weight = torch.empty_strided(module.weight_shape, module.holder.strides("weight"), device="meta")
-        follows = module.memory_format == "preserve" and (_is_channels_last(args[0]) or _is_channels_last(weight))
+        follows = module.memory_format == "preserve" and (is_channels_last(args[0]) or is_channels_last(weight))
         last = follows or module.memory_format == "channels_last"
         return torch.empty(made.shape, device="meta", memory_format=_FORMATS[last])
     if isinstance(module, LAYERS):
@@ -95,7 +96,7 @@ def _layout(index: GraphIndex, node: Node, found: Mapping[Node, Any], made: Any)
         return F.batch_norm(input, statistics, statistics)
     if plain is not None:
         images = plain.dims == 2  # over one dimension, torch makes results contiguous
-        last = images and (_is_channels_last(found[plain.input]) or _is_channels_last(plain.weight.tensor))
+        last = images and (is_channels_last(found[plain.input]) or is_channels_last(plain.weight.tensor))
         return torch.empty(made.shape, device="meta", memory_format=_FORMATS[last])
     if module is not None:  # a pool, an activation or a view
         return module(*args, **kwargs)
@@ -103,13 +104,3 @@ def _layout(index: GraphIndex, node: Node, found: Mapping[Node, Any], made: Any)
         return made
     # The casts and checks in a region return their input.
     return args[0] if operation(index, node) in (*CASTS, CHECK) else called(node, args, kwargs)
-
-
-def _is_channels_last(tensor: Tensor) -> bool:
-    """Return whether strides are channels last as torch decides it, also for one channel or one pixel."""
-    shape, strides, least = tensor.shape, tensor.stride(), 0
-    for dim in (1, 3, 2, 0):
-        if strides[dim] < max(least, 1) or (dim == 0 and least == strides[1]):
-            return False
-        least = strides[dim] * max(shape[dim], 1)
-    return True

@@ -26,13 +26,9 @@ from fxopt_rewrite import (
     words,
 )
 from fxopt_simplify.known_values import KnownValues
+from fxopt_simplify.purity import SAME_ELEMENTS
 
-_SAME_ELEMENTS = words(
-    """
-    view reshape unsqueeze squeeze expand expand_as slice select getitem transpose permute flatten contiguous clone
-    detach alias repeat narrow index index_select gather to _to_copy type_as float double roll
-    """
-)
+_SAME_NUMBERS = SAME_ELEMENTS | words("index index_select gather to _to_copy type_as float double roll")
 _LEADING = words("expand contiguous clone detach alias to _to_copy bool float double")
 _COMPUTED = words("nn.Embedding embedding nn.Linear linear matmul bmm sigmoid nn.Sigmoid tanh nn.Tanh softmax")
 _LONGEST = 64
@@ -111,7 +107,7 @@ class MaskValues:
 
     def _operation(self, node: Node, name: str, depth: int) -> Bounds:
         operands = [self.bounds(each, depth) for each in node.args[:3]]
-        if name in _SAME_ELEMENTS and operands:
+        if name in _SAME_NUMBERS and operands:
             return operands[0]
         if name in ("where", "masked_fill") and len(operands) == 3 and not node.kwargs:
             return (operands[1] if name == "where" else operands[0]) | operands[2]
