@@ -50,7 +50,7 @@ class Widen(ReversibleSitePass[LinearSite]):
                 rows = torch.cat([ref.tensor.detach(), ref.tensor.new_zeros(self.rows, *ref.tensor.shape[1:])])
                 setattr(module, key, nn.Parameter(rows))
         name = edit.add_module(call.weight.name.rpartition(".")[0] or "linear", f"wide{self.rows}", module)
-        wide = edit.call_module(name, call.input, before=node, like=[node], last_dim=size + self.rows)
+        wide = edit.undescribed(edit.call_module(name, call.input, before=node, like=[node]))
         edit.replace(node, edit.call_function(torch.narrow, wide, -1, 0, size, before=node, like=[node]))
         pieces: dict[str, Piece | None] = {r.key: Piece(f"{name}.{r.key}", ((0, 0, size),)) for r in call.tensors}
         edit.drop(call, pieces, twin=name)

@@ -46,8 +46,8 @@ from fxopt_rewrite.journal.journal import Edits
 from fxopt_rewrite.journal.order import KeyOrders
 from fxopt_rewrite.journal.rewiring import Rewiring, places_of
 from fxopt_rewrite.layers import plain_attributes
+from fxopt_rewrite.shapes.facts import VALUE_KEYS
 from fxopt_rewrite.shapes.infer import describe_values, fake_values
-from fxopt_rewrite.shapes.meta import VALUE_KEYS, Resized
 
 _NEVER_RECORDED = frozenset({META_KEY, *VALUE_KEYS})
 _PLAIN = frozenset(vars(nn.Module()))
@@ -95,7 +95,7 @@ class Editor:
         self._labels: dict[tuple[str, str], int] = {}  # the last number given to a label beneath a parent
         self._targets = TargetNodes(self.graph)
         self._counts, self._orders = NameCounts(self.graph), KeyOrders()
-        self._rewiring, self._resized = Rewiring(), Resized()
+        self._rewiring = Rewiring()
 
     def _close(self) -> None:
         self._rewiring.flush()
@@ -156,21 +156,12 @@ class Editor:
         """Return whether one of these nodes has been removed already."""
         return any(node in self._erased for node in nodes)
 
-    def call_module(
-        self, name: str, *args: Any, before: Node, like: Sequence[Node], last_dim: int | None = None
-    ) -> Node:
+    def call_module(self, name: str, *args: Any, before: Node, like: Sequence[Node]) -> Node:
         """Insert a call of a module; see `call_function` for the other parameters."""
-        return self._insert("call_module", name, args, {}, before, like, like[0], last_dim)
+        return self._insert("call_module", name, args, {}, before, like)
 
     def call_function(
-        self,
-        function: Callable[..., Any],
-        *args: Any,
-        before: Node,
-        like: Sequence[Node],
-        value_of: Node | None = None,
-        last_dim: int | None = None,
-        **kwargs: Any,
+        self, function: Callable[..., Any], *args: Any, before: Node, like: Sequence[Node], **kwargs: Any
     ) -> Node:
         """Insert a call of a function.
 
@@ -178,34 +169,25 @@ class Editor:
             function: what to call.
             args: its arguments; replaced nodes are followed.
             before: the node to insert it before.
-            like: the nodes that it replaces; its ``meta`` is that of the first.
-            value_of: the node whose described value the new one copies; by default the first of ``like``.
-            last_dim: size of the last dimension of its value, if it differs.
+            like: the nodes that it replaces; its ``meta`` is that of the first. If the value has another shape or
+                strides, give the new node to `undescribed`.
             kwargs: its keyword arguments; replaced nodes are followed.
 
         Returns:
             The new node, marked as transformed.
         """
-        return self._insert("call_function", function, args, kwargs, before, like, value_of or like[0], last_dim)
+        return self._insert("call_function", function, args, kwargs, before, like)
 
     def get_attr(self, name: str, *, before: Node, like: Sequence[Node]) -> Node:
         """Insert a node that reads a parameter or buffer; see `call_function` for the other parameters."""
-        return self._insert("get_attr", name, (), {}, before, like, like[0], None)
+        return self._insert("get_attr", name, (), {}, before, like)
 
     def call_method(self, name: str, *args: Any, before: Node, like: Sequence[Node], **kwargs: Any) -> Node:
         """Insert a call of a method of its first argument; see `call_function` for the other parameters."""
-        return self._insert("call_method", name, args, kwargs, before, like, like[0], None)
+        return self._insert("call_method", name, args, kwargs, before, like)
 
     def _insert(
-        self,
-        op: str,
-        target: Any,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        before: Node,
-        like: Sequence[Node],
-        value_of: Node,
-        last_dim: int | None,
+        self, op: str, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any], before: Node, like: Sequence[Node]
     ) -> Node:
         if before in self._erased:
             raise ValueError(f"node `{before.name}` was taken out already; insert before a node that is still there")
@@ -215,10 +197,6 @@ class Editor:
         meta.clear()
         meta.update(like[0].meta)
         meta["from_node"] = [source_note(each, self._name) for each in like]
-        if last_dim is not None:
-            for key in VALUE_KEYS:
-                meta.pop(key, None)
-            meta.update(self._resized.entries(value_of, last_dim))
         number = self._ids[node] = self._run.new_id()
         origin = (self._name, tuple([each.name for each in like]))
         meta[META_KEY] = NodeTag(number, self._marks, origin, node.name)

@@ -40,8 +40,8 @@ from fxopt_rewrite.journal.order import KeyOrders
 from fxopt_rewrite.journal.resolve import module_of, recall, recall_meta
 from fxopt_rewrite.journal.rewiring import Rewiring, set_places
 from fxopt_rewrite.layers import module_problem
+from fxopt_rewrite.shapes.facts import value_entries
 from fxopt_rewrite.shapes.infer import describe_values, fake_values
-from fxopt_rewrite.shapes.meta import value_entries
 
 
 class Tables:

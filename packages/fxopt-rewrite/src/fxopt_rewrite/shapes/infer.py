@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import threading
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
@@ -24,7 +25,9 @@ from fxopt_core import (
 )
 from fxopt_core.errors import PreconditionError
 from fxopt_rewrite._torch import enter_autocast, exit_autocast
-from fxopt_rewrite.shapes.meta import ONE_AT_A_TIME
+
+_ONE_AT_A_TIME = threading.RLock()
+"""Held while computing with fake tensors: copies of a graph module share a mode, which is not thread-safe."""
 
 
 def infer_shapes(graph_module: GraphModule, *args: object, **kwargs: object) -> GraphModule:
@@ -82,7 +85,7 @@ def describe_values(graph_module: GraphModule, nodes: Iterable[Node], fakes: Seq
     with_gradients = any(fake.requires_grad for fake in fakes)
     faker = _Faker(mode, next((fake.device for fake in fakes if fake.device.type != "meta"), None))
     unguarded = nullcontext() if mode.shape_env is None else mode.shape_env.suppress_guards()
-    with ONE_AT_A_TIME, _undisturbed(mode), unguarded:
+    with _ONE_AT_A_TIME, _undisturbed(mode), unguarded:
         run = None
         for node in nodes:
             if node.op == "get_attr" and fakes:
