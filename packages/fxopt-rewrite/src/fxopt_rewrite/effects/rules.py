@@ -81,7 +81,7 @@ class Rule:
                 written = [names.argument(node, *argument) for argument in switch.writes]
                 writes += written
                 aliases += written if switch.aliased else []
-        shared = self.aliases_all or (self.aliases_one and sum(1 for _ in names.nodes_in(node.args)) == 1)
+        shared = self.aliases_all or (self.aliases_one and len(names.nodes_in(node.args)) == 1)
         if shared or (self.containers and _may_be_containers(node, self.operation, known)):
             aliases += node.all_input_nodes
         return Effect(_holding_memory(writes, known), _holding_memory(aliases, known), False, self.operation)
@@ -100,14 +100,7 @@ def _is_on(value: object, default: object) -> bool:
 
 def _holding_memory(values: Iterable[object], known: Known) -> tuple[Node, ...]:
     """Return the nodes within the values, each once, except those that hold no memory."""
-    found: dict[Node, None] = {}
-    for value in values:
-        if value is names.MISSING:
-            continue
-        for node in (value,) if isinstance(value, Node) else names.nodes_in(value):
-            if known(node) not in MEMORY_FREE:
-                found[node] = None
-    return tuple(found)
+    return tuple(dict.fromkeys(node for node in names.nodes_in([*values]) if known(node) not in MEMORY_FREE))
 
 
 def _may_be_containers(node: Node, operation: str | None, known: Known) -> bool:

@@ -51,7 +51,6 @@ class Tables:
         self.graph = graph_module.graph
         self.by_id = nodes_by_id(self.graph)
         self.names = {node.name for node in iter_nodes(self.graph)}
-        self.counts: dict[str, int] = dict(names_of(self.graph).counts)
         self.targets = TargetNodes(self.graph)
         self.uses = Counter(identities(graph_module))
         self.fakes = fake_values(self.graph)
@@ -59,8 +58,7 @@ class Tables:
 
     def __call__(self) -> None:
         """Bring the graph module up to date, after the last journal."""
-        names_of(self.graph).counts.clear()
-        names_of(self.graph).counts.update(self.counts)
+        names_of(self.graph).counts.clear()  # torch counts on from names that are gone: reapplying makes the same names
         self.modules.apply()
 
     def settle(self, created: Iterable[Node]) -> None:
@@ -80,7 +78,7 @@ class Live(edits.EditVisitor):
         self.graph_module, self.graph = graph_module, graph_module.graph
         self.steps, self.pass_name = steps, pass_name
         self.tables = tables or Tables(graph_module)
-        self.by_id, self.names, self.counts = self.tables.by_id, self.tables.names, self.tables.counts
+        self.by_id, self.names = self.tables.by_id, self.tables.names
         self.targets, self.uses = self.tables.targets, self.tables.uses
         self.left_out = left_out(steps, lambda number: bool(self.by_id.get(number)))
         self.replacements = {edit.old: edit.new for edit in edits.of_kind(steps, edits.NodeReplaced)}
@@ -107,19 +105,6 @@ class Live(edits.EditVisitor):
         self.tables.settle(self.created)
         describe_values(self.graph_module, self.created, self.tables.fakes)
 
-    def node_added(self, edit: edits.NodeAdded) -> None:
-        """Erase the node."""
-        self._erase(edit.row)
-        if edit.counted is not None:  # let torch count from there again, so that reapplying makes the same names
-            base, number = edit.counted
-            self.counts.pop(base, None)
-            self.counts.update({} if number is None else {base: number})
-
-    def node_removed(self, edit: edits.NodeRemoved) -> None:
-        """Create the node, unless it is dead code to be left out."""
-        if edit.row.id not in self.left_out.old:
-            self._create(edit.row)
-
     def users_ordered(self, edit: edits.UsersOrdered) -> None:
         """Note the order of users, to be restored at the end."""
         self.ranks[edit.node] = {number: rank for rank, number in enumerate(edit.users)}
@@ -135,10 +120,6 @@ class Live(edits.EditVisitor):
         except Exception as error:  # third-party code
             found = f"{type(edit).__name__} cannot be taken back ({type(error).__name__}: {error})"
             raise self.refuse(found) from error
-
-    def unknown(self, found: str) -> UndoError:
-        """Return the error for an edit of an unknown kind."""
-        return self.refuse(found)
 
     def _order_users(self) -> None:
         """Restore the order of users; refuse if a value would be read before it is computed."""
@@ -174,7 +155,9 @@ class Live(edits.EditVisitor):
             raise self.refuse(f"node `{row.name}`, which the pass made, was taken out or replaced since")
         return found[0]
 
-    def _erase(self, row: edits.NodeRow) -> None:
+    def node_added(self, edit: edits.NodeAdded) -> None:
+        """Erase the node."""
+        row = edit.row
         if row.id in self.left_out.new:
             names_of(self.graph).taken.difference_update({row.name} - self.names)
             return
@@ -201,7 +184,11 @@ class Live(edits.EditVisitor):
         names_of(self.graph).taken.difference_update({node.name, row.name} - self.names)  # so that it may come again
         self.by_id[row.id].remove(node)
 
-    def _create(self, row: edits.NodeRow) -> None:
+    def node_removed(self, edit: edits.NodeRemoved) -> None:
+        """Create the node, unless it is dead code to be left out."""
+        row = edit.row
+        if row.id in self.left_out.old:
+            return
         if row.name in self.names:
             raise self.refuse(f"another node is called `{row.name}` now, the name of a node that is to come back")
         target, args, kwargs = self._recall(row, lambda ref: self._node(ref.id, f"an input of `{row.name}`"))

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from torch import Tensor, nn
+from torch.fx.node import map_aggregate
 
 from fxopt_core import import_class
 from fxopt_rewrite.data.forms import ValueReader
@@ -31,21 +32,13 @@ def mapped(
     >>> mapped({"a": (1, slice(Ref(2), None))}, lambda ref: Ref(ref.id + 1))
     {'a': (1, slice(Ref(id=3), None, None))}
     """
-    if isinstance(value, Ref):
-        return node_of(value)
-    if isinstance(value, Unresolved):
-        return named(value)
-    if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*(mapped(item, node_of, named) for item in value))
-    if type(value) is tuple:
-        return tuple(mapped(item, node_of, named) for item in value)
-    if isinstance(value, list):
-        return [mapped(item, node_of, named) for item in value]
-    if isinstance(value, dict):
-        return {key: mapped(item, node_of, named) for key, item in value.items()}
-    if isinstance(value, slice):
-        return slice(*(mapped(item, node_of, named) for item in (value.start, value.stop, value.step)))
-    return value
+
+    def mapped_leaf(leaf: Any) -> Any:
+        if isinstance(leaf, Ref):
+            return node_of(leaf)
+        return named(leaf) if isinstance(leaf, Unresolved) else leaf
+
+    return map_aggregate(value, mapped_leaf)
 
 
 def refs_of(row: NodeRow) -> list[int]:

@@ -12,11 +12,13 @@ import operator
 import types
 from collections.abc import Iterator
 from functools import cache
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch._ops import OpOverload, OpOverloadPacket
 from torch.fx import Node
+from torch.fx.node import map_arg
 
 from fxopt_rewrite._torch import has_kernel
 from fxopt_rewrite.ops.tables import PYTHON_METHODS_OF_THEIR_OWN, PYTHON_OPERATORS
@@ -107,15 +109,8 @@ MISSING = object()
 """Stands for an argument that a call does not give."""
 
 
-def nodes_in(value: object) -> Iterator[Node]:
-    """Yield the nodes within an argument, nested in lists, dicts and slices too."""
-    if isinstance(value, Node):
-        yield value
-    elif isinstance(value, (list, tuple)):
-        for item in value:
-            yield from nodes_in(item)
-    elif isinstance(value, dict):
-        for item in value.values():
-            yield from nodes_in(item)
-    elif isinstance(value, slice):
-        yield from nodes_in((value.start, value.stop, value.step))
+def nodes_in(value: Any) -> list[Node]:
+    """Return the nodes within an argument, nested in lists, dicts and slices too."""
+    found: list[Node] = []
+    map_arg(value, found.append)
+    return found
