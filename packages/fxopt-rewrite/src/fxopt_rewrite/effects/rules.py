@@ -90,7 +90,6 @@ class Rule:
 OPAQUE = Rule(opaque=True)
 _SELF = Argument(0, "self")
 _OUT = Argument(None, "out")
-_OUT_SWITCHES = (Switch(_OUT, None, (_OUT,), True),)
 
 
 def _is_on(value: object, default: object) -> bool:
@@ -151,40 +150,45 @@ def _is_trusted(operator_name: str) -> bool:
 def _joined(name: str | None, overloads: Iterable[OpOverload], trusted: bool) -> Rule:
     writes: dict[Argument, None] = {}
     aliases: dict[Argument, None] = {}
+    switches: list[Switch] = []
     aliases_all = False
     for overload in overloads:
         returns = any("Tensor" in str(result.type) for result in overload._schema.returns)
+        places: dict[str, Argument] = {}
         for place, parameter in enumerate(overload._schema.arguments):
+            argument = Argument(None if parameter.kwarg_only else place, parameter.name)
+            places[parameter.name] = argument
             if parameter.alias_info is not None:
-                argument = Argument(None if parameter.kwarg_only else place, parameter.name)
                 aliases.update({argument: None} if returns else {})
                 writes.update({argument: None} if parameter.alias_info.is_write else {})
-        aliases_all = aliases_all or (returns and _shares_silently(overload, name, trusted))
-    switches = (*_statistics_switch(name, overloads), *_OUT_SWITCHES)
+        if places.get("running_mean") not in writes:
+            switches += _statistics_switches(name or "", places)
+        aliases_all = aliases_all or (returns and _shares_silently(overload, name or "", trusted))
+    every = (*dict.fromkeys(switches), Switch(_OUT, None, (_OUT,), True))
     if name in tables.FRESH_OF_SEVERAL:
-        return Rule(name, aliases_one=True, switches=switches)
-    return Rule(name, tuple(writes), tuple(aliases), aliases_all, switches=switches)
+        return Rule(name, aliases_one=True, switches=every)
+    return Rule(name, tuple(writes), tuple(aliases), aliases_all, switches=every)
 
 
-def _shares_silently(overload: OpOverload, name: str | None, trusted: bool) -> bool:
+def _shares_silently(overload: OpOverload, name: str, trusted: bool) -> bool:
     """Return whether an operator may share memory although its schema says nothing of it."""
     if any(argument.alias_info is not None for argument in overload._schema.arguments):
         return False
-    if not trusted or name in tables.SILENT_ALIASES:
+    tagged = any(torch.Tag.maybe_aliasing_or_mutating in each.tags for each in names.aten_overloads(name))
+    if not trusted or name in tables.SILENT_ALIASES or (tagged and name != "batch_norm"):  # for its statistics
         return True
-    key = names.qualified_name(overload), "CompositeImplicitAutograd"
-    composite = has_kernel_for(*key)
-    return composite and name not in tables.FRESH_COMPOSITES
+    is_composite = has_kernel_for(names.qualified_name(overload), "CompositeImplicitAutograd")
+    private = name.startswith("_") and name not in tables.SAFE_PRIVATE_OPERATORS
+    return is_composite and (private or name.startswith(tables.SILENT_PREFIXES) or name.endswith("_backward"))
 
 
-def _statistics_switch(name: str | None, overloads: Iterable[OpOverload]) -> tuple[Switch, ...]:
-    if name not in tables.RUNNING_STATISTICS:
-        return ()
-    mean, variance, flag = tables.RUNNING_STATISTICS[name]
-    parameters = [argument.name for argument in next(iter(overloads))._schema.arguments]
-    written = (Argument(mean, parameters[mean]), Argument(variance, parameters[variance]))
-    switch = Argument(None, "") if flag is None else Argument(flag, parameters[flag])
-    return (Switch(switch, True, written, False),)
+def _statistics_switches(name: str, places: Mapping[str, Argument], default: object = True) -> list[Switch]:
+    """Return what makes a batch norm write its running statistics, which schemas do not tell."""
+    flag = places.get("training") or places.get("use_input_stats")
+    if "running_mean" not in places or (flag is None and "_stats" not in name):
+        return []
+    written = (places["running_mean"], places["running_var"])
+    return [Switch(flag or Argument(None, ""), default, written, False)]
 
 
 @cache
@@ -202,10 +206,7 @@ def rule_of_functional(name: str) -> Rule:
         switches.append(Switch(places["out"], None, (places["out"],), True))
     if "max_norm" in places:
         switches.append(Switch(places["max_norm"], None, (places["weight"], first), False))
-    flag = "use_input_stats" if name == "instance_norm" else "training"
-    if "running_mean" in places:
-        statistics = (places["running_mean"], places["running_var"])
-        switches.append(Switch(places[flag], name == "instance_norm", statistics, False))
+    switches += _statistics_switches(name, places, default=name == "instance_norm")
     return Rule(name, aliases=(first,) if name in tables.DROPOUTS else (), switches=tuple(switches))
 
 

@@ -93,12 +93,13 @@ def attribute(root: nn.Module, target: str) -> object:
 
 
 def _kind_of_module(node: Node, module: object, known: Known) -> Kind:
-    if type(module) in tables.FRESH_MODULES - tables.TUPLE_MODULES:
-        return Kind.TENSOR
-    if type(module) in tables.ALIASING_MODULES:
+    cls = type(module)
+    if cls in tables.ALIASING_MODULES:
         return _kind_of_first(node, known)
-    is_pool = type(module) in tables.TUPLE_MODULES and "Pool" in type(module).__name__
-    return Kind.TENSOR if is_pool and not getattr(module, "return_indices", True) else Kind.UNKNOWN
+    if cls not in tables.FRESH_MODULES:
+        return Kind.UNKNOWN
+    says_tensor = cls.forward.__annotations__.get("return") in (Tensor, "Tensor")  # others may return tuples
+    return Kind.TENSOR if says_tensor or not getattr(module, "return_indices", True) else Kind.UNKNOWN
 
 
 def _kind_of_first(node: Node, known: Known) -> Kind:
@@ -138,7 +139,7 @@ def _kind_of_function(node: Node, target: Callable[..., object], known: Known) -
 def _kind_of_functional(node: Node, name: str, known: Known) -> Kind:
     if name in tables.DROPOUTS:
         return _kind_of_first(node, known)
-    if name in tables.SEVERAL_RESULTS:
+    if "max_pool" in name or name == "multi_head_attention_forward":  # which may return tuples
         return Kind.TENSOR if node.kwargs.get("return_indices") is False and len(node.args) <= 2 else Kind.UNKNOWN
     return Kind.TENSOR if name in tables.FRESH_FUNCTIONALS else Kind.UNKNOWN
 
