@@ -210,13 +210,9 @@ def rule_of_functional(name: str) -> Rule:
     return Rule(name, aliases=(first,) if name in tables.DROPOUTS else (), switches=tuple(switches))
 
 
-_INPLACE = tables.words("iadd iand iconcat ifloordiv ilshift imatmul imod imul ior ipow irshift isub itruediv ixor")
 _JOINING = frozenset({"add", "mul", "or_", "concat", "iadd", "imul", "ior", "iconcat", "setitem"})
-_READING = tables.words(
-    """
-    abs and_ eq floordiv ge gt inv invert le lshift lt matmul mod ne neg pow rshift sub truediv xor contains countOf
-    index indexOf is_ is_not length_hint not_ truth
-    """
+_READING = (tables.ARITHMETIC - _JOINING) | tables.words(
+    "contains countOf index indexOf is_ is_not length_hint not_ truth"
 )
 
 
@@ -229,7 +225,7 @@ def _rule_of_builtin(name: str) -> Rule:
 @cache
 def _rule_of_operator(name: str) -> Rule:
     first = Argument(0, "a")
-    if name in _INPLACE | {"setitem", "delitem"}:
+    if name in tables.INPLACE_OPERATORS | {"setitem", "delitem"}:
         kept = () if name in {"setitem", "delitem"} else (first,)
         return Rule(name, writes=(first,), aliases=kept, containers=name in _JOINING)
     if name in {"getitem", "pos"}:
@@ -261,7 +257,7 @@ def _rule_of_dunder(name: str) -> Rule:
         return OPAQUE
     if name in tables.PURE_METHODS:
         return Rule(name)
-    if plain in _INPLACE | {"getitem", "setitem", "delitem", "pos"}:
+    if plain in tables.INPLACE_OPERATORS | {"getitem", "setitem", "delitem", "pos"}:
         return _rule_of_operator(plain)
     reflected = plain[1:] if plain.startswith("r") and plain not in {"rshift"} else plain
     operation = {"and": "and_", "or": "or_", "div": "truediv"}.get(reflected, reflected)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
@@ -49,9 +48,6 @@ class Provenance:
 
     def __str__(self) -> str:
         return "\n".join(self._lines(""))
-
-    def _repr_html_(self) -> str:
-        return f"<pre>{html.escape(str(self))}</pre>"
 
     def _lines(self, indent: str) -> Iterator[str]:
         modules = f" (was {', '.join(self.modules)})" if self.modules else ""

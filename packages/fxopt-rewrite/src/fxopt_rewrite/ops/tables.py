@@ -83,6 +83,14 @@ PURE_ATTRIBUTES = words(
 )
 """Attributes of a tensor that hold no memory."""
 
+ARITHMETIC = words(
+    "abs add and_ eq floordiv ge gt inv invert le lshift lt matmul mod mul ne neg or_ pow rshift sub truediv xor"
+)
+"""Functions of ``operator`` that give a new tensor for tensors."""
+
+INPLACE_OPERATORS = words("iadd iand iconcat ifloordiv ilshift imatmul imod imul ior ipow irshift isub itruediv ixor")
+"""Functions of ``operator`` that write their first operand."""
+
 PURE_BUILTINS = words(
     """
     len int float bool str complex round divmod isinstance issubclass print type range id hash callable hasattr repr

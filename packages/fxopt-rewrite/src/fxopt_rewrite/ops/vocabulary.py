@@ -58,19 +58,12 @@ feature_alpha_dropout flatten gelu group_norm hardsigmoid hardswish hardtanh ide
 log_sigmoid log_softmax max_pool1d max_pool2d max_pool3d mish relu relu6 rms_norm selu sigmoid silu softmax softplus
 tanh
 """
-_LOWER = {name.lower(): cls for name, cls in vars(nn).items() if isinstance(cls, type)}
-_NORMS = (
-    "BatchNorm1d",
-    "BatchNorm2d",
-    "BatchNorm3d",
-    "SyncBatchNorm",
-    *(f"LazyBatchNorm{dims}d" for dims in (1, 2, 3)),
-)
-_PADS = [f"{kind}Pad{dims}d" for kind in ("Constant", "Zero") for dims in (1, 2, 3)]
+_CLASSES = {name: cls for name, cls in vars(nn).items() if isinstance(cls, type)}
+_LOWER = {name.lower(): cls for name, cls in _CLASSES.items()}
 MODULES: Mapping[type[nn.Module], str] = {
     **{_LOWER[name.replace("_", "")]: name for name in _MODULES.split()},
-    **{getattr(nn, name): "batch_norm" for name in _NORMS},
-    **{getattr(nn, name): "pad" for name in _PADS},
+    **{cls: "batch_norm" for name, cls in _CLASSES.items() if "BatchNorm" in name},
+    **{cls: "pad" for name, cls in _CLASSES.items() if name.startswith(("ConstantPad", "ZeroPad"))},
 }
 """From modules to the operations that they compute; the arguments are attributes of the module by the same names."""
 

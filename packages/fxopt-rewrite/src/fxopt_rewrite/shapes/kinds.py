@@ -41,12 +41,7 @@ _NUMBER_METHODS = tables.PURE_METHODS - tables.words(
 _NUMBER_ATTRIBUTES = tables.PURE_ATTRIBUTES - {"shape", "dtype", "device", "layout", "name", "names"}
 _PLAIN_ATTRIBUTES = frozenset({"dtype", "device", "layout", "name", "names"})
 _TENSOR_ATTRIBUTES = frozenset({"T", "mT", "H", "mH", "data", "real", "imag"})
-_ARITHMETIC = tables.words(
-    """
-    abs add and_ eq floordiv ge gt iadd iand ifloordiv ilshift imod imul inv invert ior ipow irshift isub itruediv
-    ixor le lshift lt matmul mod mul ne neg or_ pos pow rshift sub truediv xor round
-    """
-)
+_ARITHMETIC = tables.ARITHMETIC | tables.INPLACE_OPERATORS | {"pos", "round"}
 _PREDICATES = frozenset({"contains", "index", "is_", "is_not", "not_", "truth", "length_hint"})
 
 
