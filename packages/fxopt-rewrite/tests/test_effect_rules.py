@@ -19,7 +19,7 @@ from torch.fx import Graph, GraphModule, Node, symbolic_trace
 from fxopt_core import iter_nodes
 from fxopt_rewrite import Effects, aten_overloads
 from fxopt_rewrite._torch import has_kernel_for
-from fxopt_rewrite.effects.rules import rule_of_overload
+from fxopt_rewrite.effects.rules import rule_of_operator
 from fxopt_rewrite.ops.names import qualified_name
 
 aten = torch.ops.aten
@@ -243,7 +243,7 @@ def composites() -> Iterator[tuple[str, OpOverload]]:
     """Yield the composite operators of torch whose schemas and tags promise new memory."""
     for name in sorted({schema.name.removeprefix("aten::") for schema in torch._C._jit_get_all_schemas()}):
         for overload in aten_overloads(name):
-            rule = rule_of_overload(overload)
+            rule = rule_of_operator(overload)
             composite = has_kernel_for(qualified_name(overload), "CompositeImplicitAutograd")
             shares = rule.aliases or rule.aliases_all or rule.aliases_one
             if composite and not (name.startswith("_") or rule.writes or shares):

@@ -116,35 +116,25 @@ def _may_be_containers(node: Node, operation: str | None, known: Known) -> bool:
 
 def rule_of_function(target: Callable[..., object]) -> Rule:
     """Return the rule for the target of a ``call_function`` node."""
-    if isinstance(target, OpOverload):
-        return rule_of_overload(target)
-    if isinstance(target, OpOverloadPacket):
-        return _rule_of_packet(target)
+    if isinstance(target, OpOverload | OpOverloadPacket):
+        return rule_of_operator(target)
     source, name = names.source_of(target)
     rule = _RULES.get(source)
     return OPAQUE if rule is None else rule(name)
 
 
 @cache
-def rule_of_overload(overload: OpOverload) -> Rule:
-    """Return the rule for one overload of an operator."""
-    return _joined(names.aten_name(overload), (overload,), _is_trusted(names.qualified_name(overload)))
-
-
-@cache
-def _rule_of_packet(packet: OpOverloadPacket) -> Rule:
-    return _joined(names.aten_name(packet), names.overloads_of(packet), _is_trusted(names.qualified_name(packet)))
+def rule_of_operator(target: OpOverload | OpOverloadPacket) -> Rule:
+    """Return the rule for an operator, or for one overload of it."""
+    # Where a schema names no shared memory, third-party kernels may return their input all the same.
+    trusted = names.qualified_name(target).startswith(("aten::", "prims::"))
+    return _joined(names.aten_name(target), names.overloads_of(target), trusted)
 
 
 @cache
 def rule_of_aten(name: str) -> Rule:
     """Return the rule for all overloads of an aten operator."""
     return _joined(name, names.aten_overloads(name), True)
-
-
-def _is_trusted(operator_name: str) -> bool:
-    """Return whether to trust a schema that names no shared memory: third-party kernels may return their input."""
-    return operator_name.startswith(("aten::", "prims::"))
 
 
 def _joined(name: str | None, overloads: Iterable[OpOverload], trusted: bool) -> Rule:

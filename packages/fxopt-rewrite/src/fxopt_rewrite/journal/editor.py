@@ -318,7 +318,8 @@ class Editor:
         for row in rows:
             self._erase_attribute_nodes(row.name)
         attributes = tuple(
-            [(k, edits.frozen(v)) for k, v in (("training", module.training), *plain_attributes(module))]
+            (key, edits.Listed(tuple(value)) if isinstance(value, list) else value)
+            for key, value in (("training", module.training), *plain_attributes(module))
         )
         previous = self._orders.of(parent._modules).remove(key)
         self.edits.append(

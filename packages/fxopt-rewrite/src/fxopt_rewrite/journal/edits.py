@@ -85,11 +85,6 @@ class Listed:
     items: tuple[object, ...]
 
 
-def frozen(value: object) -> object:
-    """Return an attribute as records hold it."""
-    return Listed(tuple(value)) if isinstance(value, list) else value
-
-
 @stored
 @dataclass(frozen=True, slots=True)
 class ModuleRow:

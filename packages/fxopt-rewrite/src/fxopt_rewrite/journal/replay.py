@@ -37,7 +37,7 @@ from fxopt_rewrite.journal import edits
 from fxopt_rewrite.journal.dead import left_out
 from fxopt_rewrite.journal.graph_edits import TargetNodes, by_name, identities, nodes_by_id
 from fxopt_rewrite.journal.order import KeyOrders
-from fxopt_rewrite.journal.resolve import module_of, recall, recall_meta
+from fxopt_rewrite.journal.resolve import imported, mapped, module_of, recall_meta
 from fxopt_rewrite.journal.rewiring import Rewiring, set_places
 from fxopt_rewrite.layers import module_problem
 from fxopt_rewrite.shapes.facts import value_entries
@@ -72,14 +72,11 @@ class Tables:
 class Live(edits.EditVisitor):
     """A graph module on which the edits of one pass are taken back."""
 
-    def __init__(
-        self, graph_module: GraphModule, steps: Sequence[edits.Edit], pass_name: str, tables: Tables | None = None
-    ) -> None:
+    def __init__(self, graph_module: GraphModule, steps: Sequence[edits.Edit], pass_name: str, tables: Tables) -> None:
         self.graph_module, self.graph = graph_module, graph_module.graph
         self.steps, self.pass_name = steps, pass_name
-        self.tables = tables or Tables(graph_module)
-        self.by_id, self.names = self.tables.by_id, self.tables.names
-        self.targets, self.uses = self.tables.targets, self.tables.uses
+        self.tables, self.by_id, self.names = tables, tables.by_id, tables.names
+        self.targets, self.uses = tables.targets, tables.uses
         self.left_out = left_out(steps, lambda number: bool(self.by_id.get(number)))
         self.replacements = {edit.old: edit.new for edit in edits.of_kind(steps, edits.NodeReplaced)}
         self.parts: dict[str, list[tuple[edits.Piece, Tensor]]] = {}  # what was cut out of each new tensor
@@ -88,8 +85,7 @@ class Live(edits.EditVisitor):
         self.touched: dict[Node, None] = {}  # nodes whose users may have another order now
         self.redirected: set[Node] = set()  # users whose inputs are among those
         self.ranks: dict[int | None, dict[int | None, int]] = {}  # of users that were not in order
-        self._orders = KeyOrders()
-        self.rewiring = Rewiring()
+        self._orders, self.rewiring = KeyOrders(), Rewiring()
 
     def run(self) -> None:
         """Take everything back; after an `UndoError` the graph module is half undone.
@@ -210,7 +206,7 @@ class Live(edits.EditVisitor):
     def _recall(self, row: edits.NodeRow, node_of: Callable[[edits.Ref], Any], *values: Any) -> Any:
         """Return target, arguments and keyword arguments of a row, or other values, with numbers resolved to nodes."""
         try:
-            return recall(values[0] if values else (row.target, row.args, row.kwargs), node_of)
+            return mapped(values[0] if values else (row.target, row.args, row.kwargs), node_of, imported)
         except (ImportError, AttributeError) as error:
             raise self.refuse(f"node `{row.name}` calls or takes what cannot be found here ({error})") from error
 

@@ -15,15 +15,6 @@ from fxopt_rewrite.data.policies import Unresolved
 from fxopt_rewrite.journal.edits import Listed, ModuleRow, NodeRow, Ref, TensorRow
 
 
-def recall(value: Any, node_of: Callable[[Ref], Any]) -> Any:
-    """Return a recorded value with ``node_of(ref)`` in place of each reference, and all names imported.
-
-    >>> recall((1, [Ref(2)], Unresolved("math:sqrt")), lambda ref: f"node {ref.id}")
-    (1, ['node 2'], <built-in function sqrt>)
-    """
-    return mapped(value, node_of, _import)
-
-
 def mapped(
     value: Any, node_of: Callable[[Ref], Any], named: Callable[[Unresolved], Any] = lambda unresolved: unresolved
 ) -> Any:
@@ -31,6 +22,8 @@ def mapped(
 
     >>> mapped({"a": (1, slice(Ref(2), None))}, lambda ref: Ref(ref.id + 1))
     {'a': (1, slice(Ref(id=3), None, None))}
+    >>> mapped([Ref(2), Unresolved("math:sqrt")], lambda ref: f"node {ref.id}", imported)
+    ['node 2', <built-in function sqrt>]
     """
 
     def mapped_leaf(leaf: Any) -> Any:
@@ -53,7 +46,8 @@ def refs_of(row: NodeRow) -> list[int]:
     return found
 
 
-def _import(value: Unresolved) -> Any:
+def imported(value: Unresolved) -> Any:
+    """Return the function or class with a name, or the value of a class."""
     found = import_class(value.name)
     if value.form is None:
         return found
@@ -72,7 +66,7 @@ def recall_meta(meta: Mapping[str, Any]) -> dict[str, Any]:
 def _with_text(value: Any) -> Any:
     if isinstance(value, Unresolved):
         try:
-            return _import(value)
+            return imported(value)
         except Exception:  # importing a third-party module may raise anything
             return value.name.replace(":", ".")
     if type(value) in (tuple, list):

@@ -35,9 +35,11 @@ def aten_overloads(name: str) -> tuple[OpOverload, ...]:
     return overloads_of(packet) if isinstance(packet, OpOverloadPacket) else ()
 
 
-def overloads_of(packet: OpOverloadPacket) -> tuple[OpOverload, ...]:
-    """Return the overloads of a packet that work on tensors, without TorchScript's on lists and numbers."""
-    found: Iterator[OpOverload] = (getattr(packet, name or "default") for name in packet._overload_names)
+def overloads_of(target: OpOverload | OpOverloadPacket) -> tuple[OpOverload, ...]:
+    """Return an overload, or those of a packet that work on tensors, without TorchScript's on lists and numbers."""
+    if isinstance(target, OpOverload):
+        return (target,)
+    found: Iterator[OpOverload] = (getattr(target, name or "default") for name in target._overload_names)
     return tuple(overload for overload in found if has_kernel(qualified_name(overload)))
 
 

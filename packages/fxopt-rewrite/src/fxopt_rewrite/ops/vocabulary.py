@@ -162,8 +162,7 @@ def called_method(name: str) -> Called | None:
 def _read_function(target: Callable[..., object]) -> Called | None:
     if isinstance(target, OpOverload | OpOverloadPacket):
         aten = aten_name(target)
-        overloads = (target,) if isinstance(target, OpOverload) else overloads_of(target)
-        return None if aten is None else _called(aten, map(_form_of_schema, overloads))
+        return None if aten is None else _called(aten, map(_form_of_schema, overloads_of(target)))
     source, name = source_of(target)
     if source == "operator" or (source == "builtins" and name in ("abs", "pow")):
         return _read_operator(name)

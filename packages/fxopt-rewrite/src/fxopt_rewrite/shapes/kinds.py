@@ -116,7 +116,7 @@ def _kind_of_method(node: Node, name: str, known: Known) -> Kind:
 
 def _kind_of_function(node: Node, target: Callable[..., object], known: Known) -> Kind:
     if isinstance(target, (OpOverload, OpOverloadPacket)):
-        return _returned((target,) if isinstance(target, OpOverload) else names.overloads_of(target))
+        return _returned(names.overloads_of(target))
     source, name = names.source_of(target)
     if source in ("operator", "builtins"):
         return _kind_of_python(node, name, known)
