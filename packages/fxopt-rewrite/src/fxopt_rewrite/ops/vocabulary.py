@@ -23,6 +23,7 @@ from torch.fx import Node
 from fxopt_rewrite.ops.names import (
     MISSING,
     NUMPY,
+    argument,
     aten_name,
     aten_overloads,
     overloads_of,
@@ -337,17 +338,7 @@ def _fits(value: object, kind: str) -> bool:
 
 def says_training(node: Node) -> bool:
     """Return whether an argument of an ATen operator tells it to train."""
-    if not isinstance(node.target, OpOverload) or (flag := _training_flag(node.target)) is None:
+    if not isinstance(node.target, OpOverload) or aten_name(node.target) is None:
         return False
-    place, name = flag
-    return bool(node.args[place] if len(node.args) > place else node.kwargs.get(name, False))
-
-
-@cache
-def _training_flag(overload: OpOverload) -> tuple[int, str] | None:
-    flags = (
-        (place, each.name)
-        for place, each in enumerate(overload._schema.arguments)
-        if each.name in ("train", "training")
-    )
-    return next(flags, None) if aten_name(overload) is not None else None
+    arguments = enumerate(node.target._schema.arguments)
+    return any(argument(node, place, each.name) is True for place, each in arguments if "train" in each.name)
