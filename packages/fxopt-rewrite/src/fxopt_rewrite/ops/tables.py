@@ -128,16 +128,6 @@ SAME_LAYOUT = (
 )
 """Operations that return their input, or a copy of it with the same layout."""
 
-ANY_STRIDES = words(
-    """
-    T mT H mH adjoint broadcast_to chunk diagonal dsplit expand expand_as flatten getitem hsplit linalg_diagonal
-    matrix_H movedim moveaxis narrow numpy_T permute ravel reshape reshape_as select slice split split_with_sizes
-    squeeze swapaxes swapdims t tensor_split transpose unbind unflatten unfold unsafe_chunk unsafe_split
-    unsafe_split_with_sizes unsqueeze vsplit nn.Flatten nn.Unflatten
-    """
-)
-"""Operations that return a view or a copy of a value with any strides."""
-
 STRIDE_SENSITIVE = words(
     """
     _assert_tensor_metadata _is_view _reshape_alias _typed_storage as_strided as_strided_copy as_strided_scatter
