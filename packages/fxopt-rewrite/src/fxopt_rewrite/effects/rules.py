@@ -242,19 +242,13 @@ def rule_of_method(name: str) -> Rule:
 
 
 def _rule_of_dunder(name: str) -> Rule:
-    plain = name.strip("_")
-    if not hasattr(torch.Tensor, name) and not hasattr(operator, name):
-        return OPAQUE
     if name in tables.PURE_METHODS:
         return Rule(name)
-    if plain in tables.INPLACE_OPERATORS | {"getitem", "setitem", "delitem", "pos"}:
-        return _rule_of_operator(plain)
-    reflected = plain[1:] if plain.startswith("r") and plain not in {"rshift"} else plain
-    operation = {"and": "and_", "or": "or_", "div": "truediv"}.get(reflected, reflected)
-    return _rule_of_operator(operation) if operation in _READING | _JOINING else OPAQUE
-
-
-_TRANSPOSING = frozenset({"T", "mT", "H", "mH"})
+    if not hasattr(torch.Tensor, name) and not hasattr(operator, name):
+        return OPAQUE
+    plain = name.strip("_")
+    reflected = plain[1:] if plain.startswith("r") and plain != "rshift" else plain
+    return _rule_of_operator({"and": "and_", "or": "or_", "div": "truediv"}.get(reflected, reflected))
 
 
 def _rule_of_torch(name: str) -> Rule:
@@ -279,4 +273,5 @@ def rule_of_getattr(name: object) -> Rule:
     """Return the rule for reading an attribute."""
     if name in tables.PURE_ATTRIBUTES:
         return Rule("builtins.getattr")
-    return Rule(str(name) if name in _TRANSPOSING | {"data", "real"} else "builtins.getattr", aliases_all=True)
+    known = name in ("T", "mT", "H", "mH", "data", "real")
+    return Rule(str(name) if known else "builtins.getattr", aliases_all=True)
