@@ -40,6 +40,7 @@ from fxopt_rewrite.journal.order import KeyOrders
 from fxopt_rewrite.journal.resolve import imported, mapped, module_of, recall_meta
 from fxopt_rewrite.journal.rewiring import Rewiring, set_places
 from fxopt_rewrite.layers import module_problem
+from fxopt_rewrite.ops.names import nodes_in
 from fxopt_rewrite.shapes.facts import value_entries
 from fxopt_rewrite.shapes.infer import describe_values, fake_values
 
@@ -216,9 +217,7 @@ class Live(edits.EditVisitor):
             found = [] if number is None else self.by_id.get(number, [])
             if found:
                 return found[0]
-        inputs: list[Node] = []
-        map_arg((args, kwargs), inputs.append)
-        return max(inputs, default=sentinel(self.graph))
+        return max(nodes_in((args, kwargs)), default=sentinel(self.graph))
 
     def node_replaced(self, edit: edits.NodeReplaced) -> None:
         """Let users read the old node again."""

@@ -37,12 +37,7 @@ def mapped(
 def refs_of(row: NodeRow) -> list[int]:
     """Return the numbers of the nodes that a row reads, in order, repeated where it reads one repeatedly."""
     found: list[int] = []
-
-    def note(ref: Ref) -> Ref:
-        found.append(ref.id)
-        return ref
-
-    mapped((row.args, row.kwargs), note)
+    mapped((row.args, row.kwargs), lambda ref: found.append(ref.id))
     return found
 
 
