@@ -21,7 +21,7 @@ from torch.fx import Node
 from torch.fx.node import map_arg
 
 from fxopt_rewrite._torch import has_kernel
-from fxopt_rewrite.ops.tables import PYTHON_METHODS_OF_THEIR_OWN, PYTHON_OPERATORS
+from fxopt_rewrite.ops.tables import PURE_TORCH_FUNCTIONS, PYTHON_METHODS_OF_THEIR_OWN
 
 
 @cache
@@ -77,8 +77,9 @@ def source_of(target: object) -> tuple[str, str]:
     if getattr(torch.Tensor, name, None) is target:
         return "method", name
     is_builtin, owner = isinstance(target, types.BuiltinFunctionType), getattr(target, "__self__", None)
+    wraps = isinstance(target, types.FunctionType) and name not in PURE_TORCH_FUNCTIONS  # Python around the operator
     own = getattr(torch, name, None) is target
-    known = own and (is_builtin or name in PYTHON_OPERATORS)
+    known = own and (is_builtin or wraps)
     if is_builtin and isinstance(owner, types.ModuleType):
         known = owner.__name__.startswith("torch._C")
     if known and aten_overloads(name):

@@ -18,14 +18,6 @@ def words(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
-PYTHON_OPERATORS = words(
-    """
-    atleast_1d atleast_2d atleast_3d block_diag broadcast_tensors cartesian_prod cdist chain_matmul einsum meshgrid
-    norm split stft tensordot
-    """
-)
-"""Functions of ``torch`` that are written in Python around the operator of the same name."""
-
 PYTHON_METHODS_OF_THEIR_OWN = words("index resize resize_as")
 """Methods of Tensor that are written in Python and are not the operator of the same name."""
 
