@@ -60,12 +60,11 @@ ALIASING_METHODS = words(
 
 PURE_METHODS = words(
     """
-    const_data_ptr data_ptr dim_order element_size get_device is_shared ndimension nelement new_tensor storage_type
-    tolist unique is_contiguous size stride dim numel storage_offset item __len__ __bool__ __int__ __float__ __index__
-    __hash__ __contains__ __repr__ __str__ __format__ is_sparse is_floating_point is_complex is_signed
+    const_data_ptr data_ptr dim_order element_size is_shared is_sparse ndimension nelement new_tensor storage_type
+    tolist unique __len__ __bool__ __int__ __float__ __index__ __hash__ __contains__ __repr__ __str__ __format__
     """
 )
-"""Methods that write nothing and whose result shares no memory."""
+"""Methods without their own operator that write nothing and whose result shares no memory."""
 
 PURE_ATTRIBUTES = words(
     """

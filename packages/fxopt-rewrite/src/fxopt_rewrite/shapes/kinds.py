@@ -35,9 +35,7 @@ Known = Callable[[Node], Kind]
 
 _NUMBER_TYPES = (int, float, complex, SymInt, SymFloat, SymBool)
 _CASTS = tables.words("bfloat16 bool byte cdouble cfloat char cpu cuda double float half int long short")
-_NUMBER_METHODS = tables.PURE_METHODS - tables.words(
-    "is_contiguous new_tensor tolist unique size stride dim_order storage_type"
-)
+_NUMBER_METHODS = tables.PURE_METHODS - tables.words("dim_order new_tensor storage_type tolist unique")
 _NUMBER_ATTRIBUTES = tables.PURE_ATTRIBUTES - {"shape", "dtype", "device", "layout", "name", "names"}
 _PLAIN_ATTRIBUTES = frozenset({"dtype", "device", "layout", "name", "names"})
 _TENSOR_ATTRIBUTES = frozenset({"T", "mT", "H", "mH", "data", "real", "imag"})
