@@ -104,7 +104,7 @@ FINE: list[Any] = [
     lambda m, h: h.detach().view(-1, 8).exp(),
     lambda m, h: torch.einsum("abc,abd->acd", h, h),
     lambda m, h: torch.einsum("abc->cab", h).exp(),
-    lambda m, h: torch.atleast_3d(h).exp(),
+    lambda m, h: torch.ops.aten.atleast_3d.default(h).exp(),
     lambda m, h: torch.cat([h, h], -1),
     lambda m, h: h.size(0) * h.exp() * h.dim(),
     lambda m, h: F.scaled_dot_product_attention(h, h, h),

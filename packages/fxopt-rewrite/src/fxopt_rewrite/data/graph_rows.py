@@ -39,8 +39,8 @@ def write_graph(
     An `InexpressibleError` for a target or an argument names the node.
     """
     positions = {node: position for position, node in enumerate(iter_nodes(graph))}
-    own = {Node: lambda _, node: {"node": positions[node]}, **dict.fromkeys(_SYMBOLIC, _refuse_symbolic)}
-    values = values.with_own(own)
+    own: dict[type, Callable[[ValueWriter, Any], Form]] = dict.fromkeys(_SYMBOLIC, _refuse_symbolic)
+    values = values.with_own({**own, Node: lambda _, node: {"node": positions[node]}})
     users = {position: [positions[user] for user in node.users] for node, position in positions.items()}
     return {
         "rows": [{**_row(node, values), **extra(node)} for node in positions],
