@@ -52,7 +52,7 @@ def test_new_nodes_say_where_they_came_from(cls: type[Transformation], form: For
         assert set(origin.nodes) <= before.keys()
         assert set(origin.modules) <= taken_out
         sources = [before[name] for name in origin.nodes]
-        assert origin.stack_trace == node.meta["stack_trace"] == sources[0]["stack_trace"]
+        assert node.meta["stack_trace"] == sources[0]["stack_trace"]
         assert node.meta.get("nn_module_stack") == sources[0].get("nn_module_stack")
         assert [source.name for source in node.meta["from_node"]] == list(origin.nodes)
         assert {source.pass_name for source in node.meta["from_node"]} == {transformation.name}
@@ -76,4 +76,4 @@ def test_chains_lead_back_to_the_original_graph(form: Form) -> None:
     chains = [found for _, found in made(graph_module)]
     assert chains
     assert all(ends(found) <= before for found in chains)
-    assert max(len(found.chain()) for found in chains) > 1
+    assert any(found.sources for found in chains)

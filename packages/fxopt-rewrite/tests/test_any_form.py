@@ -10,15 +10,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.fx import GraphModule, Node
+from torch.fx import GraphModule
 
 from fxopt_core import (
     PreconditionError,
-    ReversibleTransformation,
-    Transformation,
-    history,
     iter_nodes,
-    undo,
 )
 from fxopt_rewrite import calls_of, is_call, operands_of
 
@@ -177,73 +173,3 @@ class TestCalls:
         ):
             assert operands_of(call) == (x, y)
         assert operands_of(graph.call_method("neg", (x,))) == (x,)
-
-
-class ChangeMulToAdd(Transformation):
-    """``x * y`` -> ``x + y``, of the optimum guide, in every form of graph."""
-
-    def transform(self, graph_module: GraphModule) -> GraphModule:
-        graph = graph_module.graph
-        for node in calls_of(graph_module, operator.mul):
-            with graph.inserting_before(node):
-                node.replace_all_uses_with(graph.call_function(operator.add, operands_of(node)))
-            graph.erase_node(node)
-        return graph_module
-
-
-class MultiplyAndDivideByTwo(ReversibleTransformation):
-    """``x * y`` -> ``(x * 2 / 2) * y``, of the optimum guide, in every form of graph."""
-
-    def transform(self, graph_module: GraphModule) -> GraphModule:
-        graph = graph_module.graph
-        for node in calls_of(graph_module, operator.mul):
-            if self.transformed(node):
-                continue
-            with graph.inserting_before(node):
-                doubled = graph.call_function(operator.mul, (node.args[0], 2))
-                halved = graph.call_function(operator.truediv, (doubled, 2))
-            node.args = (halved, *node.args[1:])
-            for new in (node, doubled):
-                self.mark_as_transformed(new)
-        return graph_module
-
-    def reverse(self, graph_module: GraphModule) -> GraphModule:
-        for node in self.get_transformed_nodes(graph_module):
-            halved = node.args[0]
-            if isinstance(halved, Node) and is_call(halved, operator.truediv):
-                doubled = halved.args[0]
-                assert isinstance(doubled, Node)
-                node.args = (doubled.args[0], *node.args[1:])
-                graph_module.graph.erase_node(halved)
-                graph_module.graph.erase_node(doubled)
-                self.mark_as_restored(node)
-        return graph_module
-
-
-class Products(nn.Module):
-    """Products in three spellings."""
-
-    def forward(self, x: Tensor, y: Tensor) -> Any:
-        return torch.relu(x * y) + torch.mul(x, 3.0) - y.mul(x)
-
-
-class TestTheGuidesExamples:
-    @pytest.mark.parametrize("form", FORMS)
-    def test_every_product_becomes_a_sum(self, form: str) -> None:
-        x, y = INPUTS
-        graph_module = ChangeMulToAdd()(FORMS[form](Products(), INPUTS))
-        torch.testing.assert_close(graph_module(x, y), torch.relu(x + y) + (x + 3.0) - (y + x))
-        assert history(graph_module)[-1].changed and not history(graph_module)[-1].refusals
-
-    @pytest.mark.parametrize("form", FORMS)
-    def test_an_argument_is_multiplied_and_divided_and_back(self, form: str) -> None:
-        graph_module = FORMS[form](Products(), INPUTS)
-        before = graph_module.code
-        expected = graph_module(*INPUTS)
-        MultiplyAndDivideByTwo()(graph_module)
-        assert graph_module.code.count("/ 2") == 3
-        assert torch.equal(graph_module(*INPUTS), expected)
-        MultiplyAndDivideByTwo()(graph_module, reverse=True)
-        assert graph_module.code == before
-        undo(MultiplyAndDivideByTwo()(graph_module))
-        assert graph_module.code == before

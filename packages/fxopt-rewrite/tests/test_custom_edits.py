@@ -1,4 +1,4 @@
-"""Kinds of edits that passes bring; kinds that nobody knows are refused, with nothing changed."""
+"""Kinds of edits that passes bring."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import copy
 import pickle
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import pytest
 import torch
@@ -58,14 +57,6 @@ class NotStored(CustomEdit):
         """Do nothing."""
 
 
-@stored
-@dataclass(frozen=True, slots=True)
-class Alien(edits.Edit):
-    """An edit of a kind that no visitor has a method for."""
-
-    visit = "run"  # a method of the visitor that undoes, and of no kind
-
-
 class NoteCalls(ReversibleSitePass[Call]):
     """relu(x) -> clamp(x, 0), and a note that says so."""
 
@@ -83,10 +74,7 @@ class NoteCalls(ReversibleSitePass[Call]):
         edit.replace(site.node, call)
         meta = edit.graph_module.meta
         former, meta["note"] = meta.get("note"), self.text
-        if self.kind == "alien":
-            edit.edits.append(Alien())
-        else:
-            edit.record(SetNote("note", former) if self.kind == "custom" else NotStored())
+        edit.record(SetNote("note", former) if self.kind == "custom" else NotStored())
 
 
 class Model(nn.Module):
@@ -140,23 +128,6 @@ def test_a_kind_that_no_ledger_can_hold_is_refused_at_once() -> None:
     with pytest.raises(FxoptError, match="note-calls") as caught:
         noted(kind="not stored")
     assert "expected a frozen dataclass decorated with fxopt_core.stored" in str(caught.value.__cause__)
-
-
-def test_a_kind_that_nobody_knows_is_refused_with_nothing_changed() -> None:
-    graph_module = noted(kind="alien")
-    before, x = names(graph_module), torch.randn(3)
-    with pytest.raises(UndoError, match="cannot undo `note-calls`: the record has an edit of the kind Alien, which is"):
-        undo(graph_module)
-    assert names(graph_module) == before
-    assert graph_module.meta["note"] == "done"
-    assert history(graph_module)[-1].state == "applied"
-    assert torch.equal(graph_module(x), Model()(x))
-
-
-@pytest.mark.parametrize("read", [lambda e: e.shapes_after({}), lambda e: Edits((SetNote("a", None),)).dependent([e])])
-def test_other_readers_refuse_it_too(read: Any) -> None:
-    with pytest.raises(UndoError, match="of the kind Alien"):
-        read(Edits((Alien(),)))
 
 
 def test_visitors_have_a_method_for_each_kind() -> None:

@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import builtins
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from itertools import product
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
+import torch.utils._pytree as pytree
 from torch import Tensor
+from torch._ops import OpOverload
 from torch.fx import Graph, GraphModule, Node, symbolic_trace
 
 from fxopt_core import iter_nodes
-from fxopt_rewrite import Effects
+from fxopt_rewrite import Effects, aten_overloads
+from fxopt_rewrite._torch import has_kernel_for
+from fxopt_rewrite.effects.rules import rule_of_operator
+from fxopt_rewrite.ops.names import qualified_name
 
 aten = torch.ops.aten
 
@@ -231,6 +237,39 @@ def test_operators_of_other_libraries() -> None:
     assert call(operators.plain.default, "x") == ([], ["x"])
     assert call(operators.write.default, "x", "y") == (["x"], [])
     assert call(operators.write, "x", "y") == (["x"], [])
+
+
+def composites() -> Iterator[tuple[str, OpOverload]]:
+    """Yield the composite operators of torch whose schemas and tags promise new memory."""
+    for name in sorted({schema.name.removeprefix("aten::") for schema in torch._C._jit_get_all_schemas()}):
+        for overload in aten_overloads(name):
+            rule = rule_of_operator(overload)
+            composite = has_kernel_for(qualified_name(overload), "CompositeImplicitAutograd")
+            shares = rule.aliases or rule.aliases_all or rule.aliases_one
+            if composite and not (name.startswith("_") or rule.writes or shares):
+                yield name, overload
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_what_schemas_and_tags_promise_is_so() -> None:
+    """Run every composite operator on a few small inputs; one that a new torch brings is seen here."""
+    ran, sharing = set(), set()
+    for (name, overload), shape, number in product(composites(), [(3, 3), (1,), (), (1, 1, 1, 1)], [0, 1, 2]):
+        kinds: dict[str, Any] = {"int": number, "List[int]": [number], "float": 1.0, "number": 1.0, "bool": False}
+        kinds |= {"Tensor": torch.rand(shape), "List[Tensor]": [torch.rand(shape)], "str": "mean"}
+        needed = [each for each in overload._schema.arguments if not each.has_default_value()]
+        try:
+            arguments = [kinds[str(each.real_type)] for each in needed]
+            results = pytree.tree_leaves(overload(*arguments))
+        except (KeyError, RuntimeError, TypeError, ValueError, IndexError, NotImplementedError):
+            continue  # it takes other inputs
+        ran.add(name)
+        given = {each.untyped_storage()._cdata for each in pytree.tree_leaves(arguments) if isinstance(each, Tensor)}
+        found = (each for each in results if isinstance(each, Tensor) and each.layout == torch.strided)
+        if not given.isdisjoint(each.untyped_storage()._cdata for each in found):
+            sharing.add(name)
+    assert not sharing
+    assert len(ran) > 150
 
 
 def test_numbers_are_neither_written_nor_shared() -> None:

@@ -153,11 +153,6 @@ def test_same_size_by_expression_and_without_guards() -> None:
     assert same_size(a, 8)
 
 
-def test_same_size_of_numbers() -> None:
-    assert same_size(3, 3)
-    assert not same_size(3, 4)
-
-
 # is_python_number
 
 

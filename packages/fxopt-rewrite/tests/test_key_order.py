@@ -7,26 +7,6 @@ from hypothesis import given, strategies as st
 from fxopt_rewrite.journal.order import KeyOrder
 
 
-def test_appending_and_removing_keep_the_dictionary_in_order_at_once() -> None:
-    mapping = {"a": 1, "b": 2}
-    order = KeyOrder(mapping)
-    order.append("c", 3)
-    assert order.remove("a") is None
-    assert order.remove("c") == "b"
-    assert list(mapping) == ["b"]
-    order.apply()
-    assert mapping == {"b": 2}
-
-
-def test_first_place_and_a_place_that_is_gone() -> None:
-    mapping = {"a": 1, "b": 2}
-    order = KeyOrder(mapping)
-    order.insert_after(None, "first", 0)
-    order.insert_after("gone", "last", 9)
-    order.apply()
-    assert list(mapping.items()) == [("first", 0), ("a", 1), ("b", 2), ("last", 9)]
-
-
 @given(st.integers(1, 12), st.randoms(use_true_random=False))
 def test_what_was_removed_goes_back_to_its_place(size: int, source: random.Random) -> None:
     """Take entries out and put new ones in, in any order; undo all that backwards: the dictionary is the old one."""

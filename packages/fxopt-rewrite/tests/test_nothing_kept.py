@@ -23,7 +23,7 @@ from fxopt_rewrite import (
 
 
 class Layers(nn.Module):
-    """Two layers, and views of one value that are alike, so that an index looks for those."""
+    """Two layers, and a parameter with a gradient."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -32,7 +32,7 @@ class Layers(nn.Module):
         self.gradient.grad = torch.ones(4)
 
     def forward(self, x: Tensor) -> Tensor:
-        result: Tensor = self.first(x.view(-1, 4)) + self.second(x.view(-1, 4)) + self.gradient
+        result: Tensor = self.first(x) + self.second(x) + self.gradient
         return result
 
 
@@ -46,9 +46,7 @@ class WithoutLayers(SitePass[Site]):
         for node in index.nodes:
             call = read_linear(index, node)
             if call is not None:
-                value = node.args[0]
-                assert isinstance(value, torch.fx.Node)
-                index.same_value(value, node)
+                index.effects.written_between(node, node, index.nodes[-1])
                 index.readers(next(index.graph_module.parameters()))
                 yield _Layer(str(node.target), (node,))
 

@@ -103,6 +103,8 @@ FINE: list[Any] = [
     lambda m, h: h.view(size=(-1, 4, 2)).exp(),
     lambda m, h: h.detach().view(-1, 8).exp(),
     lambda m, h: torch.einsum("abc,abd->acd", h, h),
+    lambda m, h: torch.einsum("abc->cab", h).exp(),
+    lambda m, h: torch.ops.aten.atleast_3d.default(h).exp(),
     lambda m, h: torch.cat([h, h], -1),
     lambda m, h: h.size(0) * h.exp() * h.dim(),
     lambda m, h: F.scaled_dot_product_attention(h, h, h),
@@ -144,7 +146,6 @@ NOTICED: list[Any] = [
     lambda m, h: unknown(h.permute(1, 0, 2)),
     lambda m, h: h.frobnicate(),
     lambda m, h: h.contiguous(memory_format=torch.channels_last).exp(),
-    lambda m, h: torch.einsum("abc->cab", h).exp(),
     lambda m, h: torch.ops.aten.select_scatter.default(h, h[0], 0, 1),
 ]
 

@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-import json
-import pickle
-import subprocess
-import sys
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Annotated, Any
 
 import pytest
@@ -370,26 +365,3 @@ def test_time_is_linear_in_long_sums_and_products() -> None:
     index = GraphIndex(symbolic_trace(long))
     pattern = Pattern(lambda a, b, c: a * b * torch.exp(c))
     assert not [match for node in index.nodes for match in pattern.matches(index, node)]
-
-
-READER = """
-import pickle, sys, json, torch
-from fxopt_core import history, undo
-with open(sys.argv[1], "rb") as file:
-    graph_module = pickle.load(file)
-value = graph_module(torch.ones(1, 4)).tolist()
-undo(graph_module)
-print(json.dumps([value, [node.name for node in graph_module.graph.nodes], graph_module(torch.ones(1, 4)).tolist()]))
-"""
-
-
-def test_it_is_undone_in_another_process(tmp_path: Path) -> None:
-    """Which knows neither the pass nor its pattern."""
-    before = graph_of(Written(WAYS["weight first"]))
-    given, path = names(before), tmp_path / "fused"
-    fused = FuseRMSNorm()(before, expect=1)
-    path.write_bytes(pickle.dumps(fused))
-    done = subprocess.run([sys.executable, "-c", READER, str(path)], capture_output=True, text=True, check=True)
-    value, nodes, undone = json.loads(done.stdout)
-    assert value == fused(torch.ones(1, 4)).tolist() and nodes == given
-    torch.testing.assert_close(torch.tensor(undone), torch.tensor(value))

@@ -50,7 +50,7 @@ class Widen(ReversibleSitePass[LinearSite]):
                 rows = torch.cat([ref.tensor.detach(), ref.tensor.new_zeros(self.rows, *ref.tensor.shape[1:])])
                 setattr(module, key, nn.Parameter(rows))
         name = edit.add_module(call.weight.name.rpartition(".")[0] or "linear", f"wide{self.rows}", module)
-        wide = edit.call_module(name, call.input, before=node, like=[node], last_dim=size + self.rows)
+        wide = edit.undescribed(edit.call_module(name, call.input, before=node, like=[node]))
         edit.replace(node, edit.call_function(torch.narrow, wide, -1, 0, size, before=node, like=[node]))
         pieces: dict[str, Piece | None] = {r.key: Piece(f"{name}.{r.key}", ((0, 0, size),)) for r in call.tensors}
         edit.drop(call, pieces, twin=name)
@@ -98,11 +98,8 @@ def through_pickle(graph_module: GraphModule) -> GraphModule:
 class TestOfNewNodes:
     def test_pass_nodes_modules_and_source(self, through: Callable[[GraphModule], GraphModule]) -> None:
         graph_module = through(Widen(suffix="first")(traced()))
-        expected = Provenance(
-            "widen", Widen(suffix="first").signature, ("first",), ("first",), (), "line of first"
-        )  # fmt: skip
+        expected = Provenance("widen", Widen(suffix="first").signature, ("first",), ("first",))
         assert named(graph_module, "narrow") == named(graph_module, "wide1") == expected
-        assert expected.chain() == ("widen",)
         untouched = [n.name for n in iter_nodes(graph_module.graph) if provenance(n) is None]
         assert untouched == ["x", "second", "mul", "output"]
 
@@ -113,7 +110,6 @@ class TestOfNewNodes:
         (source,) = found.sources
         assert (source.nodes, source.modules) == (("first",), ("first",))
         assert source.signature == Widen(suffix="first").signature != found.signature
-        assert found.stack_trace == "line of first"
         assert str(found) == "widen: from wide1 (was wide1)\n  widen: from first (was first)"
 
     def test_renamed_in_between(self, through: Callable[[GraphModule], GraphModule]) -> None:
@@ -138,7 +134,7 @@ def test_of_nodes_that_undo_brought_back() -> None:
 def test_of_a_pass_that_only_marks() -> None:
     graph_module = Swap("mul", "add")(traced())
     found = named(graph_module, "mul")
-    assert (found.pass_name, found.nodes, found.stack_trace) == ("swap", ("mul",), "line of mul")
+    assert (found.pass_name, found.nodes) == ("swap", ("mul",))
     assert found.signature == Swap("mul", "add").signature
 
 
@@ -167,9 +163,9 @@ def test_stack_traces_and_module_stacks_stay() -> None:
     assert len(made) == 4
     for node in made:
         found = provenance(node)
-        assert found is not None and found.stack_trace is not None and "forward" in found.stack_trace
+        assert found is not None
         original = before[found.nodes[0]]
-        assert node.meta["stack_trace"] == original["stack_trace"] == found.stack_trace
+        assert node.meta["stack_trace"] == original["stack_trace"] and "forward" in node.meta["stack_trace"]
         assert node.meta["nn_module_stack"] == original["nn_module_stack"]
         assert [source.name for source in node.meta["from_node"]] == list(found.nodes)
 

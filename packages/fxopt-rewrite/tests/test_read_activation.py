@@ -17,23 +17,19 @@ SLOPE = {"negative_slope": 0.2}
 
 # what is called, its further arguments and keywords, and: name, settings, in place
 CALLS: list[tuple[Any, tuple[Any, ...], dict[str, Any], tuple[Any, ...]]] = [
-    (F.relu, (), {}, ("relu", {}, False)),
     (F.relu, (True,), {}, ("relu", {}, True)),
     (F.relu6, (), {"inplace": True}, ("relu6", {}, True)),
     (F.gelu, (), {"approximate": "tanh"}, ("gelu", {"approximate": "tanh"}, False)),
     (F.leaky_relu, (0.2, True), {}, ("leaky_relu", SLOPE, True)),
     (F.softplus, (2,), {}, ("softplus", {"beta": 2, "threshold": 20.0}, False)),
     (torch.clip, (0, 6), {}, ("clamp", {"min": 0, "max": 6}, False)),
-    (torch.special.expit, (), {}, ("sigmoid", {}, False)),
     ("tanh_", (), {}, ("tanh", {}, True)),
     ("clamp_min", (0,), {}, ("clamp_min", {"min": 0}, False)),
-    (aten.gelu.default, (), {}, ("gelu", {"approximate": "none"}, False)),
     (aten.hardtanh_.default, (0.0, 6.0), {}, ("hardtanh", {"min_val": 0.0, "max_val": 6.0}, True)),
     (aten.elu.default, (0.5, 1, 1), {}, ("elu", {"alpha": 0.5}, False)),
 ]
 MODULES: list[tuple[nn.Module, tuple[Any, ...]]] = [
     (nn.ReLU(inplace=True), ("relu", {}, True)),
-    (nn.ReLU6(), ("relu6", {}, False)),
     (nn.GELU("tanh"), ("gelu", {"approximate": "tanh"}, False)),
     (nn.LeakyReLU(0.2), ("leaky_relu", SLOPE, False)),
     (nn.Hardtanh(0, 6), ("hardtanh", {"min_val": 0, "max_val": 6}, False)),

@@ -432,21 +432,14 @@ class Divides(nn.Module):
 
 aten = torch.ops.aten
 ROUNDED: Sequence[Callable[[Any], object]] = [
-    lambda x: torch.div(x, 4, rounding_mode="floor"),
-    lambda x: x.div(4, rounding_mode="trunc"),
     lambda x: x.div_(4, rounding_mode="floor"),
-    lambda x: aten.div.Tensor_mode(x, 4, rounding_mode="floor"),
-    lambda x: aten.div_.Scalar_mode(x, 4, rounding_mode="trunc"),
-    lambda x: aten.divide.Tensor_mode(x, 4, rounding_mode="trunc"),
+    lambda x: aten.div.Tensor_mode(x, 4, rounding_mode="trunc"),
 ]
 OTHERS: Sequence[Callable[[Any], object]] = [
     lambda x: x // 4,
     lambda x: 4 / x,
     lambda x: x * 4,
-    lambda x: torch.floor_divide(x, 4),
-    lambda x: x.mul(4),
     lambda x: x.__rtruediv__(4),
-    lambda x: torch.remainder(x, 4),
 ]
 
 

@@ -240,10 +240,6 @@ class _Tree(EditVisitor):
 
     node_added = node_removed = node_replaced = users_ordered = custom = ignored
 
-    def unknown(self, found: str) -> CheckpointError:
-        """Return the error for an edit of an unknown kind."""
-        return CheckpointError(f"{found}, so that nobody knows which tensors pass `{self._pass_name}` has changed")
-
     def _parent(self, row: ModuleRow | TensorRow) -> _Module:
         """Return the module into which a tensor or module is restored."""
         parent_name, _, key = row.name.rpartition(".")

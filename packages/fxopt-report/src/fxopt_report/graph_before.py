@@ -155,10 +155,6 @@ class _FormerGraph(EditVisitor):
 
     users_ordered = module_added = tensor_removed = neutral = custom = ignored
 
-    def unknown(self, found: str) -> _UnknownError:
-        """Return the error for an edit that has no method here."""
-        return _UnknownError(found)
-
 
 class _Named:
     """A function or class of which only the name is known; callable, as torch.fx requires."""

@@ -71,7 +71,6 @@ from fxopt_rewrite.data.policies import (
 from fxopt_rewrite.dtypes import dtype_kind as dtype_kind
 from fxopt_rewrite.effects.analysis import Effects
 from fxopt_rewrite.effects.modules import is_plain_module as is_plain_module
-from fxopt_rewrite.effects.same_views import is_view as is_view
 from fxopt_rewrite.fast_paths import (
     is_plain_tensor as is_plain_tensor,
     needs_gradient as needs_gradient,
@@ -134,7 +133,6 @@ from fxopt_rewrite.reasons import REASONS
 from fxopt_rewrite.shapes.facts import TensorFacts, is_python_number, same_size, same_sizes, tensor_facts
 from fxopt_rewrite.shapes.infer import infer_shapes
 from fxopt_rewrite.shapes.kinds import MEMORY_FREE as MEMORY_FREE, Kind as Kind, kind_of as kind_of
-from fxopt_rewrite.shapes.meta import ONE_AT_A_TIME as ONE_AT_A_TIME, VALUE_KEYS as VALUE_KEYS
 from fxopt_rewrite.site_pass import ReversibleSitePass, Site, SitePass
 from fxopt_rewrite.special_files import special_kind as special_kind
 from fxopt_rewrite.tolerances import Tolerance, tolerance

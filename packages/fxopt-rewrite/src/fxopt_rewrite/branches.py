@@ -7,6 +7,7 @@ provides the function, which is called with the module, the names of the first a
 from __future__ import annotations
 
 import re
+import textwrap
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -122,7 +123,7 @@ def _branching(
             marked = _PLACE.fullmatch(line)
             number = None if marked is None else int(marked.group(1))
             if number in after and inside is not None:
-                written.append(_indented(inside))
+                written.append(textwrap.indent("".join(inside), "    "))
                 inside = None
             (written if inside is None else inside).append(line)
             if number in first:
@@ -146,8 +147,3 @@ def _branch(region: Region, place: dict[Node, int], function: str, result: str) 
         f"    {outputs}= {result};  {' = '.join([result, *done])} = None\n"
         "else:\n"
     )
-
-
-def _indented(lines: list[str]) -> str:
-    text = "".join(lines)
-    return "".join(f"    {line}" if line.strip() else line for line in text.splitlines(keepends=True))

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.fx import Graph, Node, Proxy
 from torch.fx.proxy import GraphAppendingTracer
 
-from fxopt_rewrite.calls.operation import Operation, read_call, read_operation
+from fxopt_rewrite.calls.operation import MODIFIERS, Operation, read_call, read_operation
 from fxopt_rewrite.calls.records import Obstacle, TensorRef
 from fxopt_rewrite.index import GraphIndex
 from fxopt_rewrite.ops.names import MISSING
@@ -192,8 +192,6 @@ _KINDS = {
     **dict.fromkeys(("add", "sub", "rsub"), "add"),
     **dict.fromkeys(("mul", "div", "neg", "reciprocal", "square", "pow"), "mul"),
 }
-# Arguments that make another operation of a sum or quotient, unless they have this value.
-_PLAIN: Mapping[str, object] = {"alpha": 1, "rounding_mode": None, "out": None}
 
 
 def _kinds_of(hint: Any) -> tuple[Any, ...]:
@@ -211,7 +209,7 @@ def _is_number(value: object) -> bool:
 def _operands(call: Operation) -> _Operands | None:
     """Return the kind and the operands of a sum or product; None for other operations."""
     kind = _KINDS.get(call.name)
-    if kind is None or call.inplace or any(call.arguments.get(key, value) != value for key, value in _PLAIN.items()):
+    if kind is None or call.inplace or any(call.arguments.get(key, value) != value for key, value in MODIFIERS.items()):
         return None
     operands: tuple[Any, ...] = (*call.operands, None, None)
     first, other = operands[:2]

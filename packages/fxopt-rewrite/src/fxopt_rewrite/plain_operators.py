@@ -1,7 +1,8 @@
 """The operators that an untrusted graph may call: they compute on tensors and numbers, and do nothing else.
 
-An operator of a new torch is refused until it is listed. None here opens, writes or maps a file, takes a function or a
-pickle, or reads memory by its address; tests compare the list with all that torch has registered.
+An operator of a new torch is refused until it is listed, but for those of ``torch.fft``, ``torch.linalg`` and
+``torch.special``. None here opens, writes or maps a file, takes a function or a pickle, or reads memory by its address;
+tests compare the list with all that torch has registered.
 """
 
 from __future__ import annotations
@@ -92,30 +93,9 @@ _ATEN = """
     _upsample_nearest_exact1d _upsample_nearest_exact2d _upsample_nearest_exact3d _weight_int4pack_mm
     _weight_int4pack_mm_for_cpu _weight_int8pack_mm _weight_norm _weight_norm_interface
 """
-_PREFIXED = {
-    "fft_": """
-        fft fft2 fftfreq fftn fftshift hfft hfft2 hfftn ifft ifft2 ifftn ifftshift ihfft ihfft2 ihfftn irfft irfft2
-        irfftn
-        rfft rfft2 rfftfreq rfftn
-    """,
-    "linalg_": """
-        cholesky cholesky_ex cond cross det diagonal eig eigh eigvals eigvalsh householder_product inv inv_ex
-        ldl_factor
-        ldl_factor_ex ldl_solve lstsq lu lu_factor lu_factor_ex lu_solve matmul matrix_exp matrix_norm matrix_power
-        matrix_rank multi_dot norm pinv qr slogdet solve solve_ex solve_triangular svd svdvals tensorinv tensorsolve
-        vander vecdot vector_norm
-    """,
-    "special_": """
-        airy_ai bessel_j0 bessel_j1 bessel_y0 bessel_y1 chebyshev_polynomial_t chebyshev_polynomial_u
-        chebyshev_polynomial_v chebyshev_polynomial_w digamma entr erf erfc erfcx erfinv exp2 expit expm1 gammainc
-        gammaincc gammaln hermite_polynomial_h hermite_polynomial_he i0 i0e i1 i1e laguerre_polynomial_l
-        legendre_polynomial_p log1p log_ndtr log_softmax logit logsumexp modified_bessel_i0 modified_bessel_i1
-        modified_bessel_k0 modified_bessel_k1 multigammaln ndtr ndtri polygamma psi round scaled_modified_bessel_k0
-        scaled_modified_bessel_k1 shifted_chebyshev_polynomial_t shifted_chebyshev_polynomial_u
-        shifted_chebyshev_polynomial_v shifted_chebyshev_polynomial_w sinc softmax spherical_bessel_j0 xlog1py xlogy
-        zeta
-    """,
-}
+_COMPUTING = ("fft_", "linalg_", "special_")
+"""Starts of the names of operators of which all compute only, those of a new torch too."""
+
 _OTHERS = {
     "higher_order": """
         associative_scan cond map_impl scan while_loop wrap_with_autocast wrap_with_set_grad_enabled
@@ -136,14 +116,13 @@ _WITHIN = re.compile(r"(?:Optional\[|List\[)*(\w+)\]*")
 
 @cache
 def plain_operators() -> frozenset[str]:
-    """Return the operators that an untrusted graph may call, as ``namespace::name``, in place or not.
+    """Return the operators that are listed, as ``namespace::name``.
 
     >>> "aten::add" in plain_operators(), "aten::save" in plain_operators()
     (True, False)
     """
-    aten = {*_ATEN.split(), *(prefix + name for prefix, names in _PREFIXED.items() for name in names.split())}
-    others = {f"{space}::{name}" for space, names in _OTHERS.items() for name in names.split()}
-    return frozenset({f"aten::{name}" for name in aten} | others)
+    spaces = {"aten": _ATEN, **_OTHERS}
+    return frozenset(f"{space}::{name}" for space, names in spaces.items() for name in names.split())
 
 
 def is_plain_operator(operator: object) -> bool:
@@ -161,7 +140,9 @@ def is_plain_operator(operator: object) -> bool:
 
 
 def is_plain_name(name: str, space: str = "aten") -> bool:
-    """Return whether operators of this name are listed."""
+    """Return whether an untrusted graph may call operators of this name, in place or not."""
+    if space == "aten" and name.startswith(_COMPUTING):
+        return True
     listed = plain_operators()
     in_place = name.endswith("_") and not name.endswith("__")
     return f"{space}::{name}" in listed or (in_place and f"{space}::{name[:-1]}" in listed)

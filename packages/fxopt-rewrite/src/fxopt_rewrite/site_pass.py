@@ -81,8 +81,8 @@ class SitePass(Transformation, Generic[SiteT]):
     def _rewrite_sites(self, graph_module: GraphModule, run: PassRun) -> None:
         index = GraphIndex(graph_module)
         edit = Editor(index, self)
-        ask = _Asking(run, graph_module)
-        refusals, rewritten = self._round(index, edit, ask)
+        left_out: dict[tuple[Node, ...], Refusal] = {}  # by instruments, in all rounds
+        refusals, rewritten = self._round(index, edit, run, left_out)
         rounds_left = len(index.nodes)
         while rewritten and self.repeats:
             if not rounds_left:
@@ -93,13 +93,15 @@ class SitePass(Transformation, Generic[SiteT]):
             rounds_left -= 1
             edit.finish()
             edit.index = index = GraphIndex(graph_module)
-            refusals, rewritten = self._round(index, edit, ask)
+            refusals, rewritten = self._round(index, edit, run, left_out)
         for refusal in refusals:
             edit.refuse(refusal)
         self.settle(edit)
         edit.finish()
 
-    def _round(self, index: GraphIndex, edit: Editor, ask: _Asking) -> tuple[list[Refusal], int]:
+    def _round(
+        self, index: GraphIndex, edit: Editor, run: PassRun, left_out: dict[tuple[Node, ...], Refusal]
+    ) -> tuple[list[Refusal], int]:
         """Rewrite the legal sites; return the refusals, and how many sites were rewritten."""
         refusals: list[Refusal] = []
         legal: deque[SiteT] = deque()
@@ -117,7 +119,9 @@ class SitePass(Transformation, Generic[SiteT]):
                 message = f"`{site.label}` overlaps another site of the same pass at node `{gone}`, which it took out"
                 refusals.append(index.refuse(site.label, "overlapping", message, *site.nodes))
                 continue
-            if (vetoed := ask.refusal(site.label, site.nodes)) is not None:
+            vetoed = left_out.get(site.nodes) or _vetoed(run, index.graph_module, site)
+            if vetoed is not None:
+                left_out[site.nodes] = vetoed
                 refusals.append(vetoed)
                 continue
             with edit.site(site.label):
@@ -126,23 +130,14 @@ class SitePass(Transformation, Generic[SiteT]):
         return refusals, rewritten
 
 
-class _Asking:
-    """Asks the instruments whether to rewrite sites; a site that they leave out stays left out in later rounds."""
-
-    def __init__(self, run: PassRun, graph_module: GraphModule) -> None:
-        self._run, self._graph_module = run, graph_module
-        self._left_out: dict[tuple[Node, ...], Refusal] = {}
-
-    def refusal(self, site: str, nodes: tuple[Node, ...]) -> Refusal | None:
-        if nodes in self._left_out:
-            return self._left_out[nodes]
-        for instrument in active_instruments():
-            decide: Callable[..., bool] | None = getattr(instrument, "should_rewrite", None)
-            if decide is not None and not decide(self._run, self._graph_module, site, nodes):
-                message = f"instrument {type(instrument).__name__} does not let `{self._run.name}` rewrite `{site}`"
-                self._left_out[nodes] = Refusal(site, "instrument", message, tuple(node.name for node in nodes))
-                return self._left_out[nodes]
-        return None
+def _vetoed(run: PassRun, graph_module: GraphModule, site: Site) -> Refusal | None:
+    """Return the refusal of an instrument that leaves a site out, or None."""
+    for instrument in active_instruments():
+        decide: Callable[..., bool] | None = getattr(instrument, "should_rewrite", None)
+        if decide is not None and not decide(run, graph_module, site.label, site.nodes):
+            message = f"instrument {type(instrument).__name__} does not let `{run.name}` rewrite `{site.label}`"
+            return Refusal(site.label, "instrument", message, tuple(node.name for node in site.nodes))
+    return None
 
 
 class ReversibleSitePass(SitePass[SiteT], ReversibleTransformation):

@@ -137,17 +137,9 @@ def _read_module(index: GraphIndex, node: Node, names: frozenset[str]) -> Operat
     name = name_of_module(cls, conv1d)
     if name is None or (names and name not in names):
         return None
-    value = plain_input(node, module, classes_of(names or frozenset((name,)), conv1d))
-    if isinstance(value, Obstacle):
-        return value
-    return Operation(node, name, module, full, lambda: _of_module(name, value, full, module))
-
-
-def plain_input(node: Node, module: nn.Module, classes: tuple[type[nn.Module], ...]) -> Node | Obstacle:
-    """Return the only argument of a module's call, or why it is not a plain call of one of these classes."""
-    full, source = str(node.target), type(module).__module__
-    if ".quantized." in source and not isinstance(module, classes):
-        return Obstacle(full, "not-a-parameter", f"module `{full}` is quantized ({source})")
+    classes = classes_of(names or frozenset((name,)), conv1d)
+    if ".quantized." in cls.__module__ and not isinstance(module, classes):
+        return Obstacle(full, "not-a-parameter", f"module `{full}` is quantized ({cls.__module__})")
     problem = module_problem(module, classes)
     if problem is not None:
         return Obstacle(full, problem[0], f"module `{full}` {problem[1]}")
@@ -155,7 +147,7 @@ def plain_input(node: Node, module: nn.Module, classes: tuple[type[nn.Module], .
     given = [*node.args, *(each for each in node.kwargs.values() if each is not None)]
     if value is None or len(given) != 1:
         return Obstacle(full, "unsupported-call", f"node `{node.name}` calls module `{full}` with further arguments")
-    return value
+    return Operation(node, name, module, full, lambda: _of_module(name, value, full, module))
 
 
 @cache
@@ -313,9 +305,9 @@ def _is_one_of(node: Node, owner: nn.Module | None, wanted: list[tuple[object, t
     if not any(found is not None and found[0] == target.name for _, found in wanted):
         return False
     arguments, inplace = bind(target, node.args, node.kwargs)
-    plainly = all(arguments.get(key, value) == value for key, value in _MODIFIERS.items())
+    plainly = all(arguments.get(key, value) == value for key, value in MODIFIERS.items())
     return plainly and any(found == (target.name, inplace) for _, found in wanted)
 
 
-_MODIFIERS: Mapping[str, object] = {"alpha": 1, "rounding_mode": None, "out": None}
+MODIFIERS: Mapping[str, object] = {"alpha": 1, "rounding_mode": None, "out": None}
 """Arguments that change the operation, unless they have this value."""

@@ -30,7 +30,7 @@ from fxopt_rewrite.calls.records import (
 )
 from fxopt_rewrite.index import GraphIndex
 from fxopt_rewrite.layers import tensor_problem
-from fxopt_rewrite.ops.vocabulary import signature_of
+from fxopt_rewrite.ops.vocabulary import MODULES, signature_of
 
 
 def owner_of(name: str) -> str:
@@ -104,18 +104,15 @@ def _weighted(
     ref = found["weight"]
     if ref is None or not isinstance(value, Node):
         return Obstacle(node.name, "unsupported-call", f"node `{node.name}` has no input value or no weight")
-    if module is not None:
-        return value, ref, found["bias"], module, name, module.training
-    owner = owner_of(ref.name)
-    return value, ref, found["bias"], None, owner, trains(index, node, owner)
+    return value, ref, found["bias"], *_holder(index, operation, ref)
 
 
 def _holder(index: GraphIndex, operation: Operation, *refs: TensorRef | None) -> tuple[nn.Module | None, str, bool]:
-    """Return the module of a call, its name or else that of the owner of its tensors, and whether it trains."""
+    """Return the module of a call, its name or else that of the owner of its tensors or "", and whether it trains."""
     if operation.module is not None:
         return operation.module, operation.module_name, operation.module.training
     owner = owner_of(next((ref.name for ref in refs if ref is not None), ""))
-    return None, owner or operation.node.name, trains(index, operation.node, owner)
+    return None, owner, trains(index, operation.node, owner)
 
 
 def read_linear(index: GraphIndex, node: Node, *, transposed: bool = False) -> LinearCall | Obstacle | None:
@@ -251,8 +248,7 @@ def read_batch_norm(index: GraphIndex, node: Node) -> BatchNormCall | Obstacle |
         return Obstacle(node.name, "unsupported-call", f"node `{node.name}` computes its own eps or training flag")
     weight, bias, mean, var = (refs[key] for key in _STATE)
     _, name, _ = _holder(index, operation, weight, bias, mean, var)
-    owner = name if name in index.modules else ""
-    counter = module_tensor(index.modules[owner], owner, "num_batches_tracked")
+    counter = module_tensor(index.modules[name], name, "num_batches_tracked")
     ranks = () if module is None else _RANKS.get(type(module), ())
     return BatchNormCall(node, value, weight, bias, module, name, training, mean, var, counter, eps, ranks)
 
@@ -315,27 +311,8 @@ def read_embedding(index: GraphIndex, node: Node) -> EmbeddingCall | Obstacle | 
     return EmbeddingCall(node, value, weight, None, *_holder(index, operation, weight), padding)
 
 
-_ACTIVATIONS = frozenset(
-    [
-        "clamp",
-        "clamp_min",
-        "elu",
-        "gelu",
-        "hardsigmoid",
-        "hardswish",
-        "hardtanh",
-        "leaky_relu",
-        "log_sigmoid",
-        "mish",
-        "relu",
-        "relu6",
-        "selu",
-        "sigmoid",
-        "silu",
-        "softplus",
-        "tanh",
-    ]
-)
+_OF_MODULES = frozenset(name for cls, name in MODULES.items() if cls.__module__ == "torch.nn.modules.activation")
+_ACTIVATIONS = _OF_MODULES - {"softmax", "log_softmax"} | {"clamp", "clamp_min"}
 
 
 def read_activation(index: GraphIndex, node: Node) -> ActivationCall | Obstacle | None:
@@ -401,13 +378,10 @@ def read_true_division(index: GraphIndex, node: Node) -> TrueDivision | Obstacle
     operation = read_call(node)
     if operation is None or operation.name != "div":
         return None
-    arguments = dict(operation.arguments)
-    value, divisor = arguments.pop("input", None), arguments.pop("other", None)
-    if arguments.pop("rounding_mode", None) is not None:
-        constant = not isinstance(divisor, Node)  # no pass looks for division by a tensor
+    call = read_elementwise(node)
+    if not isinstance(call, ElementwiseCall):
+        return call
+    if call.rounding_mode is not None:
+        constant = not isinstance(call.right, Node)  # no pass looks for division by a tensor
         return Obstacle(node.name, "rounding-mode", f"node `{node.name}` rounds its quotient") if constant else None
-    if not isinstance(value, Node) or divisor is None:
-        return None
-    if arguments:
-        return Obstacle(node.name, "unsupported-call", f"node `{node.name}` is given {', '.join(sorted(arguments))}")
-    return TrueDivision(node, value, divisor, operation.inplace)
+    return TrueDivision(node, call.left, call.right, call.inplace) if isinstance(call.left, Node) else None

@@ -19,7 +19,7 @@ import typing
 from abc import ABCMeta
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, ClassVar, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch.fx.traceback import NodeSource
@@ -46,9 +46,6 @@ _AS_THEY_ARE = frozenset({str, bool, type(None)})
 _NESTED = frozenset({list, dict})
 
 
-# -- forms that every writer shares
-
-
 def _int_form(value: int, _: Write) -> Form:
     return value if -(2**63) <= value < 2**63 else {"int": format(value, "x")}  # Python refuses decimals of any length
 
@@ -69,8 +66,7 @@ def _pairs(key: str) -> Callable[[Any, Write], Form]:
     return lambda value, write: {key: [[write(name), write(item)] for name, item in value.items()]}
 
 
-Forms = Mapping[type, Callable[[Any, Write], Form]]
-FORMS: Forms = {
+_FORMS: Mapping[type, Callable[[Any, Write], Form]] = {
     int: _int_form,
     float: lambda value, _: value if value - value == 0 else {"float": repr(value)},
     complex: lambda value, _: {"complex": [repr(value.real), repr(value.imag)]},
@@ -88,6 +84,8 @@ FORMS: Forms = {
     torch.device: _text_form("device"),
     torch.layout: _text_form("layout"),
     torch.memory_format: _text_form("memory_format"),
+    NodeSource: lambda value, _: {"source": value.to_dict()},
+    Unresolved: lambda value, _: {"name": value.name} if value.form is None else json.loads(value.form),
 }
 
 
@@ -102,12 +100,6 @@ class ValueWriter:
         objects: a list that collects values without a form, whose index is written; with None, they are an error.
         names: the policy for names.
     """
-
-    _forms: ClassVar[Forms] = {
-        **FORMS,
-        NodeSource: lambda value, _: {"source": value.to_dict()},
-        Unresolved: lambda value, _: {"name": value.name} if value.form is None else json.loads(value.form),
-    }
 
     def __init__(
         self,
@@ -138,30 +130,18 @@ class ValueWriter:
             return [self.write(item) for item in value]
         if cls in self._own:
             return self._own[cls](self, value)
-        form = self._forms.get(cls)
-        if form is not None:
-            return form(value, self.write)
-        found = self._of_subclass(value)
-        return self._named(value) if found is None else found
-
-    def _of_subclass(self, value: Any) -> Form | None:
-        """Return the form of a value whose exact type is not known, or None."""
-        cls = type(value)
+        if cls in _FORMS:
+            return _FORMS[cls](value, self.write)
         if isinstance(value, enum.Enum) and self.names.name(cls):
             return {"enum": [self.names.name(cls), self.write(value.value)]}
         if isinstance(value, tuple) and hasattr(value, "_fields") and self.names.name(cls):
             return {"namedtuple": [self.names.name(cls), [self.write(item) for item in value]]}
-        if isinstance(value, list):  # torch's immutable ones, too
-            return FORMS[list](value, self.write)
-        if isinstance(value, dict):
-            return FORMS[OrderedDict if isinstance(value, OrderedDict) else dict](value, self.write)
-        return None
-
-    def _named(self, value: Any) -> Form:
+        for base in (list, OrderedDict, dict):  # torch's immutable ones, too
+            if isinstance(value, base):
+                return _FORMS[base](value, self.write)
         name = self.names.name(value)
-        return self._without_form(value) if name is None else {"name": name}
-
-    def _without_form(self, value: Any) -> Form:
+        if name is not None:
+            return {"name": name}
         if self._objects is None:
             raise InexpressibleError(f"found {describe(value)}, which data cannot express")
         self._objects.append(value)

@@ -1,15 +1,15 @@
 """A graph as rows of data, and back, node for node: for archives and tables of sizes.
 
 Each node is one row: operation, name, target, arguments with other nodes by position, and the origin of the node.
-Besides the rows, the data holds the orders of users and inputs that building the graph would not reproduce, and the
-names that are taken. Fake tensors and shapes (`val`, `tensor_meta`) are left out. torch generates Python from a graph,
-so reading one checks whatever becomes code.
+Besides the rows, the data holds the orders of users that building the graph would not reproduce. Fake tensors and
+shapes (`val`, `tensor_meta`) are left out. torch generates Python from a graph, so reading one checks whatever becomes
+code.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, NoReturn
 
@@ -19,9 +19,7 @@ from torch.fx import Graph, Node
 from fxopt_core import (
     add_node,
     class_path,
-    inputs_of,
     iter_nodes,
-    names_of,
     set_arguments,
     set_order,
 )
@@ -34,86 +32,46 @@ _SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 
 
 def write_graph(
-    graph: Graph,
-    values: ValueWriter,
-    extra: Callable[[Node], Mapping[str, Form]] = lambda node: {},
-    nodes: Iterable[Node] | None = None,
+    graph: Graph, values: ValueWriter, extra: Callable[[Node], Mapping[str, Form]] = lambda node: {}
 ) -> dict[str, Form]:
-    """Return a graph as data, or only some of its nodes; ``extra`` returns further entries of a node's row.
+    """Return a graph as data; ``extra`` returns further entries of a node's row.
 
     An `InexpressibleError` for a target or an argument names the node.
     """
-    writer = _Writer(list(iter_nodes(graph) if nodes is None else nodes), values)
-    rows = [{**writer.row(node), **extra(node)} for node in writer.nodes]
+    positions = {node: position for position, node in enumerate(iter_nodes(graph))}
+    own: dict[type, Callable[[ValueWriter, Any], Form]] = dict.fromkeys(_SYMBOLIC, _refuse_symbolic)
+    values = values.with_own({**own, Node: lambda _, node: {"node": positions[node]}})
+    users = {position: [positions[user] for user in node.users] for node, position in positions.items()}
     return {
-        "rows": rows,
-        "users": writer.orders(lambda node: node.users, writer.users()),
-        "inputs": writer.orders(inputs_of, writer.inputs),
-        "names": sorted(names_of(graph).taken.difference(node.name for node in writer.nodes)),
-        "counts": dict(names_of(graph).counts),
+        "rows": [{**_row(node, values), **extra(node)} for node in positions],
+        "users": [[position, order] for position, order in users.items() if order != sorted(order)],
     }
 
 
-class _Writer:
-    """Writes the rows of one graph."""
-
-    def __init__(self, nodes: list[Node], values: ValueWriter) -> None:
-        self.nodes = nodes
-        self.inputs: list[dict[int, None]] = []  # of each node, in the order of its arguments
-        self._positions = {node: position for position, node in enumerate(nodes)}
-        # Each reference and stack is one object, which a pickle writes once.
-        self._references = [{"node": position} for position in range(len(nodes))]
-        self._stacks: dict[object, Form] = {}
-        self._values = values.with_own({Node: self._node, **dict.fromkeys(_SYMBOLIC, _refuse_symbolic)})
-
-    def row(self, node: Node) -> dict[str, Form]:
-        self.inputs.append({})
-        target = node.target if isinstance(node.target, str) else self._part(node, "target", node.target)
-        args = [self._part(node, "argument", argument) for argument in node.args]
-        kwargs = {name: self._part(node, "argument", argument) for name, argument in node.kwargs.items()}
-        if node.op == "call_method" and not self._values.names.is_method(target):
-            raise InexpressibleError(f"node `{node.name}` calls method `{target}`, which tensors do not have")
-        row = {"op": node.op, "name": node.name, "target": target, "args": args, "kwargs": kwargs}
-        if node.type is not None:
-            with suppress(InexpressibleError):  # torch does not read it
-                row["type"] = self._values.write(node.type)
-        return {**row, **self._origin(node)}
-
-    def _part(self, node: Node, role: str, value: object) -> Form:
+def _row(node: Node, values: ValueWriter) -> dict[str, Form]:
+    def part(role: str, value: object) -> Form:
         try:
-            return self._values.write(value)
+            return values.write(value)
         except InexpressibleError as error:
             raise InexpressibleError(f"node `{node.name}`, {role}: {error}") from error
 
-    def _node(self, _: ValueWriter, node: Node) -> Form:
-        position = self._positions[node]
-        self.inputs[-1][position] = None
-        return self._references[position]
-
-    def _origin(self, node: Node) -> dict[str, Form]:
-        kept: dict[str, Form] = {}
-        trace, stack = node.meta.get("stack_trace"), node.meta.get("nn_module_stack")
-        if isinstance(trace, str):
-            kept["trace"] = trace
-        if isinstance(stack, dict) and all(isinstance(entry, tuple) and len(entry) == 2 for entry in stack.values()):
-            named = ((k, path, class_path(cls) if isinstance(cls, type) else cls) for k, (path, cls) in stack.items())
-            entries = tuple(tuple(map(str, entry)) for entry in named)
-            kind = "ordered_dict" if isinstance(stack, OrderedDict) else "dict"
-            kept["stack"] = self._stacks.setdefault((kind, entries), {kind: [list(entry) for entry in entries]})
-        return kept
-
-    def users(self) -> list[dict[int, None]]:
-        """Return the users of each node in the order that building the graph gives."""
-        users: list[dict[int, None]] = [{} for _ in self.nodes]
-        for position, inputs in enumerate(self.inputs):
-            for value in inputs:
-                users[value][position] = None
-        return users
-
-    def orders(self, actual: Callable[[Node], Iterable[Node]], natural: list[dict[int, None]]) -> list[Form]:
-        """Return the positions and orders of nodes whose users or inputs are not in the natural order."""
-        found = [[self._positions[other] for other in actual(node) if other in self._positions] for node in self.nodes]
-        return [[position, order] for position, order in enumerate(found) if order != list(natural[position])]
+    target = node.target if isinstance(node.target, str) else part("target", node.target)
+    args = [part("argument", argument) for argument in node.args]
+    kwargs = {name: part("argument", argument) for name, argument in node.kwargs.items()}
+    if node.op == "call_method" and not values.names.is_method(target):
+        raise InexpressibleError(f"node `{node.name}` calls method `{target}`, which tensors do not have")
+    row = {"op": node.op, "name": node.name, "target": target, "args": args, "kwargs": kwargs}
+    if node.type is not None:
+        with suppress(InexpressibleError):  # torch does not read it
+            row["type"] = values.write(node.type)
+    trace, stack = node.meta.get("stack_trace"), node.meta.get("nn_module_stack")
+    if isinstance(trace, str):
+        row["trace"] = trace
+    if isinstance(stack, dict) and all(isinstance(entry, tuple) and len(entry) == 2 for entry in stack.values()):
+        named = ((k, path, class_path(cls) if isinstance(cls, type) else cls) for k, (path, cls) in stack.items())
+        kind = "ordered_dict" if isinstance(stack, OrderedDict) else "dict"
+        row["stack"] = {kind: [list(map(str, entry)) for entry in named]}
+    return row
 
 
 def _refuse_symbolic(_: ValueWriter, value: object) -> NoReturn:
@@ -148,19 +106,12 @@ def read_graph(
     for node, row in zip(nodes, data["rows"], strict=True):
         _fill(node, row, values)
         extra(node, row)
-    for key, of_node in (("users", lambda node: node.users), ("inputs", inputs_of)):
-        for position, order in data[key]:
-            _reorder(_node_at(position, nodes), of_node, [_node_at(other, nodes) for other in order])
-    names_of(graph).taken.update(map(str, data["names"]))
-    names_of(graph).counts.update({str(key): int(count) for key, count in data["counts"].items()})
+    for position, users in data["users"]:
+        node, order = _node_at(position, nodes), [_node_at(user, nodes) for user in users]
+        if len(order) != len(node.users) or set(order) != node.users.keys():
+            raise MalformedError(f"node `{node.name}` has other users than those listed")
+        set_order(node.users, order)
     return graph
-
-
-def _reorder(node: Node, of_node: Callable[[Node], dict[Node, None]], order: list[Node]) -> None:
-    found = of_node(node)
-    if len(order) != len(found) or set(order) != found.keys():
-        raise MalformedError(f"node `{node.name}` has other users or inputs than those listed")
-    set_order(found, order)
 
 
 def _node_at(position: object, nodes: Sequence[Node]) -> Node:

@@ -169,7 +169,7 @@ class Effects:
         if target not in self._modules:
             module: object = self._known_modules.get(target)
             module = attribute(self._graph_module, target) if module is None else module
-            self._modules[target] = (rule_of_module(module, _writes_nothing), ("module", id(module)))
+            self._modules[target] = (rule_of_module(module), ("module", id(module)))
         return self._modules[target]
 
     def _state_written(self, node: Node, effect: Effect) -> Sequence[Hashable]:
@@ -232,10 +232,3 @@ def _storage_of(tensor: Tensor) -> Hashable:
         return "storage", tensor.untyped_storage()._cdata
     except (NotImplementedError, RuntimeError, ValueError):  # sparse, opaque and lazy tensors have none
         return "tensor", id(tensor)
-
-
-def _writes_nothing(graph_module: GraphModule) -> bool:
-    effects = Effects(graph_module)
-    found = map(effects.effect, iter_nodes(graph_module.graph))
-    writing = any(effect.writes or effect.opaque for effect in found)
-    return not writing and not any(map(effects.tensor_written, tensors_of(graph_module)))

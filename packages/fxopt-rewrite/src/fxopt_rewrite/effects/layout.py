@@ -86,7 +86,7 @@ def _layout_after(user: Node, name: str | None, member: Node, layout: Layout, co
         if layout is Layout.PACKED:
             return layout
         return Layout.VIEW if layout is Layout.SLICE and _keeps_rows(user, name, member, columns) else None
-    return Layout.VIEW if name in tables.ANY_STRIDES else None
+    return None if name is None or name.startswith("builtins.") else Layout.VIEW  # other views take any strides
 
 
 def _columns_of(node: Node, graph_module: GraphModule) -> int | None:

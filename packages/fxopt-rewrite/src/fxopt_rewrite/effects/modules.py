@@ -1,18 +1,16 @@
 """What calling a module may write, and what its result may share memory with.
 
-Exact types of ``torch.nn`` are in `fxopt_rewrite.ops.tables`; a ``Sequential`` and a nested graph module follow from
-what they call. fxopt's layers whose results are new tensors set ``only_computes``; ``overwritten`` lists position and
-name of each input that a call may write to and return instead. Every other module, and any with hooks, is opaque: it
-may write and share its inputs, parameters and buffers.
+Exact types of ``torch.nn`` are in `fxopt_rewrite.ops.tables`. fxopt's layers whose results are new tensors set
+``only_computes``; ``overwritten`` lists position and name of each input that a call may write to and return instead.
+Every other module, and any with hooks, is opaque: it may write and share its inputs, parameters and buffers.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from dataclasses import dataclass
 
 from torch import Tensor, nn
-from torch.fx import GraphModule
 
 from fxopt_rewrite.effects.rules import OPAQUE, Argument, Rule
 from fxopt_rewrite.layers import conv1d_class
@@ -33,20 +31,16 @@ class ModuleRule:
     written: tuple[Tensor, ...] = ()
 
 
-def rule_of_module(module: object, writes_nothing: Callable[[GraphModule], bool]) -> ModuleRule:
-    """Return what calls of a module do; ``writes_nothing`` judges a nested graph module."""
+def rule_of_module(module: object) -> ModuleRule:
+    """Return what calls of a module do."""
     if not isinstance(module, nn.Module):
         return ModuleRule(OPAQUE)
     if _is_guards_function(module):
         return ModuleRule(Rule("nn.GuardsFn"))
     if is_plain_module(module):
-        if type(module) is nn.Sequential:
-            return _rule_of_sequential([rule_of_module(child, writes_nothing) for child in module])
         ours = getattr(type(module), "only_computes", False)
         if ours or type(module) in _KNOWN or type(module) is conv1d_class():
             return _rule_of_known(module)
-        if isinstance(module, GraphModule) and writes_nothing(module):
-            return ModuleRule(Rule(None, aliases_all=True))
     return ModuleRule(OPAQUE, tuple(tensors_of(module)))
 
 
@@ -85,16 +79,3 @@ def _written(module: nn.Module) -> Iterator[Tensor]:
         yield from (buffer for buffer in module._buffers.values() if buffer is not None)
     if isinstance(module, (nn.Embedding, nn.EmbeddingBag)) and module.max_norm is not None:
         yield module.weight
-
-
-def _rule_of_sequential(parts: list[ModuleRule]) -> ModuleRule:
-    """Return the rule for a chain; a part can write the input only if all parts before it may return the input."""
-    whole = Rule("nn.Sequential", aliases_all=True)
-    reaches, written = True, tuple(tensor for part in parts for tensor in part.written)
-    for part in parts:
-        if part.rule.opaque:
-            return ModuleRule(OPAQUE, written)
-        if reaches and part.rule.writes:
-            whole = replace(whole, writes=(_INPUT,))
-        reaches = reaches and bool(part.rule.aliases or part.rule.aliases_all)
-    return ModuleRule(replace(whole, aliases_all=reaches), written)

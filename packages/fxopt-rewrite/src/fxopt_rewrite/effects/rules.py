@@ -81,7 +81,7 @@ class Rule:
                 written = [names.argument(node, *argument) for argument in switch.writes]
                 writes += written
                 aliases += written if switch.aliased else []
-        shared = self.aliases_all or (self.aliases_one and sum(1 for _ in names.nodes_in(node.args)) == 1)
+        shared = self.aliases_all or (self.aliases_one and len(names.nodes_in(node.args)) == 1)
         if shared or (self.containers and _may_be_containers(node, self.operation, known)):
             aliases += node.all_input_nodes
         return Effect(_holding_memory(writes, known), _holding_memory(aliases, known), False, self.operation)
@@ -90,7 +90,6 @@ class Rule:
 OPAQUE = Rule(opaque=True)
 _SELF = Argument(0, "self")
 _OUT = Argument(None, "out")
-_OUT_SWITCHES = (Switch(_OUT, None, (_OUT,), True),)
 
 
 def _is_on(value: object, default: object) -> bool:
@@ -100,14 +99,7 @@ def _is_on(value: object, default: object) -> bool:
 
 def _holding_memory(values: Iterable[object], known: Known) -> tuple[Node, ...]:
     """Return the nodes within the values, each once, except those that hold no memory."""
-    found: dict[Node, None] = {}
-    for value in values:
-        if value is names.MISSING:
-            continue
-        for node in (value,) if isinstance(value, Node) else names.nodes_in(value):
-            if known(node) not in MEMORY_FREE:
-                found[node] = None
-    return tuple(found)
+    return tuple(dict.fromkeys(node for node in names.nodes_in([*values]) if known(node) not in MEMORY_FREE))
 
 
 def _may_be_containers(node: Node, operation: str | None, known: Known) -> bool:
@@ -124,24 +116,19 @@ def _may_be_containers(node: Node, operation: str | None, known: Known) -> bool:
 
 def rule_of_function(target: Callable[..., object]) -> Rule:
     """Return the rule for the target of a ``call_function`` node."""
-    if isinstance(target, OpOverload):
-        return rule_of_overload(target)
-    if isinstance(target, OpOverloadPacket):
-        return _rule_of_packet(target)
+    if isinstance(target, OpOverload | OpOverloadPacket):
+        return rule_of_operator(target)
     source, name = names.source_of(target)
     rule = _RULES.get(source)
     return OPAQUE if rule is None else rule(name)
 
 
 @cache
-def rule_of_overload(overload: OpOverload) -> Rule:
-    """Return the rule for one overload of an operator."""
-    return _joined(names.aten_name(overload), (overload,), _is_trusted(names.qualified_name(overload)))
-
-
-@cache
-def _rule_of_packet(packet: OpOverloadPacket) -> Rule:
-    return _joined(names.aten_name(packet), names.overloads_of(packet), _is_trusted(names.qualified_name(packet)))
+def rule_of_operator(target: OpOverload | OpOverloadPacket) -> Rule:
+    """Return the rule for an operator, or for one overload of it."""
+    # Where a schema names no shared memory, third-party kernels may return their input all the same.
+    trusted = names.qualified_name(target).startswith(("aten::", "prims::"))
+    return _joined(names.aten_name(target), names.overloads_of(target), trusted)
 
 
 @cache
@@ -150,48 +137,48 @@ def rule_of_aten(name: str) -> Rule:
     return _joined(name, names.aten_overloads(name), True)
 
 
-def _is_trusted(operator_name: str) -> bool:
-    """Return whether to trust a schema that names no shared memory: third-party kernels may return their input."""
-    return operator_name.startswith(("aten::", "prims::"))
-
-
 def _joined(name: str | None, overloads: Iterable[OpOverload], trusted: bool) -> Rule:
     writes: dict[Argument, None] = {}
     aliases: dict[Argument, None] = {}
+    switches: list[Switch] = []
     aliases_all = False
     for overload in overloads:
         returns = any("Tensor" in str(result.type) for result in overload._schema.returns)
+        places: dict[str, Argument] = {}
         for place, parameter in enumerate(overload._schema.arguments):
+            argument = Argument(None if parameter.kwarg_only else place, parameter.name)
+            places[parameter.name] = argument
             if parameter.alias_info is not None:
-                argument = Argument(None if parameter.kwarg_only else place, parameter.name)
                 aliases.update({argument: None} if returns else {})
                 writes.update({argument: None} if parameter.alias_info.is_write else {})
-        aliases_all = aliases_all or (returns and _shares_silently(overload, name, trusted))
-    switches = (*_statistics_switch(name, overloads), *_OUT_SWITCHES)
+        if places.get("running_mean") not in writes:
+            switches += _statistics_switches(name or "", places)
+        aliases_all = aliases_all or (returns and _shares_silently(overload, name or "", trusted))
+    every = (*dict.fromkeys(switches), Switch(_OUT, None, (_OUT,), True))
     if name in tables.FRESH_OF_SEVERAL:
-        return Rule(name, aliases_one=True, switches=switches)
-    return Rule(name, tuple(writes), tuple(aliases), aliases_all, switches=switches)
+        return Rule(name, aliases_one=True, switches=every)
+    return Rule(name, tuple(writes), tuple(aliases), aliases_all, switches=every)
 
 
-def _shares_silently(overload: OpOverload, name: str | None, trusted: bool) -> bool:
+def _shares_silently(overload: OpOverload, name: str, trusted: bool) -> bool:
     """Return whether an operator may share memory although its schema says nothing of it."""
     if any(argument.alias_info is not None for argument in overload._schema.arguments):
         return False
-    if not trusted or name in tables.SILENT_ALIASES:
+    tagged = any(torch.Tag.maybe_aliasing_or_mutating in each.tags for each in names.aten_overloads(name))
+    if not trusted or name in tables.SILENT_ALIASES or (tagged and name != "batch_norm"):  # for its statistics
         return True
-    key = names.qualified_name(overload), "CompositeImplicitAutograd"
-    composite = has_kernel_for(*key)
-    return composite and name not in tables.FRESH_COMPOSITES
+    is_composite = has_kernel_for(names.qualified_name(overload), "CompositeImplicitAutograd")
+    private = name.startswith("_") and name not in tables.SAFE_PRIVATE_OPERATORS
+    return is_composite and (private or name.startswith(tables.SILENT_PREFIXES) or name.endswith("_backward"))
 
 
-def _statistics_switch(name: str | None, overloads: Iterable[OpOverload]) -> tuple[Switch, ...]:
-    if name not in tables.RUNNING_STATISTICS:
-        return ()
-    mean, variance, flag = tables.RUNNING_STATISTICS[name]
-    parameters = [argument.name for argument in next(iter(overloads))._schema.arguments]
-    written = (Argument(mean, parameters[mean]), Argument(variance, parameters[variance]))
-    switch = Argument(None, "") if flag is None else Argument(flag, parameters[flag])
-    return (Switch(switch, True, written, False),)
+def _statistics_switches(name: str, places: Mapping[str, Argument], default: object = True) -> list[Switch]:
+    """Return what makes a batch norm write its running statistics, which schemas do not tell."""
+    flag = places.get("training") or places.get("use_input_stats")
+    if "running_mean" not in places or (flag is None and "_stats" not in name):
+        return []
+    written = (places["running_mean"], places["running_var"])
+    return [Switch(flag or Argument(None, ""), default, written, False)]
 
 
 @cache
@@ -209,20 +196,13 @@ def rule_of_functional(name: str) -> Rule:
         switches.append(Switch(places["out"], None, (places["out"],), True))
     if "max_norm" in places:
         switches.append(Switch(places["max_norm"], None, (places["weight"], first), False))
-    flag = "use_input_stats" if name == "instance_norm" else "training"
-    if "running_mean" in places:
-        statistics = (places["running_mean"], places["running_var"])
-        switches.append(Switch(places[flag], name == "instance_norm", statistics, False))
+    switches += _statistics_switches(name, places, default=name == "instance_norm")
     return Rule(name, aliases=(first,) if name in tables.DROPOUTS else (), switches=tuple(switches))
 
 
-_INPLACE = tables.words("iadd iand iconcat ifloordiv ilshift imatmul imod imul ior ipow irshift isub itruediv ixor")
 _JOINING = frozenset({"add", "mul", "or_", "concat", "iadd", "imul", "ior", "iconcat", "setitem"})
-_READING = tables.words(
-    """
-    abs and_ eq floordiv ge gt inv invert le lshift lt matmul mod ne neg pow rshift sub truediv xor contains countOf
-    index indexOf is_ is_not length_hint not_ truth
-    """
+_READING = (tables.ARITHMETIC - _JOINING) | tables.words(
+    "contains countOf index indexOf is_ is_not length_hint not_ truth"
 )
 
 
@@ -235,7 +215,7 @@ def _rule_of_builtin(name: str) -> Rule:
 @cache
 def _rule_of_operator(name: str) -> Rule:
     first = Argument(0, "a")
-    if name in _INPLACE | {"setitem", "delitem"}:
+    if name in tables.INPLACE_OPERATORS | {"setitem", "delitem"}:
         kept = () if name in {"setitem", "delitem"} else (first,)
         return Rule(name, writes=(first,), aliases=kept, containers=name in _JOINING)
     if name in {"getitem", "pos"}:
@@ -262,19 +242,13 @@ def rule_of_method(name: str) -> Rule:
 
 
 def _rule_of_dunder(name: str) -> Rule:
-    plain = name.strip("_")
-    if not hasattr(torch.Tensor, name) and not hasattr(operator, name):
-        return OPAQUE
     if name in tables.PURE_METHODS:
         return Rule(name)
-    if plain in _INPLACE | {"getitem", "setitem", "delitem", "pos"}:
-        return _rule_of_operator(plain)
-    reflected = plain[1:] if plain.startswith("r") and plain not in {"rshift"} else plain
-    operation = {"and": "and_", "or": "or_", "div": "truediv"}.get(reflected, reflected)
-    return _rule_of_operator(operation) if operation in _READING | _JOINING else OPAQUE
-
-
-_TRANSPOSING = frozenset({"T", "mT", "H", "mH"})
+    if not hasattr(torch.Tensor, name) and not hasattr(operator, name):
+        return OPAQUE
+    plain = name.strip("_")
+    reflected = plain[1:] if plain.startswith("r") and plain != "rshift" else plain
+    return _rule_of_operator({"and": "and_", "or": "or_", "div": "truediv"}.get(reflected, reflected))
 
 
 def _rule_of_torch(name: str) -> Rule:
@@ -299,4 +273,5 @@ def rule_of_getattr(name: object) -> Rule:
     """Return the rule for reading an attribute."""
     if name in tables.PURE_ATTRIBUTES:
         return Rule("builtins.getattr")
-    return Rule(str(name) if name in _TRANSPOSING | {"data", "real"} else "builtins.getattr", aliases_all=True)
+    known = name in ("T", "mT", "H", "mH", "data", "real")
+    return Rule(str(name) if known else "builtins.getattr", aliases_all=True)

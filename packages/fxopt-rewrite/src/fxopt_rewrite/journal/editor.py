@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from itertools import pairwise
 from types import MappingProxyType
 from typing import Any
@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.fx import GraphModule, Node
 from torch.fx.node import map_arg
+from torch.fx.traceback import NodeSource, NodeSourceAction
 
 from fxopt_core import (
     META_KEY,
@@ -39,29 +40,17 @@ from fxopt_rewrite.calls.records import ParameterisedCall
 from fxopt_rewrite.data.codec import FIELDS
 from fxopt_rewrite.index import GraphIndex
 from fxopt_rewrite.journal import edits
-from fxopt_rewrite.journal.arguments import check_arguments
 from fxopt_rewrite.journal.dead import dead_nodes
-from fxopt_rewrite.journal.graph_edits import NameCounts, TargetNodes, insert_node, source_note
+from fxopt_rewrite.journal.graph_edits import TargetNodes
 from fxopt_rewrite.journal.journal import Edits
 from fxopt_rewrite.journal.order import KeyOrders
 from fxopt_rewrite.journal.rewiring import Rewiring, places_of
 from fxopt_rewrite.layers import plain_attributes
+from fxopt_rewrite.shapes.facts import VALUE_KEYS
 from fxopt_rewrite.shapes.infer import describe_values, fake_values
-from fxopt_rewrite.shapes.meta import VALUE_KEYS, Resized
 
 _NEVER_RECORDED = frozenset({META_KEY, *VALUE_KEYS})
 _PLAIN = frozenset(vars(nn.Module()))
-
-
-@dataclass
-class SiteLog:
-    """The names of the nodes and modules that were removed and inserted at one site, and the pass's note on it."""
-
-    nodes_before: list[str] = field(default_factory=list)
-    nodes_after: list[str] = field(default_factory=list)
-    modules_before: list[str] = field(default_factory=list)
-    modules_after: list[str] = field(default_factory=list)
-    note: str = ""
 
 
 class Editor:
@@ -84,7 +73,7 @@ class Editor:
         self.edits: list[edits.Edit] = [] if self._run.edits is None else self._run.edits
         self._run.edits = self.edits
         self._run.closing.append(self._close)
-        self._log = SiteLog()
+        self._note = ""
         self._ids: dict[Node, int] = {}
         self._replaced: dict[Node, Node] = {}
         self._erased: set[Node] = set()
@@ -94,8 +83,8 @@ class Editor:
         self._inputs_noted: set[Node] = set()
         self._labels: dict[tuple[str, str], int] = {}  # the last number given to a label beneath a parent
         self._targets = TargetNodes(self.graph)
-        self._counts, self._orders = NameCounts(self.graph), KeyOrders()
-        self._rewiring, self._resized = Rewiring(), Resized()
+        self._orders = KeyOrders()
+        self._rewiring = Rewiring()
 
     def _close(self) -> None:
         self._rewiring.flush()
@@ -112,24 +101,21 @@ class Editor:
     @contextmanager
     def site(self, name: str) -> Iterator[None]:
         """Record the edits inside the ``with`` block as one rewrite, of the site with this name."""
-        self._log = SiteLog()
+        first, self._note = len(self.edits), ""
         yield
-        log = self._log
-        nodes = tuple(log.nodes_before), tuple(log.nodes_after)
-        modules = tuple(log.modules_before), tuple(log.modules_after)
-        self._run.rewrites.append(Rewrite(name, *nodes, *modules, log.note))
+        made = self.edits[first:]
+        removed = tuple(edit.row.name for edit in edits.of_kind(made, edits.NodeRemoved))
+        added = tuple(edit.row.name for edit in edits.of_kind(made, edits.NodeAdded))
+        gone = tuple(edit.row.name for edit in made if isinstance(edit, edits.ModuleRemoved | edits.TensorRemoved))
+        new = tuple(edit.name for edit in edits.of_kind(made, edits.ModuleAdded))
+        self._run.rewrites.append(Rewrite(name, removed, added, gone, new, self._note))
 
     def note(self, text: str) -> None:
         """Add a sentence to the rewrite of the current site."""
-        self._log.note = text
+        self._note = text
 
     def derived(self, derived: Derived) -> None:
-        """Record how new tensors are computed from original ones.
-
-        Raises:
-            ValueError: Its functions do not accept the arguments that they will be called with.
-        """
-        check_arguments(derived)
+        """Record how new tensors are computed from original ones; it is checked when a checkpoint needs it."""
         self._run.derived.append(derived)
 
     def record(self, edit: edits.CustomEdit) -> None:
@@ -156,21 +142,12 @@ class Editor:
         """Return whether one of these nodes has been removed already."""
         return any(node in self._erased for node in nodes)
 
-    def call_module(
-        self, name: str, *args: Any, before: Node, like: Sequence[Node], last_dim: int | None = None
-    ) -> Node:
+    def call_module(self, name: str, *args: Any, before: Node, like: Sequence[Node]) -> Node:
         """Insert a call of a module; see `call_function` for the other parameters."""
-        return self._insert("call_module", name, args, {}, before, like, like[0], last_dim)
+        return self._insert("call_module", name, args, {}, before, like)
 
     def call_function(
-        self,
-        function: Callable[..., Any],
-        *args: Any,
-        before: Node,
-        like: Sequence[Node],
-        value_of: Node | None = None,
-        last_dim: int | None = None,
-        **kwargs: Any,
+        self, function: Callable[..., Any], *args: Any, before: Node, like: Sequence[Node], **kwargs: Any
     ) -> Node:
         """Insert a call of a function.
 
@@ -178,53 +155,40 @@ class Editor:
             function: what to call.
             args: its arguments; replaced nodes are followed.
             before: the node to insert it before.
-            like: the nodes that it replaces; its ``meta`` is that of the first.
-            value_of: the node whose described value the new one copies; by default the first of ``like``.
-            last_dim: size of the last dimension of its value, if it differs.
+            like: the nodes that it replaces; its ``meta`` is that of the first. If the value has another shape or
+                strides, give the new node to `undescribed`.
             kwargs: its keyword arguments; replaced nodes are followed.
 
         Returns:
             The new node, marked as transformed.
         """
-        return self._insert("call_function", function, args, kwargs, before, like, value_of or like[0], last_dim)
+        return self._insert("call_function", function, args, kwargs, before, like)
 
     def get_attr(self, name: str, *, before: Node, like: Sequence[Node]) -> Node:
         """Insert a node that reads a parameter or buffer; see `call_function` for the other parameters."""
-        return self._insert("get_attr", name, (), {}, before, like, like[0], None)
+        return self._insert("get_attr", name, (), {}, before, like)
 
     def call_method(self, name: str, *args: Any, before: Node, like: Sequence[Node], **kwargs: Any) -> Node:
         """Insert a call of a method of its first argument; see `call_function` for the other parameters."""
-        return self._insert("call_method", name, args, kwargs, before, like, like[0], None)
+        return self._insert("call_method", name, args, kwargs, before, like)
 
     def _insert(
-        self,
-        op: str,
-        target: Any,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        before: Node,
-        like: Sequence[Node],
-        value_of: Node,
-        last_dim: int | None,
+        self, op: str, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any], before: Node, like: Sequence[Node]
     ) -> Node:
         if before in self._erased:
             raise ValueError(f"node `{before.name}` was taken out already; insert before a node that is still there")
         args, kwargs = map_arg(args, self._now_used), map_arg(kwargs, self._now_used) if kwargs else {}
-        node = insert_node(self.graph, before, op, target, args, kwargs)
+        with self.graph.inserting_before(before):
+            node = self.graph.create_node(op, target, args, kwargs)
         meta = node.meta
         meta.clear()
         meta.update(like[0].meta)
-        meta["from_node"] = [source_note(each, self._name) for each in like]
-        if last_dim is not None:
-            for key in VALUE_KEYS:
-                meta.pop(key, None)
-            meta.update(self._resized.entries(value_of, last_dim))
+        meta["from_node"] = [NodeSource(each, self._name, NodeSourceAction.REPLACE) for each in like]
         number = self._ids[node] = self._run.new_id()
         origin = (self._name, tuple([each.name for each in like]))
         meta[META_KEY] = NodeTag(number, self._marks, origin, node.name)
         self._targets.add(node)
-        self.edits.append(edits.NodeAdded(self._row(node, with_meta=False), self._counts.before(node.name)))
-        self._log.nodes_after.append(node.name)
+        self.edits.append(edits.NodeAdded(self._row(node, with_meta=False)))
         return node
 
     def undescribed(self, node: Node) -> Node:
@@ -259,7 +223,6 @@ class Editor:
         self._erased.add(node)
         self._targets.discard(node)
         self.edits.append(edits.NodeRemoved(row))
-        self._log.nodes_before.append(node.name)
 
     def _note_inputs(self, user: Node) -> None:
         """Record the order of users of each input: torch moves a user to the end when its arguments change."""
@@ -333,7 +296,6 @@ class Editor:
         shapes = tuple([(key, None if tensor is None else tuple(tensor.shape)) for key, tensor in tensors.items()])
         dtypes = tuple([None if tensor is None else tensor.dtype for tensor in tensors.values()])
         self.edits.append(edits.ModuleAdded(name, class_path(type(module)), shapes, dtypes))
-        self._log.modules_after.append(name)
         return name
 
     def drop_module(self, name: str, pieces: Mapping[str, edits.Piece | None], *, twin: str | None = None) -> None:
@@ -356,14 +318,14 @@ class Editor:
         for row in rows:
             self._erase_attribute_nodes(row.name)
         attributes = tuple(
-            [(k, edits.frozen(v)) for k, v in (("training", module.training), *plain_attributes(module))]
+            (key, edits.Listed(tuple(value)) if isinstance(value, list) else value)
+            for key, value in (("training", module.training), *plain_attributes(module))
         )
         previous = self._orders.of(parent._modules).remove(key)
         self.edits.append(
             edits.ModuleRemoved(edits.ModuleRow(name, class_path(type(module)), attributes, rows, previous, twin))
         )
         self.index.forget(name)
-        self._log.modules_before.append(name)
 
     def drop_unused(self, node: Node, twin: str | None = None) -> None:
         """Remove the module without tensors that a node called, unless another node calls it or it has two names.
@@ -377,7 +339,7 @@ class Editor:
         if module is None or len(self.index.module_names(module)) > 1:
             return
         tensors = any(True for _ in module.parameters()) or any(True for _ in module.buffers())
-        if not tensors and not self.graph.find_nodes(op="call_module", target=name):
+        if not tensors and not self._targets.of("call_module", name):
             self.drop_module(name, {}, twin=twin)
 
     def _erase_attribute_nodes(self, name: str) -> None:
@@ -405,7 +367,6 @@ class Editor:
         owner._non_persistent_buffers_set.discard(key)
         self.edits.append(edits.TensorRemoved(row, self._emptied(owner_name, owner)))
         self.index.forget(name)
-        self._log.modules_before.append(name)
 
     def _emptied(self, name: str, module: nn.Module) -> edits.ModuleRow | None:
         """Return the row of a plain container that is empty now, which torch drops from copies; else None."""

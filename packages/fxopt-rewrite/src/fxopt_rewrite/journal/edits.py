@@ -16,7 +16,6 @@ from torch import Tensor
 from torch.fx import GraphModule
 
 from fxopt_core import NodeTag
-from fxopt_core.errors import FxoptError, UndoError
 from fxopt_rewrite.data.codec import stored
 from fxopt_rewrite.data.policies import Unresolved as Unresolved
 
@@ -86,11 +85,6 @@ class Listed:
     items: tuple[object, ...]
 
 
-def frozen(value: object) -> object:
-    """Return an attribute as records hold it."""
-    return Listed(tuple(value)) if isinstance(value, list) else value
-
-
 @stored
 @dataclass(frozen=True, slots=True)
 class ModuleRow:
@@ -134,11 +128,7 @@ class Edit(ABC):  # so that the codec takes subclasses where a field is an Edit
     """Name of the method for edits of this kind."""
 
     def accept(self, visitor: EditVisitor) -> None:
-        """Call the visitor's method for edits of this kind; raise the visitor's error for an unknown kind."""
-        if self.visit not in EditVisitor.__abstractmethods__:
-            raise visitor.unknown(
-                f"the record has an edit of the kind {type(self).__name__}, which is none of fxopt's and no CustomEdit"
-            )
+        """Call the visitor's method for edits of this kind."""
         getattr(visitor, self.visit)(self)
 
 
@@ -150,10 +140,6 @@ class EditVisitor(ABC):
 
     A visitor declares the kinds that do not concern it: ``users_ordered = ignored``.
     """
-
-    def unknown(self, found: str) -> FxoptError:
-        """Return the error for an edit of an unknown kind."""
-        return UndoError(f"{found}. Nothing was changed; install the version of fxopt-rewrite that wrote it")
 
     @abstractmethod
     def node_added(self, edit: NodeAdded) -> None:
@@ -204,14 +190,10 @@ def of_kind(edits: Iterable[Edit], kind: type[EditT]) -> list[EditT]:
 @stored
 @dataclass(frozen=True, slots=True)
 class NodeAdded(Edit):
-    """A pass added this node.
-
-    ``counted``, at the first node with this base of names: the base, and torch's counter for it before.
-    """
+    """A pass added this node."""
 
     visit = "node_added"
     row: NodeRow
-    counted: tuple[str, int | None] | None = None
 
 
 @stored

@@ -3,84 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
-import torch
 from torch import nn
 from torch.fx import Graph, Node
-from torch.fx.traceback import NodeSource, NodeSourceAction
 
 from fxopt_core import (
     iter_nodes,
-    names_of,
-    set_arguments,
     tag_of,
 )
-
-_PLAIN = frozenset({Node, bool, int, float, str, type(None), torch.dtype, torch.memory_format})
-
-
-def insert_node(
-    graph: Graph, before: Node, op: str, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Node:
-    """Insert a node before another one.
-
-    `Graph.create_node` searches all arguments for symbolic numbers, to warn of them, which takes half of its time;
-    plain arguments are therefore set afterwards.
-
-    >>> graph = Graph()
-    >>> x = graph.placeholder("x")
-    >>> output = graph.output(x)
-    >>> insert_node(graph, output, "call_method", "neg", (x,), {}), list(graph.nodes)
-    (neg, [x, neg, output])
-    """
-    plain = all(map(_is_plain, args)) and all(map(_is_plain, kwargs.values()))
-    with graph.inserting_before(before):
-        if not plain:
-            return graph.create_node(op, target, args, kwargs)
-        node = graph.create_node(op, target)
-    set_arguments(node, args, kwargs)
-    return node
-
-
-def _is_plain(argument: object) -> bool:
-    cls = type(argument)
-    return cls in _PLAIN or (cls is tuple and all(map(_is_plain, argument)))  # type: ignore[call-overload]  # a tuple
-
-
-def source_note(node: Node, pass_name: str) -> NodeSource:
-    """Return torch's note of the node that another one replaces, for ``meta["from_node"]``.
-
-    torch would copy the earlier notes of the node deeply; since notes never change, this one refers to them.
-    """
-    note = NodeSource(None, pass_name, NodeSourceAction.REPLACE)
-    note.node_info = NodeSource.NodeInfo(node.name, str(node.target), id(node.graph))
-    earlier = node.meta.get("from_node")
-    note.from_node = list(earlier) if isinstance(earlier, (list, tuple)) else []
-    return note
-
-
-class NameCounts:
-    """torch's counters of names at one moment, so that an undo can restore them.
-
-    >>> graph = Graph()
-    >>> counts = NameCounts(graph)
-    >>> [counts.before(graph.placeholder("x").name) for _ in range(2)]
-    [('x', None), None]
-    """
-
-    def __init__(self, graph: Graph) -> None:
-        self._counts = dict(names_of(graph).counts)
-        self._asked: set[str] = set()
-
-    def before(self, name: str) -> tuple[str, int | None] | None:
-        """Return the base of a new name and its earlier count; None if this base was asked for before."""
-        head, _, number = name.rpartition("_")
-        base = head if head and number.isdigit() else name
-        if base in self._asked:
-            return None
-        self._asked.add(base)
-        return base, self._counts.get(base)
 
 
 class TargetNodes:

@@ -51,33 +51,20 @@ class Edits(Journal):
 
     def shapes_after(self, shapes: Mapping[str, object]) -> dict[str, object]:
         """Return the shapes of all tensors by full name after the edits, given those before."""
-        replayed = _Shapes(shapes)
+        after = dict(shapes)
         for edit in self.edits:
-            edit.accept(replayed)
-        return replayed.shapes
+            if isinstance(edit, edits.ModuleAdded):
+                after.update((f"{edit.name}.{key}", shape) for key, shape in edit.shapes)
+            elif isinstance(edit, edits.ModuleRemoved | edits.TensorRemoved):
+                for row in edit.row.tensors if isinstance(edit, edits.ModuleRemoved) else (edit.row,):
+                    after.pop(row.name, None)
+        return after
 
 
 def edits_of(source: Record | Journal | None) -> tuple[Edit, ...]:
     """Return the edits of a record or of a journal, oldest first."""
     journal = source.journal if isinstance(source, Record) else source
     return journal.edits if isinstance(journal, Edits) else ()
-
-
-class _Shapes(EditVisitor):
-    def __init__(self, shapes: Mapping[str, object]) -> None:
-        self.shapes = dict(shapes)
-
-    def module_added(self, edit: edits.ModuleAdded) -> None:
-        self.shapes.update((f"{edit.name}.{key}", shape) for key, shape in edit.shapes)
-
-    def module_removed(self, edit: edits.ModuleRemoved) -> None:
-        for row in edit.row.tensors:
-            self.shapes.pop(row.name, None)
-
-    def tensor_removed(self, edit: edits.TensorRemoved) -> None:
-        self.shapes.pop(edit.row.name, None)
-
-    node_added = node_removed = node_replaced = users_ordered = neutral = custom = ignored
 
 
 class _Footprint(EditVisitor):

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import html
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from torch.fx import GraphModule, Node
 
@@ -32,7 +31,6 @@ class Provenance:
         nodes: names of the nodes that it replaced, as of then.
         modules: full names of the modules, parameters and buffers that were removed at its site.
         sources: the provenance of those of the nodes that an earlier pass had made, in the order of `nodes`.
-        stack_trace: the place in the model's source from which the first of the nodes came, if known.
     """
 
     pass_name: str | None
@@ -40,18 +38,9 @@ class Provenance:
     nodes: tuple[str, ...] = ()
     modules: tuple[str, ...] = ()
     sources: tuple[Provenance, ...] = ()
-    stack_trace: str | None = None
-
-    def chain(self) -> tuple[str, ...]:
-        """Return the names of all passes that led to the node, each once, last first."""
-        names = (self.pass_name, *(name for source in self.sources for name in source.chain()))
-        return tuple(dict.fromkeys(name for name in names if name is not None))
 
     def __str__(self) -> str:
         return "\n".join(self._lines(""))
-
-    def _repr_html_(self) -> str:
-        return f"<pre>{html.escape(str(self))}</pre>"
 
     def _lines(self, indent: str) -> Iterator[str]:
         modules = f" (was {', '.join(self.modules)})" if self.modules else ""
@@ -87,9 +76,7 @@ def provenance(node: Node) -> Provenance | None:
         return None
     owner = node.graph.owning_module
     origins = _Origins.of(ledger_of(owner) if isinstance(owner, GraphModule) else Ledger())
-    found = origins.made(tag, tag.name or node.name) if tag.origin else origins.marked(tag, node.name)
-    trace = node.meta.get("stack_trace")
-    return found if trace is None else replace(found, stack_trace=str(trace))
+    return origins.made(tag, tag.name or node.name) if tag.origin else origins.marked(tag, node.name)
 
 
 class _Origins:

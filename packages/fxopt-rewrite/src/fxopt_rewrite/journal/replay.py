@@ -37,11 +37,12 @@ from fxopt_rewrite.journal import edits
 from fxopt_rewrite.journal.dead import left_out
 from fxopt_rewrite.journal.graph_edits import TargetNodes, by_name, identities, nodes_by_id
 from fxopt_rewrite.journal.order import KeyOrders
-from fxopt_rewrite.journal.resolve import module_of, recall, recall_meta
+from fxopt_rewrite.journal.resolve import imported, mapped, module_of, recall_meta
 from fxopt_rewrite.journal.rewiring import Rewiring, set_places
 from fxopt_rewrite.layers import module_problem
+from fxopt_rewrite.ops.names import nodes_in
+from fxopt_rewrite.shapes.facts import value_entries
 from fxopt_rewrite.shapes.infer import describe_values, fake_values
-from fxopt_rewrite.shapes.meta import value_entries
 
 
 class Tables:
@@ -51,7 +52,6 @@ class Tables:
         self.graph = graph_module.graph
         self.by_id = nodes_by_id(self.graph)
         self.names = {node.name for node in iter_nodes(self.graph)}
-        self.counts: dict[str, int] = dict(names_of(self.graph).counts)
         self.targets = TargetNodes(self.graph)
         self.uses = Counter(identities(graph_module))
         self.fakes = fake_values(self.graph)
@@ -59,8 +59,7 @@ class Tables:
 
     def __call__(self) -> None:
         """Bring the graph module up to date, after the last journal."""
-        names_of(self.graph).counts.clear()
-        names_of(self.graph).counts.update(self.counts)
+        names_of(self.graph).counts.clear()  # torch counts on from names that are gone: reapplying makes the same names
         self.modules.apply()
 
     def settle(self, created: Iterable[Node]) -> None:
@@ -74,14 +73,11 @@ class Tables:
 class Live(edits.EditVisitor):
     """A graph module on which the edits of one pass are taken back."""
 
-    def __init__(
-        self, graph_module: GraphModule, steps: Sequence[edits.Edit], pass_name: str, tables: Tables | None = None
-    ) -> None:
+    def __init__(self, graph_module: GraphModule, steps: Sequence[edits.Edit], pass_name: str, tables: Tables) -> None:
         self.graph_module, self.graph = graph_module, graph_module.graph
         self.steps, self.pass_name = steps, pass_name
-        self.tables = tables or Tables(graph_module)
-        self.by_id, self.names, self.counts = self.tables.by_id, self.tables.names, self.tables.counts
-        self.targets, self.uses = self.tables.targets, self.tables.uses
+        self.tables, self.by_id, self.names = tables, tables.by_id, tables.names
+        self.targets, self.uses = tables.targets, tables.uses
         self.left_out = left_out(steps, lambda number: bool(self.by_id.get(number)))
         self.replacements = {edit.old: edit.new for edit in edits.of_kind(steps, edits.NodeReplaced)}
         self.parts: dict[str, list[tuple[edits.Piece, Tensor]]] = {}  # what was cut out of each new tensor
@@ -90,8 +86,7 @@ class Live(edits.EditVisitor):
         self.touched: dict[Node, None] = {}  # nodes whose users may have another order now
         self.redirected: set[Node] = set()  # users whose inputs are among those
         self.ranks: dict[int | None, dict[int | None, int]] = {}  # of users that were not in order
-        self._orders = KeyOrders()
-        self.rewiring = Rewiring()
+        self._orders, self.rewiring = KeyOrders(), Rewiring()
 
     def run(self) -> None:
         """Take everything back; after an `UndoError` the graph module is half undone.
@@ -106,19 +101,6 @@ class Live(edits.EditVisitor):
         self._order_users()
         self.tables.settle(self.created)
         describe_values(self.graph_module, self.created, self.tables.fakes)
-
-    def node_added(self, edit: edits.NodeAdded) -> None:
-        """Erase the node."""
-        self._erase(edit.row)
-        if edit.counted is not None:  # let torch count from there again, so that reapplying makes the same names
-            base, number = edit.counted
-            self.counts.pop(base, None)
-            self.counts.update({} if number is None else {base: number})
-
-    def node_removed(self, edit: edits.NodeRemoved) -> None:
-        """Create the node, unless it is dead code to be left out."""
-        if edit.row.id not in self.left_out.old:
-            self._create(edit.row)
 
     def users_ordered(self, edit: edits.UsersOrdered) -> None:
         """Note the order of users, to be restored at the end."""
@@ -135,10 +117,6 @@ class Live(edits.EditVisitor):
         except Exception as error:  # third-party code
             found = f"{type(edit).__name__} cannot be taken back ({type(error).__name__}: {error})"
             raise self.refuse(found) from error
-
-    def unknown(self, found: str) -> UndoError:
-        """Return the error for an edit of an unknown kind."""
-        return self.refuse(found)
 
     def _order_users(self) -> None:
         """Restore the order of users; refuse if a value would be read before it is computed."""
@@ -174,7 +152,9 @@ class Live(edits.EditVisitor):
             raise self.refuse(f"node `{row.name}`, which the pass made, was taken out or replaced since")
         return found[0]
 
-    def _erase(self, row: edits.NodeRow) -> None:
+    def node_added(self, edit: edits.NodeAdded) -> None:
+        """Erase the node."""
+        row = edit.row
         if row.id in self.left_out.new:
             names_of(self.graph).taken.difference_update({row.name} - self.names)
             return
@@ -201,7 +181,11 @@ class Live(edits.EditVisitor):
         names_of(self.graph).taken.difference_update({node.name, row.name} - self.names)  # so that it may come again
         self.by_id[row.id].remove(node)
 
-    def _create(self, row: edits.NodeRow) -> None:
+    def node_removed(self, edit: edits.NodeRemoved) -> None:
+        """Create the node, unless it is dead code to be left out."""
+        row = edit.row
+        if row.id in self.left_out.old:
+            return
         if row.name in self.names:
             raise self.refuse(f"another node is called `{row.name}` now, the name of a node that is to come back")
         target, args, kwargs = self._recall(row, lambda ref: self._node(ref.id, f"an input of `{row.name}`"))
@@ -223,7 +207,7 @@ class Live(edits.EditVisitor):
     def _recall(self, row: edits.NodeRow, node_of: Callable[[edits.Ref], Any], *values: Any) -> Any:
         """Return target, arguments and keyword arguments of a row, or other values, with numbers resolved to nodes."""
         try:
-            return recall(values[0] if values else (row.target, row.args, row.kwargs), node_of)
+            return mapped(values[0] if values else (row.target, row.args, row.kwargs), node_of, imported)
         except (ImportError, AttributeError) as error:
             raise self.refuse(f"node `{row.name}` calls or takes what cannot be found here ({error})") from error
 
@@ -233,9 +217,7 @@ class Live(edits.EditVisitor):
             found = [] if number is None else self.by_id.get(number, [])
             if found:
                 return found[0]
-        inputs: list[Node] = []
-        map_arg((args, kwargs), inputs.append)
-        return max(inputs, default=sentinel(self.graph))
+        return max(nodes_in((args, kwargs)), default=sentinel(self.graph))
 
     def node_replaced(self, edit: edits.NodeReplaced) -> None:
         """Let users read the old node again."""

@@ -7,20 +7,12 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from torch import Tensor, nn
+from torch.fx.node import map_aggregate
 
 from fxopt_core import import_class
 from fxopt_rewrite.data.forms import ValueReader
 from fxopt_rewrite.data.policies import Unresolved
 from fxopt_rewrite.journal.edits import Listed, ModuleRow, NodeRow, Ref, TensorRow
-
-
-def recall(value: Any, node_of: Callable[[Ref], Any]) -> Any:
-    """Return a recorded value with ``node_of(ref)`` in place of each reference, and all names imported.
-
-    >>> recall((1, [Ref(2)], Unresolved("math:sqrt")), lambda ref: f"node {ref.id}")
-    (1, ['node 2'], <built-in function sqrt>)
-    """
-    return mapped(value, node_of, _import)
 
 
 def mapped(
@@ -30,37 +22,27 @@ def mapped(
 
     >>> mapped({"a": (1, slice(Ref(2), None))}, lambda ref: Ref(ref.id + 1))
     {'a': (1, slice(Ref(id=3), None, None))}
+    >>> mapped([Ref(2), Unresolved("math:sqrt")], lambda ref: f"node {ref.id}", imported)
+    ['node 2', <built-in function sqrt>]
     """
-    if isinstance(value, Ref):
-        return node_of(value)
-    if isinstance(value, Unresolved):
-        return named(value)
-    if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*(mapped(item, node_of, named) for item in value))
-    if type(value) is tuple:
-        return tuple(mapped(item, node_of, named) for item in value)
-    if isinstance(value, list):
-        return [mapped(item, node_of, named) for item in value]
-    if isinstance(value, dict):
-        return {key: mapped(item, node_of, named) for key, item in value.items()}
-    if isinstance(value, slice):
-        return slice(*(mapped(item, node_of, named) for item in (value.start, value.stop, value.step)))
-    return value
+
+    def mapped_leaf(leaf: Any) -> Any:
+        if isinstance(leaf, Ref):
+            return node_of(leaf)
+        return named(leaf) if isinstance(leaf, Unresolved) else leaf
+
+    return map_aggregate(value, mapped_leaf)
 
 
 def refs_of(row: NodeRow) -> list[int]:
     """Return the numbers of the nodes that a row reads, in order, repeated where it reads one repeatedly."""
     found: list[int] = []
-
-    def note(ref: Ref) -> Ref:
-        found.append(ref.id)
-        return ref
-
-    mapped((row.args, row.kwargs), note)
+    mapped((row.args, row.kwargs), lambda ref: found.append(ref.id))
     return found
 
 
-def _import(value: Unresolved) -> Any:
+def imported(value: Unresolved) -> Any:
+    """Return the function or class with a name, or the value of a class."""
     found = import_class(value.name)
     if value.form is None:
         return found
@@ -79,7 +61,7 @@ def recall_meta(meta: Mapping[str, Any]) -> dict[str, Any]:
 def _with_text(value: Any) -> Any:
     if isinstance(value, Unresolved):
         try:
-            return _import(value)
+            return imported(value)
         except Exception:  # importing a third-party module may raise anything
             return value.name.replace(":", ".")
     if type(value) in (tuple, list):

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from functools import partial
+from itertools import count
 from typing import Any
 
 from torch.fx import Node
 from torch.fx.node import map_arg
 
 from fxopt_core import inputs_of
+from fxopt_rewrite.ops.names import nodes_in
 
 WIDE = 32
 """From this number of inputs on, all changes to a node's arguments are made at once."""
@@ -63,35 +65,16 @@ def places_of(node: Node, rewiring: Rewiring) -> tuple[tuple[Node, tuple[int, ..
     """Return each user of a node with the places among its nested arguments that read the node."""
     found = []
     for user in node.users:
-        places: list[int] = []
-        count = 0
-
-        def look(value: Node, user: Node = user, places: list[int] = places) -> Node:
-            nonlocal count
-            if rewiring.current(user, value) is node:
-                places.append(count)
-            count += 1
-            return value
-
-        map_arg((user.args, user.kwargs), look)
-        found.append((user, tuple(places)))
+        values = enumerate(nodes_in((user.args, user.kwargs)))
+        found.append((user, tuple(place for place, value in values if rewiring.current(user, value) is node)))
     return tuple(found)
 
 
 def set_places(user: Node, places: Collection[int], old: Node, new: Node) -> bool:
     """Let a user read ``new`` at these places among its nested arguments, if it reads ``old`` at all of them."""
-    wanted, fits, count = frozenset(places), [], 0
-
-    def put(value: Node) -> Node:
-        nonlocal count
-        here = count in wanted
-        count += 1
-        if here:
-            fits.append(value is old)
-        return new if here else value
-
-    arguments: Any = map_arg((user.args, user.kwargs), put)
-    if not all(fits) or len(fits) < len(wanted):
+    values, wanted, counted = nodes_in((user.args, user.kwargs)), frozenset(places), count()
+    if not all(0 <= place < len(values) and values[place] is old for place in wanted):
         return False
+    arguments: Any = map_arg((user.args, user.kwargs), lambda value: new if next(counted) in wanted else value)
     user.args, user.kwargs = arguments
     return True

@@ -12,14 +12,16 @@ import operator
 import types
 from collections.abc import Iterator
 from functools import cache
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch._ops import OpOverload, OpOverloadPacket
 from torch.fx import Node
+from torch.fx.node import map_arg
 
 from fxopt_rewrite._torch import has_kernel
-from fxopt_rewrite.ops.tables import PYTHON_METHODS_OF_THEIR_OWN, PYTHON_OPERATORS
+from fxopt_rewrite.ops.tables import PURE_TORCH_FUNCTIONS, PYTHON_METHODS_OF_THEIR_OWN
 
 
 @cache
@@ -33,9 +35,11 @@ def aten_overloads(name: str) -> tuple[OpOverload, ...]:
     return overloads_of(packet) if isinstance(packet, OpOverloadPacket) else ()
 
 
-def overloads_of(packet: OpOverloadPacket) -> tuple[OpOverload, ...]:
-    """Return the overloads of a packet that work on tensors, without TorchScript's on lists and numbers."""
-    found: Iterator[OpOverload] = (getattr(packet, name or "default") for name in packet._overload_names)
+def overloads_of(target: OpOverload | OpOverloadPacket) -> tuple[OpOverload, ...]:
+    """Return an overload, or those of a packet that work on tensors, without TorchScript's on lists and numbers."""
+    if isinstance(target, OpOverload):
+        return (target,)
+    found: Iterator[OpOverload] = (getattr(target, name or "default") for name in target._overload_names)
     return tuple(overload for overload in found if has_kernel(qualified_name(overload)))
 
 
@@ -73,8 +77,9 @@ def source_of(target: object) -> tuple[str, str]:
     if getattr(torch.Tensor, name, None) is target:
         return "method", name
     is_builtin, owner = isinstance(target, types.BuiltinFunctionType), getattr(target, "__self__", None)
+    wraps = isinstance(target, types.FunctionType) and name not in PURE_TORCH_FUNCTIONS  # Python around the operator
     own = getattr(torch, name, None) is target
-    known = own and (is_builtin or name in PYTHON_OPERATORS)
+    known = own and (is_builtin or wraps)
     if is_builtin and isinstance(owner, types.ModuleType):
         known = owner.__name__.startswith("torch._C")
     if known and aten_overloads(name):
@@ -107,15 +112,8 @@ MISSING = object()
 """Stands for an argument that a call does not give."""
 
 
-def nodes_in(value: object) -> Iterator[Node]:
-    """Yield the nodes within an argument, nested in lists, dicts and slices too."""
-    if isinstance(value, Node):
-        yield value
-    elif isinstance(value, (list, tuple)):
-        for item in value:
-            yield from nodes_in(item)
-    elif isinstance(value, dict):
-        for item in value.values():
-            yield from nodes_in(item)
-    elif isinstance(value, slice):
-        yield from nodes_in((value.start, value.stop, value.step))
+def nodes_in(value: Any) -> list[Node]:
+    """Return the nodes within an argument, nested in lists, dicts and slices too."""
+    found: list[Node] = []
+    map_arg(value, found.append)
+    return found

@@ -23,6 +23,7 @@ from torch.fx import Node
 from fxopt_rewrite.ops.names import (
     MISSING,
     NUMPY,
+    argument,
     aten_name,
     aten_overloads,
     overloads_of,
@@ -58,19 +59,12 @@ feature_alpha_dropout flatten gelu group_norm hardsigmoid hardswish hardtanh ide
 log_sigmoid log_softmax max_pool1d max_pool2d max_pool3d mish relu relu6 rms_norm selu sigmoid silu softmax softplus
 tanh
 """
-_LOWER = {name.lower(): cls for name, cls in vars(nn).items() if isinstance(cls, type)}
-_NORMS = (
-    "BatchNorm1d",
-    "BatchNorm2d",
-    "BatchNorm3d",
-    "SyncBatchNorm",
-    *(f"LazyBatchNorm{dims}d" for dims in (1, 2, 3)),
-)
-_PADS = [f"{kind}Pad{dims}d" for kind in ("Constant", "Zero") for dims in (1, 2, 3)]
+_CLASSES = {name: cls for name, cls in vars(nn).items() if isinstance(cls, type)}
+_LOWER = {name.lower(): cls for name, cls in _CLASSES.items()}
 MODULES: Mapping[type[nn.Module], str] = {
     **{_LOWER[name.replace("_", "")]: name for name in _MODULES.split()},
-    **{getattr(nn, name): "batch_norm" for name in _NORMS},
-    **{getattr(nn, name): "pad" for name in _PADS},
+    **{cls: "batch_norm" for name, cls in _CLASSES.items() if "BatchNorm" in name},
+    **{cls: "pad" for name, cls in _CLASSES.items() if name.startswith(("ConstantPad", "ZeroPad"))},
 }
 """From modules to the operations that they compute; the arguments are attributes of the module by the same names."""
 
@@ -169,8 +163,7 @@ def called_method(name: str) -> Called | None:
 def _read_function(target: Callable[..., object]) -> Called | None:
     if isinstance(target, OpOverload | OpOverloadPacket):
         aten = aten_name(target)
-        overloads = (target,) if isinstance(target, OpOverload) else overloads_of(target)
-        return None if aten is None else _called(aten, map(_form_of_schema, overloads))
+        return None if aten is None else _called(aten, map(_form_of_schema, overloads_of(target)))
     source, name = source_of(target)
     if source == "operator" or (source == "builtins" and name in ("abs", "pow")):
         return _read_operator(name)
@@ -345,17 +338,7 @@ def _fits(value: object, kind: str) -> bool:
 
 def says_training(node: Node) -> bool:
     """Return whether an argument of an ATen operator tells it to train."""
-    if not isinstance(node.target, OpOverload) or (flag := _training_flag(node.target)) is None:
+    if not isinstance(node.target, OpOverload) or aten_name(node.target) is None:
         return False
-    place, name = flag
-    return bool(node.args[place] if len(node.args) > place else node.kwargs.get(name, False))
-
-
-@cache
-def _training_flag(overload: OpOverload) -> tuple[int, str] | None:
-    flags = (
-        (place, each.name)
-        for place, each in enumerate(overload._schema.arguments)
-        if each.name in ("train", "training")
-    )
-    return next(flags, None) if aten_name(overload) is not None else None
+    arguments = enumerate(node.target._schema.arguments)
+    return any(argument(node, place, each.name) is True for place, each in arguments if "train" in each.name)

@@ -6,7 +6,7 @@ which torch's ``ShapeProp`` sets. Nothing is guessed, and reading facts adds no 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -16,7 +16,14 @@ from torch.fx import Node
 from torch.fx.passes.shape_prop import TensorMetadata
 
 from fxopt_rewrite.shapes.kinds import Kind, kind_of
-from fxopt_rewrite.shapes.meta import expression
+
+VALUE_KEYS = ("val", "tensor_meta", "example_value")
+"""Entries of ``node.meta`` that describe the value; never recorded, since they hold tensors."""
+
+
+def value_entries(node: Node) -> Mapping[str, object]:
+    """Return the entries of a node's ``meta`` that describe its value."""
+    return {key: node.meta[key] for key in VALUE_KEYS if key in node.meta}
 
 
 @dataclass(frozen=True)
@@ -59,34 +66,30 @@ def tensor_facts(node: Node, like: Tensor | None = None) -> TensorFacts | None:
     >>> facts.shape, facts.rank, facts.dtype
     ((3, 2), 2, torch.float32)
     """
-    for facts in (_facts_of_value(node.meta.get("val")), _facts_of_metadata(node.meta.get("tensor_meta"))):
+    for described in (node.meta.get("val"), node.meta.get("tensor_meta")):
+        facts = _facts_of(described)
         if facts is not None and (like is None or _agrees(facts, like)):
             return facts
     return None
 
 
-def _facts_of_value(value: object) -> TensorFacts | None:
-    if not isinstance(value, Tensor):
-        return None
-    stride = tuple(value.stride()) if value.layout == torch.strided else None
-    proven = isinstance(value, FakeTensor) and value.fake_mode.shape_env is not None
-    return TensorFacts(tuple(value.shape), value.dtype, value.device, stride, proven)
-
-
-def _facts_of_metadata(described: object) -> TensorFacts | None:
-    if not isinstance(described, TensorMetadata):
-        return None
-    return TensorFacts(tuple(described.shape), described.dtype, None, tuple(described.stride))
+def _facts_of(described: object) -> TensorFacts | None:
+    """Return the facts in a tensor, or in torch's description of one."""
+    if isinstance(described, Tensor):
+        stride = tuple(described.stride()) if described.layout == torch.strided else None
+        proven = isinstance(described, FakeTensor) and described.fake_mode.shape_env is not None
+        return TensorFacts(tuple(described.shape), described.dtype, described.device, stride, proven)
+    if isinstance(described, TensorMetadata):
+        return TensorFacts(tuple(described.shape), described.dtype, None, tuple(described.stride))
+    return None
 
 
 def _agrees(facts: TensorFacts, like: Tensor) -> bool:
-    return facts.dtype == like.dtype and (facts.device is None or _same_device(facts.device, like.device))
-
-
-def _same_device(one: torch.device, other: torch.device) -> bool:
-    if "meta" in {one.type, other.type}:
-        return True
-    return one.type == other.type and (one.index == other.index or None in {one.index, other.index})
+    one, other = facts.device, like.device
+    if one is None or "meta" in {one.type, other.type}:
+        return facts.dtype == like.dtype
+    same_device = one.type == other.type and (one.index == other.index or None in {one.index, other.index})
+    return same_device and facts.dtype == like.dtype
 
 
 _IS_NUMBER = {Kind.NUMBER: True, Kind.TENSOR: False}
@@ -114,7 +117,15 @@ def same_size(a: int | SymInt, b: int | SymInt) -> bool:
     >>> same_size(8, 8), same_size(8, 9)
     (True, False)
     """
-    return a is b or bool(expression(a) == expression(b))
+    return a is b or bool(_expression(a) == _expression(b))
+
+
+def _expression(size: int | SymInt) -> Hashable:
+    """Return a key that is equal for sizes that are known to be equal."""
+    if not isinstance(size, SymInt):
+        return size
+    found: Hashable = getattr(size.node, "expr", None)
+    return size.node if found is None else found
 
 
 def same_sizes(one: Sequence[int | SymInt], other: Sequence[int | SymInt]) -> bool:

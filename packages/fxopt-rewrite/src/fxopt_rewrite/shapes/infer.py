@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import copy
-from collections import deque
+import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
+from inspect import Parameter, Signature
 from typing import Any
 
 import torch
@@ -24,7 +24,9 @@ from fxopt_core import (
 )
 from fxopt_core.errors import PreconditionError
 from fxopt_rewrite._torch import enter_autocast, exit_autocast
-from fxopt_rewrite.shapes.meta import ONE_AT_A_TIME
+
+_ONE_AT_A_TIME = threading.RLock()
+"""Held while computing with fake tensors: copies of a graph module share a mode, which is not thread-safe."""
 
 
 def infer_shapes(graph_module: GraphModule, *args: object, **kwargs: object) -> GraphModule:
@@ -57,7 +59,7 @@ def infer_shapes(graph_module: GraphModule, *args: object, **kwargs: object) -> 
     faker = _Faker(_mode_of(tensors), next((tensor.device for tensor in tensors if tensor.device.type != "meta"), None))
     with _undisturbed(faker.mode):
         args, kwargs = pytree.tree_map_only(Tensor, faker.fake, (args, kwargs))
-        run = _Run(faker.shadow(graph_module), graph_module, faker, _bind(graph_module, args, kwargs))
+        run = _Run(faker.shadow(graph_module), graph_module, faker, _bind(graph_module.graph, args, kwargs))
         with faker.mode:
             run.finish()
     for node, value in run.values.items():
@@ -82,7 +84,7 @@ def describe_values(graph_module: GraphModule, nodes: Iterable[Node], fakes: Seq
     with_gradients = any(fake.requires_grad for fake in fakes)
     faker = _Faker(mode, next((fake.device for fake in fakes if fake.device.type != "meta"), None))
     unguarded = nullcontext() if mode.shape_env is None else mode.shape_env.suppress_guards()
-    with ONE_AT_A_TIME, _undisturbed(mode), unguarded:
+    with _ONE_AT_A_TIME, _undisturbed(mode), unguarded:
         run = None
         for node in nodes:
             if node.op == "get_attr" and fakes:
@@ -184,59 +186,35 @@ class _Faker:
         if id(module) not in self._shadows:
             shadow: nn.Module = object.__new__(type(module))
             self._shadows[id(module)] = shadow
-            state = {name: self._plain(value) for name, value in module.__dict__.items()}
+            # Containers are copied, as running the module may fill them.
+            state = {name: pytree.tree_map_only(Tensor, self.fake, value) for name, value in vars(module).items()}
             state["_modules"] = {name: child and self.shadow(child) for name, child in module._modules.items()}
             shadow.__dict__.update(state)
         return self._shadows[id(module)]
 
-    def _plain(self, value: object) -> object:
-        """Return an attribute's value with fake tensors, copied if it is a container: running may fill it."""
-        if isinstance(value, Tensor):
-            return self.fake(value)
-        if type(value) in (list, tuple, set):
-            items: Sequence[object] = list(value)  # type: ignore[call-overload]  # the test above tells no type
-            return type(value)(self._leaf(item) for item in items)  # type: ignore[call-arg]  # nor here
-        if isinstance(value, dict):
-            copied = copy.copy(value)
-            copied.update((key, self._leaf(item)) for key, item in value.items() if isinstance(item, Tensor))
-            return copied
-        return value
 
-    def _leaf(self, value: object) -> object:
-        return self.fake(value) if isinstance(value, Tensor) else value
-
-
-def _bind(graph_module: GraphModule, args: Sequence[object], kwargs: Mapping[str, object]) -> dict[Node, object]:
-    graph, given = graph_module.graph, dict(kwargs)
-    placeholders = {node: str(node.target) for node in iter_nodes(graph) if node.op == "placeholder"}
-    signature = f"({', '.join(placeholders.values())})"
-
-    def take(name: str) -> object:
-        if name not in given:
-            raise PreconditionError(
-                f"infer_shapes: no value for input `{name}`; the graph takes {signature}: give it by position or by "
-                "name"
-            )
-        return given.pop(name)
-
-    codegen = codegen_of(graph)
+def _bind(graph: Graph, args: Sequence[object], kwargs: Mapping[str, object]) -> dict[Node, object]:
+    """Return the value of each input of a graph."""
+    inputs, codegen = graph.find_nodes(op="placeholder"), codegen_of(graph)
     if isinstance(codegen, PyTreeCodeGen):
-        names = [name for name in codegen.pytree_info.orig_args if name != "self"]
-        args = [*args, *map(take, names[len(args) :])]
-    values, bound = deque[object](graph.process_inputs(*args)), dict[Node, object]()
-    for node, name in placeholders.items():
-        if name.startswith("**"):
-            bound[node], given = given, {}
-        elif name.startswith("*"):
-            bound[node], values = list(values), deque()
-        elif values:
-            bound[node] = values.popleft()
-        else:
-            bound[node] = node.args[0] if name not in given and node.args else take(name)
-    surplus = [*given, *(f"one more positional of type {type(value).__name__}" for value in values)]
-    if surplus:
-        raise PreconditionError(f"infer_shapes: the graph takes {signature}, but was also given {surplus}")
-    return bound
+        names = (name for name in codegen.pytree_info.orig_args if name != "self")
+        signature = Signature([Parameter(name, Parameter.POSITIONAL_OR_KEYWORD) for name in names])
+    else:
+        signature = Signature(list(map(_parameter, inputs)))
+    try:
+        bound = signature.bind(*args, **kwargs)
+    except TypeError as error:
+        raise PreconditionError(f"infer_shapes: {error}; the graph takes {signature}") from error
+    bound.apply_defaults()
+    values = graph.process_inputs(*bound.args) if isinstance(codegen, PyTreeCodeGen) else bound.arguments.values()
+    return dict(zip(inputs, values, strict=True))
+
+
+def _parameter(node: Node) -> Parameter:
+    name = str(node.target)
+    if name.startswith("*"):
+        return Parameter(name.strip("*"), Parameter.VAR_KEYWORD if name.startswith("**") else Parameter.VAR_POSITIONAL)
+    return Parameter(name, Parameter.POSITIONAL_OR_KEYWORD, default=node.args[0] if node.args else Parameter.empty)
 
 
 class _Run(Interpreter):

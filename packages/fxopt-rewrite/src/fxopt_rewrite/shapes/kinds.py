@@ -35,18 +35,11 @@ Known = Callable[[Node], Kind]
 
 _NUMBER_TYPES = (int, float, complex, SymInt, SymFloat, SymBool)
 _CASTS = tables.words("bfloat16 bool byte cdouble cfloat char cpu cuda double float half int long short")
-_NUMBER_METHODS = tables.PURE_METHODS - tables.words(
-    "is_contiguous new_tensor tolist unique size stride dim_order storage_type"
-)
+_NUMBER_METHODS = tables.PURE_METHODS - tables.words("dim_order new_tensor storage_type tolist unique")
 _NUMBER_ATTRIBUTES = tables.PURE_ATTRIBUTES - {"shape", "dtype", "device", "layout", "name", "names"}
 _PLAIN_ATTRIBUTES = frozenset({"dtype", "device", "layout", "name", "names"})
 _TENSOR_ATTRIBUTES = frozenset({"T", "mT", "H", "mH", "data", "real", "imag"})
-_ARITHMETIC = tables.words(
-    """
-    abs add and_ eq floordiv ge gt iadd iand ifloordiv ilshift imod imul inv invert ior ipow irshift isub itruediv
-    ixor le lshift lt matmul mod mul ne neg or_ pos pow rshift sub truediv xor round
-    """
-)
+_ARITHMETIC = tables.ARITHMETIC | tables.INPLACE_OPERATORS | {"pos", "round"}
 _PREDICATES = frozenset({"contains", "index", "is_", "is_not", "not_", "truth", "length_hint"})
 
 
@@ -93,12 +86,13 @@ def attribute(root: nn.Module, target: str) -> object:
 
 
 def _kind_of_module(node: Node, module: object, known: Known) -> Kind:
-    if type(module) in tables.FRESH_MODULES - tables.TUPLE_MODULES:
-        return Kind.TENSOR
-    if type(module) in tables.ALIASING_MODULES:
+    cls = type(module)
+    if cls in tables.ALIASING_MODULES:
         return _kind_of_first(node, known)
-    is_pool = type(module) in tables.TUPLE_MODULES and "Pool" in type(module).__name__
-    return Kind.TENSOR if is_pool and not getattr(module, "return_indices", True) else Kind.UNKNOWN
+    if cls not in tables.FRESH_MODULES:
+        return Kind.UNKNOWN
+    says_tensor = cls.forward.__annotations__.get("return") in (Tensor, "Tensor")  # others may return tuples
+    return Kind.TENSOR if says_tensor or not getattr(module, "return_indices", True) else Kind.UNKNOWN
 
 
 def _kind_of_first(node: Node, known: Known) -> Kind:
@@ -120,7 +114,7 @@ def _kind_of_method(node: Node, name: str, known: Known) -> Kind:
 
 def _kind_of_function(node: Node, target: Callable[..., object], known: Known) -> Kind:
     if isinstance(target, (OpOverload, OpOverloadPacket)):
-        return _returned((target,) if isinstance(target, OpOverload) else names.overloads_of(target))
+        return _returned(names.overloads_of(target))
     source, name = names.source_of(target)
     if source in ("operator", "builtins"):
         return _kind_of_python(node, name, known)
@@ -138,7 +132,7 @@ def _kind_of_function(node: Node, target: Callable[..., object], known: Known) -
 def _kind_of_functional(node: Node, name: str, known: Known) -> Kind:
     if name in tables.DROPOUTS:
         return _kind_of_first(node, known)
-    if name in tables.SEVERAL_RESULTS:
+    if "max_pool" in name or name == "multi_head_attention_forward":  # which may return tuples
         return Kind.TENSOR if node.kwargs.get("return_indices") is False and len(node.args) <= 2 else Kind.UNKNOWN
     return Kind.TENSOR if name in tables.FRESH_FUNCTIONALS else Kind.UNKNOWN
 
