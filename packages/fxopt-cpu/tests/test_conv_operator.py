@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fxopt_cpu.operators.conv import CONV, pack_convolution
-from fxopt_cpu.operators.linear import ACTIVATIONS, activate
+from fxopt_cpu.operators.linear import ACTIVATIONS, activate, pack_bytes, quantize
 
 
 @pytest.fixture(autouse=True)
@@ -144,6 +144,9 @@ def test_nan_and_infinity_come_out_as_in_eager(value: float, groups: int, activa
     torch.testing.assert_close(computed(case, activation), wanted, equal_nan=True, rtol=1e-4, atol=1e-4)
 
 
+INT8 = dict(zip(("panels", "scale", "sums"), pack_bytes(*quantize(torch.randn(8, 72))), strict=True))
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -162,13 +165,20 @@ def test_nan_and_infinity_come_out_as_in_eager(value: float, groups: int, activa
         ({"features": 2**62}, f"features is {2**62}, expected 1 to {2**40}"),
         ({"padding": (2**31 - 1, 0, 2**31 - 1, 0)}, "have a product that is too large"),
         ({"stride": (0, 1)}, r"stride is \(0, 1\), expected 2 numbers of at least 1"),
+        ({**INT8, "scale": None}, "panels of int8 need scale and sums, one group"),
+        ({**INT8, "groups": 2}, "panels of int8 need scale and sums, one group"),
+        ({**INT8, "panels": torch.zeros(1, 36, 16, 2).char()}, r"expected \(1, 18, 16, 4\), contiguous"),
+        ({"scale": torch.zeros(16)}, "panels of float32 take no scale, sums and rounding"),
+        ({**INT8, "sums": torch.zeros(15, dtype=torch.int32)}, r"sums has shape \(15\), expected 16 elements"),
+        ({**INT8, "rounding": torch.zeros(2, 7)}, r"sums has shape \(16\), expected 32 elements"),
+        ({**INT8, "scale": torch.zeros(16).double()}, "scale is Double, expected Float"),
     ],
 )
 def test_wrong_operands_are_named(change: dict[str, object], message: str) -> None:
     given: dict[str, object] = {
         "input": torch.randn(1, 8, 9, 9), "panels": pack_convolution(torch.randn(8, 8, 3, 3)), "bias": None,
         "features": 8, "kernel": (3, 3), "stride": (1, 1), "padding": (1, 1, 1, 1), "dilation": (1, 1), "groups": 1,
-        "activation": 0, "alpha": 0.0, "beta": 0.0, "residual": None,
+        "activation": 0, "alpha": 0.0, "beta": 0.0, "residual": None, "scale": None, "sums": None, "rounding": None,
     }  # fmt: skip
     with pytest.raises(RuntimeError, match=f"fxopt::conv: .*{message}"):
         torch.ops.fxopt.conv(*(given | change).values())
@@ -178,21 +188,8 @@ def test_the_reference_and_the_fake_agree_with_the_kernel() -> None:
     for seed in range(8):
         x, weight, bias, stride, padding, dilation, groups = drawn(seed)
         panels = pack_convolution(weight, groups)
-        given = (
-            x,
-            panels,
-            bias,
-            len(weight),
-            list(weight.shape[2:]),
-            stride,
-            padding,
-            dilation,
-            groups,
-            1,
-            0.0,
-            0.0,
-            None,
-        )
+        settings = len(weight), list(weight.shape[2:]), stride, padding, dilation, groups
+        given = (x, panels, bias, *settings, 1, 0.0, 0.0, None)
         found = torch.ops.fxopt.conv(*given)
         torch.testing.assert_close(found, CONV.reference(*given), rtol=1e-4, atol=1e-4)
         fake = CONV.fake(x.to("meta"), *given[1:])

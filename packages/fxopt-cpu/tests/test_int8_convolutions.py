@@ -126,29 +126,6 @@ def test_threads_and_other_images_change_no_bit() -> None:
     assert torch.equal(results[0][1:], call(x)[1:])
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"scale": None}, "panels of int8 need scale and sums, one group"),
-        ({"groups": 2}, "panels of int8 need scale and sums, one group"),
-        ({"panels": torch.zeros(1, 36, 16, 2).char()}, r"expected \(1, 18, 16, 4\), contiguous"),
-        ({"panels": torch.zeros(1, 72, 16)}, "panels of float32 take no scale, sums and rounding"),
-        ({"sums": torch.zeros(15, dtype=torch.int32)}, r"sums has shape \(15\), expected 16 elements"),
-        ({"rounding": torch.zeros(2, 7)}, r"sums has shape \(16\), expected 32 elements"),
-        ({"scale": torch.zeros(16).double()}, "scale is Double, expected Float"),
-    ],
-)
-def test_wrong_operands_are_named(change: dict[str, object], message: str) -> None:
-    panels, scale, sums = packed(torch.randn(8, 8, 3, 3), None)
-    given: dict[str, object] = {
-        "input": torch.randn(1, 8, 9, 9), "panels": panels, "bias": None, "features": 8, "kernel": (3, 3),
-        "stride": (1, 1), "padding": (1, 1, 1, 1), "dilation": (1, 1), "groups": 1, "activation": 0, "alpha": 0.0,
-        "beta": 0.0, "residual": None, "scale": scale, "sums": sums, "rounding": None,
-    }  # fmt: skip
-    with pytest.raises(RuntimeError, match=f"fxopt::conv: .*{message}"):
-        torch.ops.fxopt.conv(*(given | change).values())
-
-
 @pytest.mark.parametrize("static", [False, True])
 def test_plans_read_and_write_parts_of_wider_images(static: bool) -> None:
     """The input is some channels of a concatenation, the result some of another; no block takes integers in."""

@@ -460,9 +460,7 @@ def test_a_table_of_inference_mode_serves_training_later(rotary: GraphModule) ->
 
 def test_numbers_of_other_types_do_not_meet() -> None:
     """1, 1.0 and True are equal as keys, and make other tensors."""
-    graph = Graph()
-    graph.output(graph.call_function(torch.arange, (graph.placeholder("n"),)))
-    tables = ShapeTables.of(graph, ["size"])
+    tables = ShapeTables.of(_arange_graph(), ["size"])
     assert [tables(2).dtype, tables(2.0).dtype, tables(2).dtype] == [torch.int64, torch.float32, torch.int64]
     default = torch.get_default_dtype()
     try:
@@ -525,12 +523,6 @@ def test_an_archive_carries_the_module_and_a_program_without_it(tmp_path: Any) -
     assert len(history(loaded)) == len(history(graph_module))
 
 
-def test_a_strangers_archive_cannot_name_other_functions() -> None:
-    text = ShapeTables.of(_arange_graph(), ["size"]).graph.replace("torch:arange", "os:system")
-    with pytest.raises(Exception, match="no function of torch"):
-        ShapeTables(text, ("size",))
-
-
 def _arange_graph() -> Graph:
     graph = Graph()
     graph.output(graph.call_function(torch.arange, (graph.placeholder("n"),)))
@@ -551,6 +543,7 @@ def test_export_and_compile_see_plain_operations() -> None:
 @pytest.mark.parametrize(
     "change",
     [
+        {"target": {"name": "os:system"}},
         {"op": "call_function", "target": {"name": "builtins:max"}, "kwargs": {"key": 1}},
         {"op": "call_module", "target": "to_folder"},
         {"op": "get_attr", "target": "__class__"},
@@ -560,10 +553,7 @@ def test_export_and_compile_see_plain_operations() -> None:
 )
 def test_a_computation_from_a_stranger_is_operators_and_data(change: dict[str, Any]) -> None:
     """A file can hold the module: its text is checked as graphs of archives are, before torch makes code of it."""
-    graph = Graph()
-    positions = graph.call_function(torch.arange, (graph.placeholder("n"),))
-    graph.output(graph.call_function(torch.unsqueeze, (positions, 0)))
-    tables = ShapeTables.of(graph, ["size"])
+    tables = ShapeTables.of(_arange_graph(), ["size"])
     hostile = json.loads(tables.graph)
     hostile["rows"][1] |= change
     with pytest.raises(FxoptError):

@@ -32,6 +32,7 @@ Number = bool | int | float
 
 _FILLED: dict[str, Number] = {"zeros": 0, "ones": 1, "zeros_like": 0, "ones_like": 1, "new_zeros": 0, "new_ones": 1}
 _FILLED_WITH = {"full": (1, "fill_value"), "full_like": (1, "fill_value"), "new_full": (2, "fill_value")}
+_FILLED_WITH |= {"scalar_tensor": (0, "s")}
 _CONVERSIONS = words("to _to_copy type type_as float half double bfloat16 long int short bool")
 _ELEMENTWISE = words(
     """
@@ -103,8 +104,6 @@ class KnownValues:
             return _uniform(_FILLED[name], facts)
         if name in _FILLED_WITH:
             return _uniform(argument(node, *_FILLED_WITH[name]), facts)
-        if name == "scalar_tensor":
-            return _uniform(argument(node, 0, "s"), facts)
         source = node.args[0] if node.args else None
         given = self._found.get(source) if isinstance(source, Node) else None
         if given is not None and name in SAME_ELEMENTS:

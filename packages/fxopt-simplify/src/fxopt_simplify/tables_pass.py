@@ -19,19 +19,13 @@ from fxopt_core import Refusal
 from fxopt_rewrite import (
     MEMORY_FREE,
     Editor,
-    EmbeddingCall,
     GraphIndex,
     Kind,
-    LayerNormCall,
-    LinearCall,
     ReversibleSitePass,
     TensorRef,
     input_of,
     is_plain_method,
     plain_name,
-    read_embedding,
-    read_layer_norm,
-    read_linear,
     read_operation,
     replacement_refusal,
     tensor_facts,
@@ -321,27 +315,21 @@ class Tables:
         value = input_of(node) if node.op == "call_module" else None
         if value is None or (value not in self._computed and not (value.op == "get_attr" and self._is_watched(value))):
             return False
-        call = self._layer_call(node, value)
+        call = self._layer_call(node)
         if call is None or not all(self._may_watch(ref.tensor) for ref in call.tensors):
             return False
         self._calls[node] = call
         return not self._is_written(node)
 
-    def _layer_call(self, node: Node, value: Node) -> _Call | None:
+    def _layer_call(self, node: Node) -> _Call | None:
         """Return the call of a function that a layer makes."""
-        linear = read_linear(self.index, node)
-        if isinstance(linear, LinearCall):
-            return _Call(F.linear, (value, linear.weight, linear.bias))
-        norm = read_layer_norm(self.index, node)
-        if isinstance(norm, LayerNormCall):
-            bias = (norm.bias,) if norm.centred else ()
-            function: Any = F.layer_norm if norm.centred else F.rms_norm
-            return _Call(function, (value, norm.normalized_shape, norm.weight, *bias, norm.eps))
-        rows = read_embedding(self.index, node) if self._looks_up(node) else None
-        module: Any = self.index.module_of(node)
-        if isinstance(rows, EmbeddingCall) and not (module.sparse or module.scale_grad_by_freq):
-            return _Call(F.embedding, (value, rows.weight, rows.padding_idx))
-        return None
+        call = read_operation(self.index, node)
+        if call is None or call.name not in ("linear", "layer_norm", "rms_norm", "embedding"):
+            return None
+        other_gradients = any(call.arguments.get(key) for key in ("scale_grad_by_freq", "sparse"))  # of embeddings
+        if other_gradients or (call.name == "embedding" and self.elementwise):
+            return None
+        return _Call(getattr(F, call.name), tuple(call.arguments.values()))
 
     def _role(self, node: Node, name: str, value: Node) -> str | None:
         """Return the role of an outside input in `ShapeTables`; None if more of it matters than its size."""
