@@ -15,8 +15,7 @@ import torch
 from torch.fx import GraphModule
 
 from fxopt_core.errors import UndoError
-from fxopt_core.graph import iter_nodes
-from fxopt_core.ledger.marks import META_KEY, set_tag, tag_of
+from fxopt_core.ledger.marks import META_KEY
 
 LEDGER_VERSION = 1
 """Version of ledgers as JSON; incrementing it means incrementing the `FORMAT` of pickles, too."""
@@ -205,14 +204,8 @@ class Ledger:
 
 
 def find_ledger(graph_module: GraphModule) -> Ledger | None:
-    """Return the ledger of a graph module; None if nothing was applied.
-
-    torch drops ``meta`` when it makes a graph module from another one's graph, or from copies of its nodes. Then the
-    first node has the ledger.
-    """
-    found = graph_module.meta.get(META_KEY, Ledger)
-    if found is Ledger:
-        found = next((tag_of(first).ledger for first in iter_nodes(graph_module.graph)), None)
+    """Return the ledger of a graph module; None if it has none."""
+    found = graph_module.meta.get(META_KEY)
     return found if isinstance(found, Ledger) else None
 
 
@@ -222,12 +215,8 @@ def ledger_of(graph_module: GraphModule) -> Ledger:
 
 
 def set_ledger(graph_module: GraphModule, ledger: Ledger) -> None:
-    """Store a ledger in a graph module, and also in its first node while the ledger has anything to undo."""
+    """Store a ledger in a graph module."""
     graph_module.meta[META_KEY] = ledger
-    first = next(iter_nodes(graph_module.graph), None)
-    applied = any(r.state == "applied" and r.changed for r in ledger.records)
-    if first is not None:
-        set_tag(first, replace(tag_of(first), ledger=ledger if applied else None))
 
 
 def append_record(graph_module: GraphModule, record: Record) -> None:
