@@ -57,11 +57,10 @@ class ScaleArgument(ReversibleTransformation):
 
 
 class Options(Transformation):
-    def __init__(self, ratio: float = 0.5, *names: str, where: object = "*", **extra: int) -> None:
+    def __init__(self, ratio: float = 0.5, *names: str, where: object = "*") -> None:
         self.ratio = ratio
         self.names = names
         self.where = where
-        self.extra = extra
         self.runs = 0
 
     def transform(self, graph_module: GraphModule) -> GraphModule:

@@ -95,7 +95,7 @@ from fxopt_core.passes.instruments import (
     active_instruments as active_instruments,
     instrumented,
 )
-from fxopt_core.passes.options import OptionInfo, construct as construct, options_of, show_annotation as show_annotation
+from fxopt_core.passes.options import OptionInfo, options_of, show_annotation as show_annotation
 from fxopt_core.passes.run import (
     RELEASED_FROM as RELEASED_FROM,
     PassRun,

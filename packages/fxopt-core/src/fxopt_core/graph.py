@@ -28,7 +28,7 @@ def check_graph_module(graph_module: object, doing: str) -> None:
     """Check that an argument is a graph module; ``doing`` names the operation in the message."""
     if not isinstance(graph_module, GraphModule):
         raise PreconditionError(
-            f"{doing} is given {type_text(graph_module)}, expected a torch.fx.GraphModule: capture the model first, for "
-            "example by fxopt.symbolic_trace(model) or fxopt.capture(model, args). What fxopt.optimize returns for a "
-            "SentenceTransformer or a pipeline holds one as `transformers_model` or `model`"
+            f"{doing} is given {type_text(graph_module)}, expected a torch.fx.GraphModule: capture the model first, "
+            "for example by fxopt.symbolic_trace(model) or fxopt.capture(model, args). What fxopt.optimize returns for "
+            "a SentenceTransformer or a pipeline holds one as `transformers_model` or `model`"
         )

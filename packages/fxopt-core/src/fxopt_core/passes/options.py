@@ -13,25 +13,26 @@ from __future__ import annotations
 import collections.abc as abc
 import dataclasses
 import inspect
+import reprlib
 import types
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from inspect import Parameter
 from types import MappingProxyType
-from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from torch import nn
 from torch.utils._pytree import tree_map
 
 from fxopt_core.errors import PassOptionError
-from fxopt_core.naming import close_names, option_text
+from fxopt_core.naming import option_text
 
-_T = TypeVar("_T")
 _VARIADIC = (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD)
 # What stands in a dataclass's constructor where the default is made anew each time.
 _FACTORY = dataclasses._HAS_DEFAULT_FACTORY  # type: ignore[attr-defined]  # private, and nothing else tells it
 _PLAIN = (type(None), bool, int, float, str)
+PLAIN_VALUES = "a number, text, True, False, None, or a list or tuple of such"
 # Sequence types of annotations, each with the type that a list or tuple is converted to; None: it keeps its own.
 _SEQUENCES: dict[Any, Any] = {list: list, tuple: tuple, abc.Sequence: None, abc.Collection: None, abc.Iterable: None}
 _MISFIT = object()
@@ -69,13 +70,12 @@ class OptionInfo:
             return value
         plain = is_plain(value)
         fitted = _fit(value, self.annotation) if plain else _MISFIT
-        if fitted is not _MISFIT:
-            return fitted
-        text = repr(value) if plain else ""
-        shown = f"{text if len(text) <= 80 else f'{text[:77]}...'} ({type(value).__qualname__})"
-        found = f"found {shown if plain else f'a value of type {type(value).__qualname__}'}"
-        expected = show_annotation(self.annotation) if plain else "a number, text, True, False, None, or a list of such"
-        raise PassOptionError(f"pass {pass_name!r}, option {option_text(self.name)!r}: {found}, expected {expected}")
+        if fitted is _MISFIT:
+            where = f"pass {pass_name!r}, option {option_text(self.name)!r}"
+            expected = show_annotation(self.annotation) if plain else PLAIN_VALUES
+            found = f"{reprlib.repr(value)} ({type(value).__qualname__})"
+            raise PassOptionError(f"{where}: found {found}, expected {expected}")
+        return fitted
 
 
 def options_of(cls: type) -> Mapping[str, OptionInfo]:
@@ -100,8 +100,8 @@ def options_of(cls: type) -> Mapping[str, OptionInfo]:
 def bind(cls: type, args: tuple[object, ...], kwargs: Mapping[str, object]) -> dict[str, object]:
     """Return the arguments of one constructor call by parameter name, with the defaults filled in.
 
-    A ``*names`` parameter counts as one option, a tuple; the entries of a ``**kwargs`` parameter count one by one.
-    Missing arguments are no error, because ``copy`` and ``pickle`` call the class without any.
+    A ``*names`` parameter counts as one option, a tuple, and a ``**kwargs`` parameter as one, a dictionary. Missing
+    arguments are no error, because ``copy`` and ``pickle`` call the class without any.
 
     >>> class Pad:
     ...     def __init__(self, value: float = 0.0, *, multiple_of: int = 8) -> None: ...
@@ -117,36 +117,8 @@ def bind(cls: type, args: tuple[object, ...], kwargs: Mapping[str, object]) -> d
         remedy = f"; to run it, write {cls.__qualname__}()(graph_module)" if modules else ""
         raise PassOptionError(f"{cls.__qualname__}() {error}; its options: {names}{remedy}") from None
     bound.apply_defaults()
-    values = dict[str, object]()
-    for name, value in bound.arguments.items():
-        is_extra = signature.parameters[name].kind is Parameter.VAR_KEYWORD
-        values |= value if is_extra else {name: value}
     # Later changes to the caller's lists, tuples, dictionaries and sets must not reach the options.
-    return tree_map(lambda leaf: set(leaf) if type(leaf) is set else leaf, values)  # type: ignore[no-any-return]  # as given
-
-
-def construct(cls: type[_T], options: Mapping[str, object]) -> _T:
-    """Return an object made with these options, given by parameter name.
-
-    >>> class Pad:
-    ...     def __init__(self, value: float = 0.0, /, *, multiple_of: int = 8) -> None:
-    ...         self.given = (value, multiple_of)
-    >>> construct(Pad, {"value": 2.0}).given
-    (2.0, 8)
-    """
-    bound = _signature(cls).bind_partial()
-    bound.arguments.update(options)
-    bound.apply_defaults()
-    return cls(*bound.args, **bound.kwargs)
-
-
-def find_option(pass_name: str, options: Mapping[str, OptionInfo], name: str) -> OptionInfo:
-    """Return the option of this name, given in snake_case or kebab-case."""
-    known = {option_text(parameter): info for parameter, info in options.items()}
-    if option_text(name) not in known:
-        has = f"it has {', '.join(known)}" if known else "it has none"
-        raise PassOptionError(f"pass {pass_name!r} has no option {name!r}; {has}{close_names(name, known)}")
-    return known[option_text(name)]
+    return tree_map(lambda leaf: set(leaf) if type(leaf) is set else leaf, bound.arguments)  # type: ignore[no-any-return]  # as given
 
 
 def is_plain(value: object) -> bool:

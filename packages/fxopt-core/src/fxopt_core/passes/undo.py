@@ -27,7 +27,6 @@ from fxopt_core.ledger.records import (
 from fxopt_core.names import import_class, known_class
 from fxopt_core.passes.call import apply_pass, as_undone, lint_and_recompile as check_and_compile, observed
 from fxopt_core.passes.instruments import active_instruments
-from fxopt_core.passes.options import construct
 from fxopt_core.passes.run import PassRun, editing_run, new_run, open_snapshots, transaction
 from fxopt_core.passes.transformation import ReversibleTransformation
 from fxopt_core.state.pickling import install_pickling
@@ -170,7 +169,7 @@ def _pass_of(record: Record) -> ReversibleTransformation:
     remedy = "reverse it by the pass itself"
     try:
         cls = known_class(record.transformation) or import_class(record.transformation)
-        transformation = construct(cls, dict(record.options))
+        transformation = cls(**dict(record.options))
     except Exception as error:
         raise undo_error(record.pass_name, f"its pass cannot be made from its record ({error})", remedy) from error
     if not isinstance(transformation, ReversibleTransformation) or transformation.signature != record.signature:

@@ -270,7 +270,7 @@ class Registry:
         passes, pipelines, failed = self.available(), self.pipelines(), self.failed
         lines = [f"fxopt registry: passes {len(passes)}, pipelines {len(pipelines)}, failed plugins {len(failed)}"]
         for heading, rows in (
-            ("passes:", [(info.name, info.family, info.plain_summary) for info in passes.values()]),
+            ("passes:", [(info.name, info.family, info.summary) for info in passes.values()]),
             ("pipelines:", [*pipelines.items()]),
             ("failed:", [(name, str(error).partition("\n")[0]) for name, error in failed.items()]),
         ):
