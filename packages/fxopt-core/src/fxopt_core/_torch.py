@@ -16,8 +16,8 @@ from torch.fx.graph import CodeGen
 
 STRUCTURE = ("_root", "_insert", "_len", "_graph_namespace", "_find_nodes_lookup_table")
 """The attributes of a graph that hold its nodes."""
-# Fields that are empty in a new graph, and that a copy takes over.
-OWN_GRAPH_FIELDS = ("_used_names", "_co_fields", "_tracer_extras")
+# Fields that a new graph has too, and that a copy takes over.
+OWN_GRAPH_FIELDS = ("_used_names", "_co_fields", "_tracer_cls", "_tracer_extras")
 _NAME_FIELDS = ("_used_names", "_base_count", "associate_name_with_obj")
 
 
@@ -96,11 +96,6 @@ def set_order(nodes: dict[Node, None], order: Iterable[Node]) -> None:
     nodes.update(ordered)
 
 
-def start_anew(graph: Graph) -> None:
-    """Empty a graph without calling hooks, as if it had just been made."""
-    Graph.__init__(graph)
-
-
 def add_node(graph: Graph, op: str, target: Any, name: str, type_expr: Any = None) -> Node:
     """Append a node without arguments, under exactly this name, without calling hooks.
 
@@ -131,20 +126,6 @@ class Names(NamedTuple):
 def names_of(graph: Graph) -> Names:
     """Return the names that are taken in a graph, and the counters of their bases."""
     return Names(graph._graph_namespace._used_names, graph._graph_namespace._base_count)
-
-
-# --- Graphs
-
-
-def code_fields(graph: Graph) -> dict[str, Any]:
-    """Return torch's own record of the code object that a graph was traced from."""
-    fields: dict[str, Any] = graph._co_fields
-    return fields
-
-
-def tracer_class(graph: Graph) -> Any:
-    """Return the class of the tracer that made a graph, or None."""
-    return graph._tracer_cls
 
 
 # --- Code generators

@@ -19,7 +19,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx import Graph, GraphModule
 from torch.utils._pytree import TreeSpec
 
-from fxopt_core._torch import OWN_GRAPH_FIELDS, PyTreeInfo, WrappedCall, codegen_of, set_meta, tracer_class
+from fxopt_core._torch import OWN_GRAPH_FIELDS, PyTreeInfo, WrappedCall, codegen_of, set_meta
 from fxopt_core.errors import FxoptError
 from fxopt_core.graph import check_graph_module, iter_nodes
 from fxopt_core.state.gc_pause import collector_paused
@@ -93,7 +93,7 @@ class _Copier:
         twin.graph.owning_module = self._memo.get(id(module.graph.owning_module), twin)
 
     def _graph(self, graph: Graph) -> Graph:
-        twin = self._memo[id(graph)] = Graph(tracer_cls=tracer_class(graph))
+        twin = self._memo[id(graph)] = Graph()
         for node, new in GraphRows(graph).fill(twin, self._shared).items():
             self._memo[id(node)] = new
             set_meta(new, copy.copy(node.meta))
