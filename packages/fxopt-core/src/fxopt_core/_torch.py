@@ -84,11 +84,6 @@ def set_arguments(node: Node, args: Any, kwargs: Any) -> None:
     node._update_args_kwargs(args, kwargs)
 
 
-def set_meta(node: Node, meta: dict[str, Any]) -> None:
-    """Set a node's ``meta`` without updating the graph's lookup tables, as torch's own assignment would."""
-    object.__setattr__(node, "meta", meta)
-
-
 def set_order(nodes: dict[Node, None], order: Iterable[Node]) -> None:
     """Reorder the users or the inputs of a node; ``order`` has the same nodes."""
     ordered = dict.fromkeys(order)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import functools
 from collections import ChainMap, OrderedDict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from types import BuiltinFunctionType, FunctionType, MethodType
 from typing import Any, TypeVar
 
@@ -19,7 +19,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx import Graph, GraphModule
 from torch.utils._pytree import TreeSpec
 
-from fxopt_core._torch import OWN_GRAPH_FIELDS, PyTreeInfo, WrappedCall, codegen_of, set_meta
+from fxopt_core._torch import OWN_GRAPH_FIELDS, PyTreeInfo, WrappedCall, codegen_of
 from fxopt_core.errors import FxoptError
 from fxopt_core.graph import check_graph_module, iter_nodes
 from fxopt_core.state.gc_pause import collector_paused
@@ -80,7 +80,7 @@ class _Copier:
         if not isinstance(module, GraphModule):
             state = module.__getstate__()  # type: ignore[no-untyped-call]  # torch has no type for it
             self._kept_alive.append(state)
-            twin.__setstate__({key: self._value(value) for key, value in state.items()})
+            twin.__setstate__(self._values(state))
             return
         _copy_class(module, twin)
         if id(module.graph) not in self._memo:
@@ -96,15 +96,18 @@ class _Copier:
         twin = self._memo[id(graph)] = Graph()
         for node, new in GraphRows(graph).fill(twin, self._shared).items():
             self._memo[id(node)] = new
-            set_meta(new, copy.copy(node.meta))
+            new.meta = copy.copy(node.meta)
         for node in filter(vars, iter_nodes(graph)):
-            vars(self._memo[id(node)]).update({key: self._value(value) for key, value in vars(node).items()})
-        for key, value in vars(graph).items():
-            if key not in vars(twin) or key in OWN_GRAPH_FIELDS:
-                vars(twin)[key] = self._value(value)
-        twin.set_codegen(copy.copy(codegen_of(graph)))
-        vars(codegen_of(twin)).update({key: self._value(value) for key, value in vars(codegen_of(graph)).items()})
+            vars(self._memo[id(node)]).update(self._values(vars(node)))
+        codegen = copy.copy(codegen_of(graph))
+        own = {key: value for key, value in vars(graph).items() if key not in vars(twin) or key in OWN_GRAPH_FIELDS}
+        vars(twin).update(self._values(own))
+        vars(codegen).update(self._values(vars(codegen)))
+        twin.set_codegen(codegen)
         return twin
+
+    def _values(self, attributes: dict[str, Any]) -> dict[str, Any]:
+        return {key: self._value(value) for key, value in attributes.items()}
 
     def _shared(self, value: Any) -> Any:
         """Return what stands for a target or an argument: copies of tensors and of the tree's methods, else itself."""
@@ -150,7 +153,7 @@ class _Copier:
         is_parameter, flag = isinstance(tensor, nn.Parameter), tensor.requires_grad
         twin: Tensor = nn.Parameter(data, flag) if is_parameter else data.requires_grad_(flag)
         self._memo[id(tensor)] = twin
-        vars(twin).update({key: self._value(value) for key, value in vars(tensor).items()})
+        vars(twin).update(self._values(vars(tensor)))
         if tensor.grad is not None:
             twin.grad = self._value(tensor.grad)
         return twin
@@ -169,14 +172,12 @@ class _Copier:
 
     def _is_bound(self, hook: Any) -> bool:
         """Return whether a hook refers to a module of the tree, so that its copy has to refer to the module's copy."""
-        if isinstance(hook, MethodType):
-            return id(hook.__self__) in self._in_tree
+        parts = [*getattr(hook, "__dict__", {}).values()]
         if isinstance(hook, functools.partial):
-            parts: Iterable[Any] = (hook.func, *hook.args, *hook.keywords.values())
-            return any(id(part) in self._in_tree or self._is_bound(part) for part in parts)
-        if hasattr(hook, "with_module"):  # torch's wrapper around a hook, which may refer to its module weakly
-            return True
-        return any(id(part) in self._in_tree for part in getattr(hook, "__dict__", {}).values())
+            parts += (hook.func, *hook.args, *hook.keywords.values())
+        owners = [getattr(part, "__self__", None) for part in (hook, *parts)]
+        # torch's wrapper around a hook may refer to its module weakly.
+        return hasattr(hook, "with_module") or any(id(part) in self._in_tree for part in (*parts, *owners))
 
 
 def _hooks(module: nn.Module) -> Iterator[Any]:

@@ -11,7 +11,7 @@ from typing import Any
 from torch.fx import Graph, GraphModule, Node
 from torch.fx.node import map_aggregate
 
-from fxopt_core._torch import STRUCTURE, add_node, codegen_of, names_of, set_arguments, set_meta, set_order
+from fxopt_core._torch import STRUCTURE, add_node, codegen_of, names_of, set_arguments, set_order
 from fxopt_core.graph import iter_nodes
 from fxopt_core.state.containers import Containers, put_back
 
@@ -118,7 +118,7 @@ class GraphState:
         for node, meta in zip(self._rows.nodes, self._metas, strict=True):
             now = new.get(node, node)
             if now.meta is not meta:
-                set_meta(now, meta)
+                now.meta = meta
             if vars(now) or node in self._own:
                 put_back(vars(now), self._own.get(node, {}))
 
