@@ -79,7 +79,6 @@ from fxopt_core.passes.call import (
     lint_and_recompile as lint_and_recompile,
     perform as perform,
     signature_or_empty as signature_or_empty,
-    transform_by_hand as transform_by_hand,
 )
 from fxopt_core.passes.compose import (
     Composition,

@@ -233,10 +233,15 @@ def adopt_records(graph_module: GraphModule, known: int, run: int) -> None:
     set_ledger(graph_module, replace(ledger, records=records, next_run=run + 1))
 
 
-def applied_records(graph_module: GraphModule, signature: str) -> list[Record]:
-    """Return the records of the pass with this signature that are applied and not undone, oldest first."""
+def applied_records(graph_module: GraphModule, signature: str, index: int | None = None) -> list[Record]:
+    """Return the records of the pass with this signature that are applied and not undone, oldest first.
+
+    Equal passes of a composition have one signature, and each undoes only its own edits, since other passes may lie
+    between them: if any record is from the place ``index``, only those from there are returned.
+    """
     records = ledger_of(graph_module).records
-    return [record for record in records if record.state == "applied" and record.signature == signature]
+    found = [record for record in records if record.state == "applied" and record.signature == signature]
+    return [record for record in found if record.index == index is not None] or found
 
 
 def mark_undone(graph_module: GraphModule, records: Iterable[Record]) -> None:

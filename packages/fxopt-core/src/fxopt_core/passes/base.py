@@ -39,9 +39,6 @@ class Pass(ABC):
     reversible: ClassVar[bool] = False
     """Whether it can be undone: a `ReversibleTransformation` can."""
 
-    undone_by_journal: ClassVar[bool] = False
-    """Whether its ``reverse`` undoes the records that it finds in the ledger, and nothing else."""
-
     members: tuple[Pass, ...] | None = None
     """The passes that a composition consists of; None for a single pass."""
 

@@ -28,7 +28,7 @@ from fxopt_core.names import class_path
 from fxopt_core.naming import type_text
 from fxopt_core.passes.base import Pass, leaves
 from fxopt_core.passes.instruments import InstrumentProtocol, active_instruments, report_failure
-from fxopt_core.passes.run import PassRun, editing, editing_run, inside, named, new_run, transaction
+from fxopt_core.passes.run import PassRun, editing, inside, named, new_run, transaction
 from fxopt_core.state.copying import faithful_copy
 from fxopt_core.state.outline import Outline
 from fxopt_core.state.pickling import install_pickling
@@ -87,12 +87,12 @@ def execute(
     demands.check_direction(transformation, reverse)
     if transformation._copies:
         graph_module = faithful_copy(graph_module)
-    run = new_run(transformation, graph_module, reverse=reverse)
+    run, known = new_run(transformation, graph_module, reverse=reverse), len(ledger_of(graph_module).records)
     run.protect_values = demands.protect_values
     with transaction(run):
         result = perform(run, run)
         if demands.strict or demands.expect is not None:
-            demands.check(run.name, ledger_of(result).records[run.known :])
+            demands.check(run.name, ledger_of(result).records[known:])
         if lint:
             lint_and_recompile(result, transformation)
         if META_KEY in result.meta:
@@ -121,18 +121,13 @@ def perform(run: PassRun, root: PassRun) -> GraphModule:
         if record is not None and not run.reverse:
             append_record(result, record)
         return result
-    passes = leaves(root.transformation)
     for member in reversed(members) if run.reverse else members:
         if member._copies:
             graph_module = faithful_copy(graph_module)
         step = PassRun(member, graph_module, None, tuple(root.ran), run.reverse, run, root.number)
         step.protect_values = root.protect_values
         if member.members is None:
-            step.index = len(passes) - 1 - root.started if run.reverse else root.started
-            root.started += 1
-            # Equal passes have one signature, but each undoes only its own edits: other passes may lie between them.
-            if run.reverse and member.undone_by_journal and member in passes[: step.index]:
-                step.undoes_from = step.index
+            step.index = next(root.places)
         graph_module = perform(step, root)
     return graph_module
 
@@ -192,26 +187,12 @@ _AS_A_WHOLE = (
 )
 
 
-def transform_by_hand(transformation: Pass, graph_module: GraphModule) -> GraphModule:
-    """Run ``transform`` for a caller who called the method and not the pass, and record it, so that it can be undone.
-
-    No transaction is opened, and no instrument sees the run.
-    """
-    check_graph_module(graph_module, f"pass `{transformation.name}`")
-    if (outer := editing_run(graph_module)) is not None:
-        outer.flush()
-    result, record = apply_pass(new_run(transformation, graph_module))
-    append_record(result, record)
-    install_pickling(result)
-    return result
-
-
 def apply_pass(run: PassRun) -> tuple[GraphModule, Record]:
     """Call ``transform`` or ``reverse``, and return its result with the record of it."""
     transformation, graph_module, before = run.transformation, run.graph_module, Outline(run.graph_module)
     known, signature = len(ledger_of(graph_module).records), signature_or_empty(transformation)
     marked = {node.name for node in _marked(graph_module, signature)}
-    taken_back = _to_take_back(run, graph_module, marked) if run.reverse else []
+    taken_back = _to_take_back(run, signature, marked) if run.reverse else []
     # A user's `reverse` may not check whether there is anything to undo. Records and marks show it, unless the pass has
     # no signature to find them by.
     is_idle = run.reverse and transformation._edits and bool(signature) and not taken_back and not marked
@@ -262,7 +243,7 @@ def apply_pass(run: PassRun) -> tuple[GraphModule, Record]:
         rekeyed=rekeyed,
     )
     if run.reverse:
-        mark_undone(result, _to_take_back(run, result, marked))
+        mark_undone(result, taken_back)
         record = as_undone(record, taken_back)
     return result, record
 
@@ -280,22 +261,20 @@ def _marked(graph_module: GraphModule, signature: str) -> list[Node]:
     return [node for node in iter_nodes(graph_module.graph) if META_KEY in node.meta and has_mark(node, signature)]
 
 
-def _to_take_back(run: PassRun, graph_module: GraphModule, marked: Collection[str]) -> list[Record]:
+def _to_take_back(run: PassRun, signature: str, marked: Collection[str]) -> list[Record]:
     """Return the records that reversing a pass takes back: all, or the last that changed something, oldest first.
 
     A pass that core undoes by its journals, or that finds its nodes by their marks, takes back all of its runs. Any
     other takes back one run at a time, such as a pass that multiplies an argument.
     """
-    signature = signature_or_empty(run.transformation)
-    shown = class_path(type(run.transformation)), recorded_options(run.transformation.options)
-    records = [
-        record
-        for record in applied_records(graph_module, signature)
-        # Passes without a signature are told apart by what a record shows of their options.
-        if run.undoes(record) and (signature or (record.transformation, record.options) == shown)
-    ]
-    if marked or any(record.journal is not None for record in records):
+    records = applied_records(run.graph_module, signature)
+    if not signature:  # such passes are told apart by what a record shows of their options
+        shown = class_path(type(run.transformation)), recorded_options(run.transformation.options)
+        records = [record for record in records if (record.transformation, record.options) == shown]
+    if marked:
         return records
+    if any(record.journal is not None for record in records):
+        return applied_records(run.graph_module, signature, run.index)
     changed = [place for place, record in enumerate(records) if record.changed]
     return records[changed[-1] :] if changed else records
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext, suppress
 from dataclasses import replace
 from functools import partial
 from types import MappingProxyType
@@ -26,8 +25,7 @@ from fxopt_core.ledger.records import (
 )
 from fxopt_core.names import import_class, known_class
 from fxopt_core.passes.call import apply_pass, as_undone, lint_and_recompile as check_and_compile, observed
-from fxopt_core.passes.instruments import active_instruments
-from fxopt_core.passes.run import PassRun, editing_run, new_run, open_snapshots, transaction
+from fxopt_core.passes.run import PassRun, editing_run, new_run, transaction
 from fxopt_core.passes.transformation import ReversibleTransformation
 from fxopt_core.state.pickling import install_pickling
 
@@ -70,21 +68,13 @@ def undo(graph_module: GraphModule, lint_and_recompile: bool = True) -> GraphMod
         _check_edits(record)
 
     run = new_run(RecordedPass(Record("undo", "", (), "")), graph_module, reverse=True)
-    observers = active_instruments()
-    memo: Memo | None = None if observers or any(record.journal is None for record in last) else {}
     with transaction(run):
         for record in reversed(last):
             if not any(each is record for each in ledger_of(graph_module).records):
                 continue  # a pass that called it has undone it
-            transformation: ReversibleTransformation = RecordedPass(record)
-            with suppress(UndoError) if record.journal is not None else nullcontext():
-                if observers or record.journal is None:  # others do not need the pass itself
-                    transformation = _pass_of(record)
-            step = PassRun(transformation, graph_module, record.index, tuple(run.ran), True, run, run.number)
-            graph_module, _ = observed(step, partial(_undo_step, step, record, memo), as_a_whole=True)
+            step = PassRun(_pass_of(record), graph_module, record.index, tuple(run.ran), True, run, run.number)
+            graph_module, _ = observed(step, partial(_undo_step, step, record), as_a_whole=True)
             run.ran.append(record.pass_name)
-        for finish in (memo or {}).values():
-            finish()
         _forget_unused_ids(graph_module)
         if lint_and_recompile:
             check_and_compile(graph_module, run.transformation)
@@ -92,12 +82,12 @@ def undo(graph_module: GraphModule, lint_and_recompile: bool = True) -> GraphMod
     return graph_module
 
 
-def _undo_step(run: PassRun, record: Record, memo: Memo | None) -> tuple[GraphModule, Record]:
+def _undo_step(run: PassRun, record: Record) -> tuple[GraphModule, Record]:
     """Undo one record by its journal, or by its pass; return the result and the record of undoing it."""
     if record.journal is None:
         return apply_pass(run)
     started = time.perf_counter()
-    _take_back(run.graph_module, [record], memo)
+    _take_back(run.graph_module, [record])
     mark_undone(run.graph_module, (record,))
     seconds = time.perf_counter() - started
     return run.graph_module, replace(as_undone(record, (record,)), refusals=(), seconds=seconds, run=run.number)
@@ -106,23 +96,21 @@ def _undo_step(run: PassRun, record: Record, memo: Memo | None) -> tuple[GraphMo
 def undo_pass(graph_module: GraphModule, signature: str) -> GraphModule:
     """Undo all applied records of the pass with this signature, last first; nothing is changed where there is none."""
     run = editing_run(graph_module)
-    records = [r for r in applied_records(graph_module, signature) if run is None or run.undoes(r)]
+    records = applied_records(graph_module, signature, None if run is None else run.index)
     for record in records:
         _check_edits(record)
     if not any(record.journal for record in records):
         _check_not_lost(graph_module, signature)
         return graph_module
-    by_hand = not open_snapshots(graph_module)
-    with transaction(new_run(RecordedPass(records[0]), graph_module)) if by_hand else nullcontext():
-        _take_back(graph_module, records)
+    _take_back(graph_module, records)
     mark_undone(graph_module, records)
     _forget_unused_ids(graph_module)
     return graph_module
 
 
-def _take_back(graph_module: GraphModule, records: Sequence[Record], memo: Memo | None = None) -> None:
+def _take_back(graph_module: GraphModule, records: Sequence[Record]) -> None:
     """Take back the journals of records, last first; after an error the graph module is half undone."""
-    taken, later, kept = {id(record) for record in records}, list[Record](), {} if memo is None else memo
+    taken, later, memo = {id(record) for record in records}, list[Record](), Memo()
     for record in reversed(ledger_of(graph_module).records):
         if id(record) not in taken:
             later += [record] * (record.state == "applied")
@@ -132,8 +120,8 @@ def _take_back(graph_module: GraphModule, records: Sequence[Record], memo: Memo 
                 name = next(each.pass_name for each in later if each.journal is dependent)
                 found = f"pass `{name}` ran after it and builds on its result"
                 raise undo_error(record.pass_name, found, f"undo `{name}` first")
-            record.journal.take_back(graph_module, record.pass_name, kept)
-    for finish in kept.values() if memo is None else ():
+            record.journal.take_back(graph_module, record.pass_name, memo)
+    for finish in memo.values():
         finish()
 
 
@@ -165,16 +153,18 @@ def _forget_unused_ids(graph_module: GraphModule) -> None:
 
 
 def _pass_of(record: Record) -> ReversibleTransformation:
-    """Return a pass equal to the one that made a record."""
-    remedy = "reverse it by the pass itself"
+    """Return a pass equal to the one that made a record, or, where a journal says how to undo it, a stand-in."""
     try:
         cls = known_class(record.transformation) or import_class(record.transformation)
         transformation = cls(**dict(record.options))
+        if isinstance(transformation, ReversibleTransformation) and transformation.signature == record.signature:
+            return transformation
+        found = "its pass has options that a record cannot hold"
     except Exception as error:
-        raise undo_error(record.pass_name, f"its pass cannot be made from its record ({error})", remedy) from error
-    if not isinstance(transformation, ReversibleTransformation) or transformation.signature != record.signature:
-        raise undo_error(record.pass_name, "its pass has options that a record cannot hold", remedy)
-    return transformation
+        found = f"its pass cannot be made from its record ({error})"
+    if record.journal is None:
+        raise undo_error(record.pass_name, found, "reverse it by the pass itself")
+    return RecordedPass(record)
 
 
 class RecordedPass(ReversibleTransformation):
@@ -192,8 +182,8 @@ class RecordedPass(ReversibleTransformation):
     def transform(self, graph_module: GraphModule) -> GraphModule:
         """Raise a `PreconditionError`: a record cannot be applied."""
         raise PreconditionError(
-            f"pass `{self.name}` cannot be applied: only its record is left, and its class "
-            f"{self._record.transformation} cannot be made from it. Install the package that has it, and make it anew",
+            f"pass `{self.name}` cannot be applied: only its record is left, and no class "
+            f"{self._record.transformation}. Install the package that has it, and make the pass anew",
             pass_name=self.name,
         )
 
