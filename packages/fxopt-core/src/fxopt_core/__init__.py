@@ -116,7 +116,6 @@ from fxopt_core.registry.hookspec import (
 )
 from fxopt_core.registry.pass_info import PassInfo
 from fxopt_core.registry.pipeline import parse_pipeline
-from fxopt_core.registry.plugins import PluginEntryPoint
 from fxopt_core.registry.registry import Registry, registry
 from fxopt_core.registry.shipped import SHIPPED as SHIPPED, SHIPPED_NAMES as SHIPPED_NAMES
 from fxopt_core.state.containers import Containers as Containers
@@ -152,7 +151,6 @@ __all__ = [
     "PipelineOptionError",
     "PipelineSyntaxError",
     "PipelinesPlugin",
-    "PluginEntryPoint",
     "PluginLoadError",
     "PostconditionError",
     "PreconditionError",
