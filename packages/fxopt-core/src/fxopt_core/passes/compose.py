@@ -7,7 +7,7 @@ from typing import overload
 from torch.fx import GraphModule
 
 from fxopt_core.errors import PreconditionError
-from fxopt_core.naming import type_text
+from fxopt_core.naming import misfit_text
 from fxopt_core.passes.call import Demands, execute
 from fxopt_core.passes.transformation import ReversibleTransformation, Transformation
 from fxopt_core.state.copying import faithful_copy
@@ -80,13 +80,9 @@ def compose(*transformations: Transformation, inplace: bool = True) -> Transform
 
 def check_is_transformation(item: object, where: str) -> None:
     """Check that an argument is a pass; if not, raise a `PreconditionError` that says what it is."""
-    if isinstance(item, Transformation):
-        return
-    if isinstance(item, type) and issubclass(item, Transformation):
-        raise PreconditionError(f"{where} is the class {item.__name__}, expected an instance: write {item.__name__}()")
-    raise PreconditionError(
-        f"{where} is {type_text(item)}, expected a Transformation: derive passes from fxopt_core.Transformation"
-    )
+    if not isinstance(item, Transformation):
+        expected = "a Transformation: derive passes from fxopt_core.Transformation"
+        raise PreconditionError(f"{where} is {misfit_text(item, expected)}")
 
 
 class DeepCopy(ReversibleTransformation):

@@ -16,7 +16,7 @@ from torch.fx import GraphModule, Node
 
 from fxopt_core.errors import PreconditionError
 from fxopt_core.ledger.records import Record
-from fxopt_core.naming import type_text
+from fxopt_core.naming import misfit_text
 from fxopt_core.passes.run import PassRun
 
 
@@ -110,14 +110,9 @@ def instrumented(*instruments: InstrumentProtocol) -> Iterator[None]:
         PreconditionError: An argument is not an instrument, or is a class and not an instance.
     """
     for instrument in instruments:
-        cls = instrument.__name__ if isinstance(instrument, type) else ""
-        if cls or not isinstance(instrument, InstrumentProtocol):
-            found = (
-                f"the class {cls}, expected an instance: write {cls}()"
-                if cls
-                else (f"{type_text(instrument)}, expected an instrument: derive it from fxopt_core.Instrument")
-            )
-            raise PreconditionError(f"instrumented() is given {found}")
+        if isinstance(instrument, type) or not isinstance(instrument, InstrumentProtocol):
+            expected = "an instrument: derive it from fxopt_core.Instrument"
+            raise PreconditionError(f"instrumented() is given {misfit_text(instrument, expected)}")
     token = _ACTIVE.set((*_ACTIVE.get(), *instruments))
     try:
         yield
