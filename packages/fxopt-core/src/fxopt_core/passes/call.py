@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import time
+import warnings
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from torch.fx import GraphModule, Node
 
@@ -27,7 +27,7 @@ from fxopt_core.ledger.records import (
 from fxopt_core.names import class_path
 from fxopt_core.naming import type_text
 from fxopt_core.passes.base import Pass, leaves
-from fxopt_core.passes.instruments import InstrumentProtocol, active_instruments, report_failure
+from fxopt_core.passes.instruments import InstrumentProtocol, active_instruments
 from fxopt_core.passes.run import PassRun, editing, inside, named, new_run, transaction
 from fxopt_core.state.copying import faithful_copy
 from fxopt_core.state.outline import Outline
@@ -56,11 +56,8 @@ class Demands:
             found = f"`{name}` got expect={self.expect!r}, expected a number from 0"
             raise PreconditionError(found, pass_name=name)
         if reverse and (self.strict or self.expect is not None):
-            raise PreconditionError(
-                f"`{name}` is to be reversed, and expect and strict are demands on applying it: omit them; a reversal "
-                "that does not fit is an error in any case",
-                pass_name=name,
-            )
+            message = f"`{name}` is to be reversed, and expect and strict are demands on applying it: omit them"
+            raise PreconditionError(message, pass_name=name)
 
     def check(self, name: str, records: Sequence[Record]) -> None:
         """Check the records of a run."""
@@ -172,8 +169,12 @@ def observed(
         return seen, record
     except BaseException as error:
         failure = named(error, run)
-        while entered:
-            report_failure(entered.pop(), run, seen, error)
+        for instrument in reversed(entered):
+            try:
+                instrument.after_pass_failed(run, seen, error)
+            except Exception as own:
+                found = f"instrument {type(instrument).__name__} raised {own!r} when told of {error!r}"
+                warnings.warn(f"{found} in pass `{run.name}`", RuntimeWarning, stacklevel=2)
         if error is veto and may_veto and not run.written:
             error.__traceback__ = None  # its frames hold what was taken back
             return run.graph_module, replace(record, state="vetoed", journal=None, derived=())
@@ -181,10 +182,7 @@ def observed(
 
 
 _UNPREPARED = ", which core was not prepared for: an instrument that vetoes declares may_veto = True"
-_AS_A_WHOLE = (
-    ". undo takes back a run as a whole, so nothing was changed: reverse single passes by "
-    "transformation(graph_module, reverse=True), or undo without that instrument"
-)
+_AS_A_WHOLE = "; undo takes back whole runs, so nothing was changed. To reverse one pass, call it with reverse=True"
 
 
 def apply_pass(run: PassRun) -> tuple[GraphModule, Record]:
@@ -196,16 +194,15 @@ def apply_pass(run: PassRun) -> tuple[GraphModule, Record]:
     # A user's `reverse` may not check whether there is anything to undo. Records and marks show it, unless the pass has
     # no signature to find them by.
     is_idle = run.reverse and transformation._edits and bool(signature) and not taken_back and not marked
-    method: Any = transformation
-    method = method.reverse if run.reverse else method.transform
+    method = "reverse" if run.reverse else "transform"
     started = time.perf_counter()
     with editing(run):
-        result: object = graph_module if is_idle else method(graph_module)
+        result: object = graph_module if is_idle else getattr(transformation, method)(graph_module)
     seconds = time.perf_counter() - started
     if not isinstance(result, GraphModule):
         raise PostconditionError(
-            f"`{'reverse' if run.reverse else 'transform'}` of pass `{run.name}` returned {type_text(result)}, "
-            "expected a torch.fx.GraphModule: return the graph module at its end"
+            f"`{method}` of pass `{run.name}` returned {type_text(result)}, expected a torch.fx.GraphModule: return "
+            "the graph module at its end"
         )
     if result is not graph_module and META_KEY not in result.meta and META_KEY in graph_module.meta:
         set_ledger(result, ledger_of(graph_module))

@@ -6,7 +6,6 @@ pass, and last after it.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -118,18 +117,3 @@ def instrumented(*instruments: InstrumentProtocol) -> Iterator[None]:
         yield
     finally:
         _ACTIVE.reset(token)
-
-
-def report_failure(
-    instrument: InstrumentProtocol, run: PassRun, graph_module: GraphModule, error: BaseException
-) -> None:
-    """Tell an instrument that a pass failed; warn if the instrument fails itself."""
-    try:
-        instrument.after_pass_failed(run, graph_module, error)
-    except Exception as own:
-        warnings.warn(
-            f"instrument {type(instrument).__name__} raised {type(own).__name__} ({own}) when told that pass "
-            f"`{run.name}` failed ({error})",
-            RuntimeWarning,
-            stacklevel=2,
-        )
