@@ -216,9 +216,7 @@ class TestFailures:
 
         log: list[str] = []
         with (
-            pytest.warns(
-                RuntimeWarning, match=r"Breaks raised RuntimeError.*broken instrument.*no luck.*in pass `fails`"
-            ),
+            pytest.warns(RuntimeWarning, match=r"Breaks raised RuntimeError.*broken.*no luck.*in pass `fails`"),
             pytest.raises(PassError, match="no luck"),
             instrumented(Log("a", log), Breaks()),
         ):
