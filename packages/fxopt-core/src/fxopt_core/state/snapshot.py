@@ -251,8 +251,9 @@ class Snapshot:
                 elif isinstance(value, Tensor):
                     state.attributes[key] = self._tensor(value, prefix + key)
                 else:
-                    for tensor in self._containers.add((value,)):
-                        self._tensor(tensor, f"{prefix}{key}[...]")
+                    for part in self._containers.add((value,)):
+                        if isinstance(part, Tensor):
+                            self._tensor(part, f"{prefix}{key}[...]")
         return state
 
     def _part(self, item: Any, name: str) -> Any:
