@@ -28,7 +28,7 @@ from fxopt_core.names import class_path
 from fxopt_core.naming import type_text
 from fxopt_core.passes.base import Pass, leaves
 from fxopt_core.passes.instruments import InstrumentProtocol, active_instruments
-from fxopt_core.passes.run import PassRun, editing, inside, named, new_run, transaction
+from fxopt_core.passes.run import PassRun, inside, named, new_run, transaction
 from fxopt_core.state.copying import faithful_copy
 from fxopt_core.state.outline import Outline
 from fxopt_core.state.pickling import install_pickling
@@ -196,7 +196,7 @@ def apply_pass(run: PassRun) -> tuple[GraphModule, Record]:
     is_idle = run.reverse and transformation._edits and bool(signature) and not taken_back and not marked
     method = "reverse" if run.reverse else "transform"
     started = time.perf_counter()
-    with editing(run):
+    with inside(run, editing=True):
         result: object = graph_module if is_idle else getattr(transformation, method)(graph_module)
     seconds = time.perf_counter() - started
     if not isinstance(result, GraphModule):

@@ -72,9 +72,6 @@ class PassRun:
         """Name of the pass."""
         return self.transformation.name
 
-    def __repr__(self) -> str:
-        return f"<run of {self.transformation!r}, index {self.index}{', in reverse' * self.reverse}>"
-
     def start_ids(self) -> int:
         """Return the next free number of a node; in a graph without a ledger, first drop the numbers of its nodes."""
         if self.next_id is None:
@@ -118,24 +115,15 @@ def new_run(transformation: Pass, graph_module: GraphModule, *, reverse: bool = 
 
 
 @contextmanager
-def inside(run: PassRun) -> Iterator[None]:
-    """Make a run the parent of the runs that start in the ``with`` block."""
-    token = _CURRENT.set(run)
+def inside(run: PassRun, *, editing: bool = False) -> Iterator[None]:
+    """Make a run the parent of those that start in the ``with`` block; with ``editing``, let it note what edits do."""
+    token, run.is_editing = _CURRENT.set(run), editing
     try:
         yield
-    finally:
-        _CURRENT.reset(token)
-
-
-@contextmanager
-def editing(run: PassRun) -> Iterator[None]:
-    """Let edits in the ``with`` block be reported to a run."""
-    run.is_editing = True
-    try:
-        with inside(run):
-            yield
+        if editing:
             run.flush()
     finally:
+        _CURRENT.reset(token)
         run.is_editing = False
         run.closing.clear()  # instruments may keep the run, which must not keep its editors alive
 

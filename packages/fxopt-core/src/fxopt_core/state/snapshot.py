@@ -115,10 +115,8 @@ class _TensorState:
         assert self.rebuild is not None
         data = self.rebuild().detach()
         if _place(data)[:3] != self.place[:3]:
-            raise FxoptError(
-                f"tensor {self.name!r} was released, and what stands in for it is {_place(data)[:3]} where "
-                f"{self.place[:3]} was expected; release a tensor with a function that returns it as it was"
-            )
+            wanted = f"what stands in for it is {_place(data)[:3]}, expected {self.place[:3]}"
+            raise FxoptError(f"tensor {self.name!r} was released, and {wanted}")
         return data
 
 
@@ -319,8 +317,9 @@ class Snapshot:
             FxoptError: something could not be restored, such as a released tensor that is gone and was not rebuilt;
                 everything else was.
         """
+        changed()
         written: dict[str, None] = {}
-        failures: list[tuple[str, Exception]] = []
+        failures: dict[str, Exception] = {}
         tensors, modules = self._tensors.values(), self._modules.values()
         # A gradient must have the form of its tensor, so all contents are restored before any flags.
         steps: list[tuple[str, Callable[[], bool | None]]] = [
@@ -329,23 +328,20 @@ class Snapshot:
             *((each.name, each.restore_flags) for each in tensors),
             *((each.name or "the graph module", each.restore) for each in modules),
         ]
-        try:
-            with _raw_tensors():
-                for module in modules:
-                    module.revive()
-                for name, step in steps:
-                    try:
-                        if step() is False:
-                            written[name] = None
-                    except Exception as error:  # one failure does not keep the rest from being restored
-                        failures.append((name, error))
-                for state in self._graphs:
-                    state.restore()
-        finally:
-            changed()
+        with _raw_tensors():
+            for module in modules:
+                module.revive()
+            for name, step in steps:
+                try:
+                    if step() is False:
+                        written[name] = None
+                except Exception as error:  # one failure does not keep the rest from being restored
+                    failures.setdefault(name, error)
+            for state in self._graphs:
+                state.restore()
         if failures:
-            names = ", ".join(dict.fromkeys(name for name, _ in failures))
-            raise FxoptError(f"rollback restored everything but {names}: {failures[0][1]}") from failures[0][1]
+            first = next(iter(failures.values()))
+            raise FxoptError(f"rollback restored everything but {', '.join(failures)}: {first}") from first
         return tuple(written)
 
     def _restore_values(self) -> None:
