@@ -14,7 +14,7 @@ from torch.fx import GraphModule
 
 from fxopt_core.errors import PluginLoadError
 from fxopt_core.names import describe, name_of
-from fxopt_core.naming import NAME, kebab_case
+from fxopt_core.naming import NAME
 from fxopt_core.passes.options import options_of
 from fxopt_core.passes.transformation import Transformation
 from fxopt_core.registry.hookspec import HOOKS, PROJECT, SPECS
@@ -125,25 +125,18 @@ def _is_function(item: object) -> bool:
 
 
 def _pass_info(cls: Any, source: PluginSource) -> PassInfo:
-    found = f"hook fxopt_transformations gave {describe(cls)}"
     if not (isinstance(cls, type) and issubclass(cls, Transformation)):
+        found = f"hook fxopt_transformations gave {describe(cls)}"
         raise TypeError(f"{found}, expected a subclass of fxopt_core.Transformation")
-    if inspect.isabstract(cls):
-        raise TypeError(f"{found}, which is abstract; implement {', '.join(sorted(cls.__abstractmethods__))}")
-    options = options_of(cls)
-    required = [option.name for option in options.values() if option.required]
-    if required:
-        raise TypeError(f"{found}, whose constructor needs {', '.join(required)}; give every parameter a default")
-    own = inspect.getattr_static(cls, "name", None)
     return PassInfo(
-        name=_checked_name(own if isinstance(own, str) else kebab_case(cls.__name__)),
+        name=_checked_name(cls().name),  # it is concrete, and its options have defaults
         summary=inspect.cleandoc(cls.__doc__ or "").partition("\n")[0].replace("``", "`"),
         family=source.name,
         distribution=source.distribution,
         version=source.version,
         reversible=cls.reversible,
         preserves_computation=bool(cls.preserves_computation),
-        options=options,
+        options=options_of(cls),
         transformation=cls,
     )
 
