@@ -89,7 +89,6 @@ class TestOptionsOf:
         assert (options["min_group"].annotation, options["min_group"].default) == (int, 2)
         assert options["where"].annotation == tuple[str, ...]
         assert options["scale"].annotation == "Decimal | None"  # it cannot be resolved, and stays text
-        assert not any(option.required for option in options.values())
         with pytest.raises(TypeError):
             options["more"] = None  # type: ignore[index]  # that is the test
 
@@ -105,7 +104,7 @@ class TestOptionsOf:
         namespace: dict[str, Any] = {}
         exec("class Untyped:\n    def __init__(self, a): pass", namespace)
         option = options_of(namespace["Untyped"])["a"]
-        assert (option.annotation, option.required) == (Parameter.empty, True)
+        assert (option.annotation, option.default) == (Parameter.empty, Parameter.empty)
 
 
 class TestBind:

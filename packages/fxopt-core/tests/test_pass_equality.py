@@ -134,7 +134,6 @@ class TestDataclasses:
         assert Frozen().options == {"size": 2, "names": ()}
         assert Data() == Data(names=[])
         assert options_of(Data)["names"].default == []
-        assert not options_of(Data)["names"].required
 
     @pytest.mark.parametrize("made", [Data(3), Frozen(3), Derived(3, more=1.0), Mixed(3), Slotted(3)])
     @pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, lambda p: pickle.loads(pickle.dumps(p))])

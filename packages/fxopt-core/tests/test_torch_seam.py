@@ -16,7 +16,7 @@ def test_missing_fields_are_named_with_the_version(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(_torch, "STRUCTURE", (*_torch.STRUCTURE, "_gone"))
     monkeypatch.setattr(_torch, "_NAME_FIELDS", ("_taken",))
     monkeypatch.delattr(torch.fx.graph_module, "_WrappedCall")
-    found = r"torch \S+ has no torch\.fx\.graph_module\._WrappedCall, Graph\._gone, _Namespace\._taken, .*Install"
+    found = r"torch \S+ has no torch\.fx\.graph_module\._WrappedCall, Graph\._gone, _Namespace\._taken, .*install"
     with pytest.raises(ImportError, match=found):
         _torch._check()
 

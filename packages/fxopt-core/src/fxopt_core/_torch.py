@@ -57,9 +57,8 @@ def require_torch(distribution: str, wanted: Iterable[tuple[object, Iterable[str
     ]
     if missing:
         raise ImportError(
-            f"torch {torch.__version__} has no {', '.join(missing)}, which {distribution} reads: this release of "
-            f"{distribution} does not work with this torch. Install a newer {distribution}, or the torch that it was "
-            "tested with (2.13 and 2.14)"
+            f"torch {torch.__version__} has no {', '.join(missing)}, which {distribution} reads: install a newer "
+            f"{distribution}, or the torch that it was tested with (2.13 and 2.14)"
         )
 
 

@@ -131,11 +131,8 @@ def load_operator(*path: str) -> object:
         provide()
         found = _find_operator(path)
     if not operator_path(found):
-        name = ".".join(path)
-        raise FxoptError(
-            f"the graph calls operator torch.ops.{name}, which is not registered here; install the plugin that "
-            "has it, or import the package that registers it, then load again"
-        )
+        problem = f"the graph calls operator torch.ops.{'.'.join(path)}, which is not registered here"
+        raise FxoptError(f"{problem}; install or import the package that registers it, then load again")
     return found
 
 

@@ -103,10 +103,9 @@ def lint_and_recompile(graph_module: GraphModule, transformation: Pass) -> None:
         graph_module.graph.lint()
         graph_module.recompile()
     except Exception as error:  # whatever torch finds
-        raise PostconditionError(
-            f"pass `{transformation.name}` left a broken graph: {error}. Nothing was changed; insert nodes before "
-            "those that read them, and erase those that nothing reads"
-        ) from error
+        found = f"pass `{transformation.name}` left a broken graph: {error}. Nothing was changed"
+        remedy = "insert nodes before those that read them, and erase those that nothing reads"
+        raise PostconditionError(f"{found}; {remedy}") from error
 
 
 def perform(run: PassRun, root: PassRun) -> GraphModule:
@@ -200,10 +199,8 @@ def apply_pass(run: PassRun) -> tuple[GraphModule, Record]:
         result: object = graph_module if is_idle else getattr(transformation, method)(graph_module)
     seconds = time.perf_counter() - started
     if not isinstance(result, GraphModule):
-        raise PostconditionError(
-            f"`{method}` of pass `{run.name}` returned {type_text(result)}, expected a torch.fx.GraphModule: return "
-            "the graph module at its end"
-        )
+        found = f"`{method}` of pass `{run.name}` returned {type_text(result)}"
+        raise PostconditionError(f"{found}, expected a torch.fx.GraphModule: return the graph module at its end")
     if result is not graph_module and META_KEY not in result.meta and META_KEY in graph_module.meta:
         set_ledger(result, ledger_of(graph_module))
     called = ledger_of(result).records[known:]

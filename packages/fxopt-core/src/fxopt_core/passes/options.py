@@ -46,13 +46,11 @@ class OptionInfo:
         name: the constructor's parameter, in snake_case.
         annotation: its type, resolved where that is possible; ``inspect.Parameter.empty`` where there is none.
         default: its default; ``inspect.Parameter.empty`` where there is none.
-        required: whether it has no default.
     """
 
     name: str
     annotation: object
     default: object
-    required: bool
 
     def checked(self, value: object, *, pass_name: str) -> object:
         """Return a value of this option, converted to the annotation.
@@ -62,7 +60,7 @@ class OptionInfo:
         Raises:
             PassOptionError: the value does not fit the annotation, or is not plain.
 
-        >>> OptionInfo("min_group", int, 2, False).checked(True, pass_name="merge-linears")
+        >>> OptionInfo("min_group", int, 2).checked(True, pass_name="merge-linears")
         Traceback (most recent call last):
         fxopt_core.errors.PassOptionError: pass 'merge-linears', option 'min-group': found True (bool), expected int
         """
@@ -86,11 +84,11 @@ def options_of(cls: type) -> Mapping[str, OptionInfo]:
     >>> class Pad:
     ...     def __init__(self, *, multiple_of: int = 8) -> None: ...
     >>> options_of(Pad)["multiple_of"]
-    OptionInfo(name='multiple_of', annotation=<class 'int'>, default=8, required=False)
+    OptionInfo(name='multiple_of', annotation=<class 'int'>, default=8)
     """
     return MappingProxyType(
         {
-            name: OptionInfo(name, each.annotation, each.default, each.default is Parameter.empty)
+            name: OptionInfo(name, each.annotation, each.default)
             for name, each in _signature(cls).parameters.items()
             if each.kind not in _VARIADIC
         }

@@ -133,11 +133,8 @@ def transaction(run: PassRun) -> Iterator[None]:
     """Roll back the graph module of a run if the ``with`` block raises, and raise an error that says so."""
     graph_module, outer, handled = run.graph_module, _CURRENT.get(), sys.exc_info()[1]
     if any(cls.__name__ == "FSDPModule" for cls in type(graph_module).__mro__):
-        raise PreconditionError(
-            f"pass `{run.name}`: the graph module was given to fully_shard, after which torch cannot generate its code "
-            "anew. Rewrite and undo before that",
-            pass_name=run.name,
-        )
+        found = "the graph module was given to fully_shard, after which torch cannot generate its code anew"
+        raise PreconditionError(f"pass `{run.name}`: {found}. Rewrite and undo before that", pass_name=run.name)
     if outer is not None and outer.is_editing:
         outer.flush()
     run.snapshots.append(Snapshot(graph_module, protect_values=run.protect_values))

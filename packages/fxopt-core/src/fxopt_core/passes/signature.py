@@ -104,17 +104,13 @@ def _form(value: Any, with_code: bool) -> Any:
     if isinstance(value, type) or isinstance(getattr(value, "__qualname__", None), str):
         name = name_of(value)
         if name is None:
-            raise TypeError(
-                f"found {value.__qualname__!r} of type {class_path(cls)}, which cannot be imported by name; define it "
-                "with `def` or `class` at the top level of a module"
-            )
+            found = f"found {value.__qualname__!r} of type {class_path(cls)}, which cannot be imported by name"
+            raise TypeError(f"{found}; define it with `def` or `class` at the top level of a module")
         return {"name": [name, source_of(value)] if with_code else name}
     if hasattr(cls, "signature") and hasattr(cls, "uuid"):  # a pass, which is defined further up
         return {"pass": value.uuid() if with_code else value.signature}
-    raise TypeError(
-        f"found an object of type {class_path(cls)}; give a number, text, a list or dictionary of such, a tensor, or a "
-        "function of a module"
-    )
+    wanted = "a number, text, a list or dictionary of such, a tensor, or a function of a module"
+    raise TypeError(f"found an object of type {class_path(cls)}; give {wanted}")
 
 
 def _tensor_form(value: Tensor) -> Any:
@@ -126,10 +122,8 @@ def _tensor_form(value: Tensor) -> Any:
         with suppress(RuntimeError):  # it has no memory of its own inside of torch.func
             address = dense.data_ptr() if type(dense) is Tensor else None
     if address is None:
-        raise TypeError(
-            f"found a {class_path(type(value))} of {value.dtype}, {value.layout}, on {value.device}, whose values "
-            "cannot be read; give a dense tensor with values, on the CPU say"
-        )
+        found = f"found a {class_path(type(value))} of {value.dtype}, {value.layout}, on {value.device}"
+        raise TypeError(f"{found}, whose values cannot be read; give a dense tensor with values, on the CPU say")
     content = ctypes.string_at(address, dense.numel() * dense.element_size())
     kind = "parameter" if isinstance(value, nn.Parameter) else "tensor"
     return {kind: [str(value.dtype), list(value.shape), hashlib.sha256(content).hexdigest()]}

@@ -132,10 +132,8 @@ class ReversibleTransformation(Transformation):
         """
         tag, signature = tag_of(node), self.signature
         if signature not in tag.marks:
-            raise ValueError(
-                f"node `{node.name}` was not transformed by {self!r}, so it cannot be marked as restored: only nodes "
-                "of get_transformed_nodes() can"
-            )
+            remedy = "only nodes of get_transformed_nodes() can be marked as restored"
+            raise ValueError(f"node `{node.name}` was not transformed by {self!r}: {remedy}")
         set_tag(node, replace(tag, marks=tuple(mark for mark in tag.marks if mark != signature)))
         if (run := editing_run()) is not None:
             run.marked.pop(node, None)

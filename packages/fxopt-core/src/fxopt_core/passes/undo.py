@@ -181,11 +181,9 @@ class RecordedPass(ReversibleTransformation):
 
     def transform(self, graph_module: GraphModule) -> GraphModule:
         """Raise a `PreconditionError`: a record cannot be applied."""
-        raise PreconditionError(
-            f"pass `{self.name}` cannot be applied: only its record is left, and no class "
-            f"{self._record.transformation}. Install the package that has it, and make the pass anew",
-            pass_name=self.name,
-        )
+        found = f"only its record is left, and no class {self._record.transformation}"
+        remedy = "Install the package that has it, and make the pass anew"
+        raise PreconditionError(f"pass `{self.name}` cannot be applied: {found}. {remedy}", pass_name=self.name)
 
     def reverse(self, graph_module: GraphModule) -> GraphModule:
         """Undo all that an equal pass did to a graph module, as far as its records say how."""

@@ -186,10 +186,8 @@ def _value_text(info: PassInfo, option: OptionInfo, value: object) -> str:
         pass
     if not same_value(read, value):  # reading the text has to give this very value
         where = f"option {option_text(option.name)!r} of pass {info.name!r}"
-        raise PassOptionError(
-            f"{where}: text cannot express {describe(value)}; construct the pass with {PLAIN_VALUES}, of the type "
-            f"{show_annotation(option.annotation)}"
-        )
+        wanted = f"{PLAIN_VALUES}, of the type {show_annotation(option.annotation)}"
+        raise PassOptionError(f"{where}: text cannot express {describe(value)}; construct the pass with {wanted}")
     return text
 
 

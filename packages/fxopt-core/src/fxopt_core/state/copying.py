@@ -139,10 +139,8 @@ class _Copier:
         if not tensor.is_leaf:
             held = (*self._root.named_parameters(), *self._root.named_buffers())
             name = next((name for name, each in held if each is tensor), "a tensor")
-            raise FxoptError(
-                f"{name} is the result of a computation that autograd recorded, and a copy of it would be cut off from "
-                "that; detach it, or compute it in the graph"
-            )
+            found = f"{name} is the result of a computation that autograd recorded"
+            raise FxoptError(f"{found}, from which a copy would be cut off; detach it, or compute it in the graph")
         if type(tensor) not in (Tensor, nn.Parameter) and not isinstance(tensor, FakeTensor):
             own: Tensor = copy.deepcopy(tensor, self._memo)
             return own

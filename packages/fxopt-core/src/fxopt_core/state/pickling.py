@@ -53,12 +53,9 @@ def install_pickling(graph_module: GraphModule) -> None:
     """
     own = [cls for cls in own_classes(graph_module) if cls.__qualname__.endswith("GraphModuleImpl")]
     if not own:
-        raise FxoptError(
-            f"the graph module's class was replaced by {type(graph_module).__qualname__}, which it does not own; keep "
-            "the class that torch makes for each graph module"
-        )
-    for name, function in (("__reduce_ex__", _reduce_ex), ("__copy__", _copy)):
-        setattr(own[0], name, function)
+        found = f"the graph module's class was replaced by {type(graph_module).__qualname__}, which it does not own"
+        raise FxoptError(f"{found}; keep the class that torch makes for each graph module")
+    own[0].__reduce_ex__ = _reduce_ex  # type: ignore[attr-defined]  # for this graph module alone
     if install_pickling not in graph_module._deepcopy_hooks:
         graph_module._deepcopy_hooks.append(install_pickling)
 
@@ -66,10 +63,8 @@ def install_pickling(graph_module: GraphModule) -> None:
 def create(version: int, *arguments: Any) -> GraphModule:
     """Make an empty graph module for `fill`; pickle calls both."""
     if version > FORMAT:
-        raise FxoptError(
-            f"this graph module was pickled in format {version}, and this version reads formats up to {FORMAT}; "
-            "upgrade fxopt-core"
-        )
+        found = f"this graph module was pickled in format {version}"
+        raise FxoptError(f"{found}, and this version reads formats up to {FORMAT}; upgrade fxopt-core")
     cls, name = arguments
     graph_module: GraphModule = cls.__new__(cls)
     type(graph_module).__name__ = name
@@ -95,13 +90,6 @@ def fill(graph_module: GraphModule, state: tuple[dict[str, Any], GraphRows, list
 def _base(graph_module: GraphModule) -> Any:
     """Return the class from which torch derives a class for each graph module."""
     return next(cls for cls in type(graph_module).__mro__ if not cls.__qualname__.endswith("GraphModuleImpl"))
-
-
-def _copy(self: GraphModule) -> GraphModule:
-    """Copy as torch does, and let the copy, which shares the graph, pickle it too."""
-    twin: GraphModule = _base(self).__copy__(self)
-    install_pickling(twin)
-    return twin
 
 
 def _reduce_ex(self: GraphModule, protocol: int) -> tuple[Any, ...]:
@@ -135,10 +123,8 @@ def _reduce_ex(self: GraphModule, protocol: int) -> tuple[Any, ...]:
     for what, part in parts:
         obstacle = _obstacle(part)
         if obstacle is not None:
-            raise FxoptError(
-                f"the graph module cannot be pickled: {what}: {obstacle}. Remove it, or use functions and classes that "
-                "are defined at the top of a module"
-            ) from obstacle
+            remedy = "Remove it, or use functions and classes that are defined at the top of a module"
+            raise FxoptError(f"the graph module cannot be pickled: {what}: {obstacle}. {remedy}") from obstacle
     return create, (FORMAT, base, type(self).__name__), (attributes, rows, metas, codegen), None, None, fill
 
 
