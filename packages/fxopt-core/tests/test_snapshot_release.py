@@ -200,8 +200,10 @@ def test_a_wrong_stand_in_is_an_error_and_the_rest_is_restored() -> None:
 
 
 def test_releasing_an_unknown_tensor() -> None:
-    snapshot = Snapshot(torch.fx.symbolic_trace(Three()))
-    assert not snapshot.release(torch.zeros(1), lambda: torch.zeros(1))
+    gm: Any = torch.fx.symbolic_trace(Three())
+    snapshot = Snapshot(gm)
+    snapshot.release(torch.zeros(1), lambda: torch.zeros(1))
+    assert snapshot.restore() == ()
 
 
 def test_a_plain_attribute_can_be_released() -> None:

@@ -7,6 +7,7 @@ import inspect
 import sys
 import types
 from collections.abc import Callable
+from contextlib import suppress
 from functools import reduce
 from typing import Any
 from weakref import WeakValueDictionary
@@ -73,10 +74,9 @@ def describe(value: object) -> str:
 
 def source_of(value: Any) -> str:
     """Return the source code of a function or class, or an empty text if it cannot be read."""
-    try:
+    with suppress(OSError, TypeError):  # built in, or typed in
         return inspect.getsource(value)
-    except (OSError, TypeError):  # built in, or typed in
-        return ""
+    return ""
 
 
 # -- objects by name

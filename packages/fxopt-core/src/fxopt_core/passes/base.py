@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -112,16 +113,16 @@ class Pass(ABC):
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Pass):
             return NotImplemented
-        try:
-            return self is other or self.signature == other.signature
-        except TypeError:  # an option without a stable value: only the very same object is equal
-            return False
+        return self._identity() == other._identity()
 
     def __hash__(self) -> int:
-        try:
-            return hash(self.signature)
-        except TypeError:
-            return object.__hash__(self)
+        return hash(self._identity())
+
+    def _identity(self) -> object:
+        """Return the signature; where an option has no stable value, only the very same object is equal."""
+        with suppress(TypeError):
+            return self.signature
+        return id(self)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in self.options.items())})"

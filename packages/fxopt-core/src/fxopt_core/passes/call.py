@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 import warnings
 from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from torch.fx import GraphModule, Node
@@ -244,10 +245,9 @@ def apply_pass(run: PassRun) -> tuple[GraphModule, Record]:
 
 def signature_or_empty(transformation: Pass) -> str:
     """Return a signature, or "" for a pass whose options have no stable value."""
-    try:
+    with suppress(TypeError):
         return transformation.signature
-    except TypeError:
-        return ""
+    return ""
 
 
 def _marked(graph_module: GraphModule, signature: str) -> list[Node]:

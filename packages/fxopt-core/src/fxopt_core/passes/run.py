@@ -147,10 +147,9 @@ def transaction(run: PassRun) -> Iterator[None]:
         if outer is None or outer.is_editing:  # else the call that this is part of says so
             error = named(error, run)
         if run.written:
-            note = (
-                f". The pass wrote values in place, which a rollback does not bring back: {', '.join(run.written)}. "
-                "Run it with protect_values=True to have them copied first."
-            )
+            names = ", ".join(run.written)
+            note = f". The pass wrote values in place, which a rollback does not bring back: {names}. Run it with "
+            note += "protect_values=True to have them copied first."
         if isinstance(error, PassError) and note not in str(error):
             error.args = (f"{str(error).rstrip('.')}{note}",)
         raise error

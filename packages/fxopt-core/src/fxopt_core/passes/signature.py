@@ -133,9 +133,6 @@ def _version_of(cls: type) -> str:
     """Return the version of the distribution that a class comes from, or an empty text if it has none."""
     package = cls.__module__.partition(".")[0]
     version = getattr(sys.modules.get(package), "__version__", None)
-    if isinstance(version, str):
-        return version
-    try:
-        return importlib.metadata.version(package.replace("_", "-"))
-    except (importlib.metadata.PackageNotFoundError, ValueError):
-        return ""
+    with suppress(importlib.metadata.PackageNotFoundError, ValueError):
+        return str(version or importlib.metadata.version(package.replace("_", "-")))
+    return ""

@@ -60,11 +60,9 @@ def undo(graph_module: GraphModule, lint_and_recompile: bool = True) -> GraphMod
         return graph_module
     for record in last:
         if not record.reversible:
-            raise NotReversibleError(
-                f"pass `{record.pass_name}` cannot be undone, and it belongs to the last run; nothing was changed. "
-                "Keep a copy of the graph module before such a pass (compose(..., inplace=False))",
-                pass_name=record.pass_name,
-            )
+            found = f"pass `{record.pass_name}` cannot be undone, and it belongs to the last run; nothing was changed"
+            remedy = "Keep a copy of the graph module before such a pass (compose(..., inplace=False))"
+            raise NotReversibleError(f"{found}. {remedy}", pass_name=record.pass_name)
         _check_edits(record)
 
     run = new_run(RecordedPass(Record("undo", "", (), "")), graph_module, reverse=True)
@@ -138,11 +136,9 @@ def _check_not_lost(graph_module: GraphModule, signature: str | None = None) -> 
         return
     for node in iter_nodes(graph_module.graph):
         if tag_of(node).id is not None and (signature is None or has_mark(node, signature)):
-            raise UndoError(
-                f"cannot undo: node `{node.name}` was rewritten, and this graph module has no ledger that says how. A "
-                "graph module that is made from another one's graph starts without a ledger; copy it with "
-                "`new.meta.update(old.meta)`. Nothing was changed"
-            )
+            found = f"node `{node.name}` was rewritten, and this graph module has no ledger that says how"
+            remedy = "If it was made from another one's graph, copy that one's ledger: `new.meta.update(old.meta)`"
+            raise UndoError(f"cannot undo: {found}. Nothing was changed. {remedy}")
 
 
 def _forget_unused_ids(graph_module: GraphModule) -> None:
@@ -205,7 +201,3 @@ class RecordedPass(ReversibleTransformation):
         if not self._record.signature:
             raise TypeError(f"pass `{self.name}` had options without a stable value, and hence no signature")
         return self._record.signature
-
-    def __repr__(self) -> str:
-        """Return the name in angle brackets, because no call makes this pass."""
-        return f"<recorded pass {self.name}>"

@@ -9,7 +9,6 @@ from __future__ import annotations
 import copy
 import functools
 from collections import ChainMap, OrderedDict
-from collections.abc import Iterator
 from types import BuiltinFunctionType, FunctionType, MethodType
 from typing import Any, TypeVar
 
@@ -67,7 +66,10 @@ class _Copier:
         self._memo: dict[int, Any] = {}
         self._root, modules = root, list(root.modules())
         self._in_tree = {id(module) for module in modules}
-        self._memo.update((id(hook), hook) for each in modules for hook in _hooks(each) if not self._is_bound(hook))
+        held = (value for module in modules for key, value in vars(module).items() if key.endswith("_hooks"))
+        hooks = Containers().add(held)  # but for functions, which deepcopy shares
+        hooks += [hook.hook for hook in hooks if hasattr(hook, "with_module")]
+        self._memo.update((id(hook), hook) for hook in hooks if not self._is_bound(hook))
         ordinary = [module for module in modules if _is_ordinary(module)]
         self._memo.update((id(module), type(module).__new__(type(module))) for module in ordinary)
         for tensor in (*root.parameters(), *root.buffers()):  # before objects that deepcopy references to them
@@ -161,15 +163,6 @@ class _Copier:
         owners = [getattr(part, "__self__", None) for part in (hook, *parts)]
         # torch's wrapper around a hook may refer to its module weakly.
         return hasattr(hook, "with_module") or any(id(part) in self._in_tree for part in (*parts, *owners))
-
-
-def _hooks(module: nn.Module) -> Iterator[Any]:
-    for key, value in module.__dict__.items():
-        if key.endswith("_hooks") and isinstance(value, (dict, list)):
-            for hook in value.values() if isinstance(value, dict) else value:
-                yield hook
-                if hasattr(hook, "with_module"):
-                    yield hook.hook
 
 
 def _is_ordinary(module: nn.Module) -> bool:

@@ -284,26 +284,22 @@ class Snapshot:
                     self._saved[key] = memory, memory.clone()
                 state.protected = True
 
-    def release(self, tensor: Tensor, rebuild: Rebuild) -> bool:
+    def release(self, tensor: Tensor, rebuild: Rebuild) -> None:
         """Hold one tensor only weakly, so that its memory is freed as soon as the caller drops it as well.
 
         From then on the snapshot holds submodules only weakly, too. If the tensor is gone on restoring, `rebuild` makes
         the contents again, in the same shape and dtype and on the same device; `requires_grad`, attributes, gradient
         and ties come from the record. A tensor that is still alive comes back itself. A protected tensor stays held.
 
-        Returns:
-            Whether the snapshot held the tensor; False for one that is newer than the snapshot.
+        A tensor that is newer than the snapshot is left alone.
         """
         state = self._tensors.get(id(tensor))
-        if state is None or state.tensor is not tensor:
-            return False
-        if not state.protected:
-            if not self._is_weak:
-                for module in list(self._modules.values())[1:]:
-                    module.to_weak()
-            self._is_weak = True
-            state.release(rebuild)
-        return True
+        if state is None or state.tensor is not tensor or state.protected:
+            return
+        for module in () if self._is_weak else list(self._modules.values())[1:]:
+            module.to_weak()
+        self._is_weak = True
+        state.release(rebuild)
 
     def restore(self) -> tuple[str, ...]:
         """Restore everything.
