@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import torch
@@ -36,7 +37,7 @@ def picture(graph_module: GraphModule) -> Picture:
             )
             for n in iter_nodes(graph_module.graph)
         ],
-        "meta": [[str(node.meta.get(key)) for key in META] for node in iter_nodes(graph_module.graph)],
+        "meta": [[re.sub(r"<class ('[\w.<>]+')>", r"\1", str(node.meta.get(key))) for key in META] for node in iter_nodes(graph_module.graph)],
         "code": graph_module.code,
         "keys": list(graph_module.state_dict()),
         "modules": [

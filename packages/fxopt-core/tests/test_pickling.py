@@ -210,7 +210,7 @@ def test_kept_and_dropped_meta() -> None:
 
     original = touched(functional)
     first, second, *_ = iter_nodes(original.graph)
-    source, stack = [NodeSource(None, "a-pass")], {"a": ("a", nn.Linear)}
+    source, stack = [NodeSource(None, "a-pass")], {"a": ("a", "torch.nn.modules.linear.Linear")}
     first.meta.update(
         from_node=source, stack_trace="here", nn_module_stack={"a": ("a", nn.Linear)}, custom={"k": 1}, mine=1
     )

@@ -103,7 +103,7 @@ from fxopt_core.passes.run import (
     release as release,
     transaction as transaction,
 )
-from fxopt_core.passes.signature import signature_of, uuid_of
+from fxopt_core.passes.signature import signature_of as signature_of, uuid_of as uuid_of
 from fxopt_core.passes.transformation import ReversibleTransformation, Transformation
 from fxopt_core.passes.undo import RecordedPass, undo, undo_pass as undo_pass
 from fxopt_core.registry.hookspec import (
@@ -179,7 +179,5 @@ __all__ = [
     "parse_pipeline",
     "registry",
     "require_torch",
-    "signature_of",
     "undo",
-    "uuid_of",
 ]

@@ -181,10 +181,8 @@ class Record:
 
     def __str__(self) -> str:
         """Return one line: what was done, and how often."""
-        return (
-            f"{self.pass_name}: {self.state}, {len(self.rewrites)} rewritten, {len(self.refusals)} refused, "
-            f"{self.seconds * 1e3:.1f} ms"
-        )
+        counts = f"{len(self.rewrites)} rewritten, {len(self.refusals)} refused"
+        return f"{self.pass_name}: {self.state}, {counts}, {self.seconds * 1e3:.1f} ms"
 
 
 @dataclass(frozen=True)
@@ -217,20 +215,6 @@ def ledger_of(graph_module: GraphModule) -> Ledger:
 def set_ledger(graph_module: GraphModule, ledger: Ledger) -> None:
     """Store a ledger in a graph module."""
     graph_module.meta[META_KEY] = ledger
-
-
-def append_record(graph_module: GraphModule, record: Record) -> None:
-    """Add a record at the end of the ledger."""
-    ledger = ledger_of(graph_module)
-    records, next_run = (*ledger.records, record), max(ledger.next_run, record.run + 1)
-    set_ledger(graph_module, replace(ledger, records=records, next_run=next_run))
-
-
-def adopt_records(graph_module: GraphModule, known: int, run: int) -> None:
-    """Make the records after the first ``known`` ones part of a run whose pass called other passes."""
-    ledger = ledger_of(graph_module)
-    records = (*ledger.records[:known], *(replace(record, run=run) for record in ledger.records[known:]))
-    set_ledger(graph_module, replace(ledger, records=records, next_run=run + 1))
 
 
 def applied_records(graph_module: GraphModule, signature: str, index: int | None = None) -> list[Record]:

@@ -17,8 +17,6 @@ from fxopt_core.ledger.reasons import refusals_text
 from fxopt_core.ledger.records import (
     Record,
     Rewrite,
-    adopt_records,
-    append_record,
     applied_records,
     ledger_of,
     mark_undone,
@@ -28,7 +26,7 @@ from fxopt_core.ledger.records import (
 from fxopt_core.names import class_path
 from fxopt_core.naming import type_text
 from fxopt_core.passes.base import Pass, leaves
-from fxopt_core.passes.instruments import InstrumentProtocol, active_instruments
+from fxopt_core.passes.instruments import InstrumentProtocol, active_instruments, may_veto
 from fxopt_core.passes.run import PassRun, inside, named, new_run, transaction
 from fxopt_core.state.copying import faithful_copy
 from fxopt_core.state.outline import Outline
@@ -116,7 +114,9 @@ def perform(run: PassRun, root: PassRun) -> GraphModule:
         result, record = observed(run, lambda: apply_pass(run))
         root.ran += [run.name] * (record is not None)
         if record is not None and not run.reverse:
-            append_record(result, record)
+            ledger = ledger_of(result)
+            next_run = max(ledger.next_run, record.run + 1)
+            set_ledger(result, replace(ledger, records=(*ledger.records, record), next_run=next_run))
         return result
     for member in reversed(members) if run.reverse else members:
         if member._copies:
@@ -143,7 +143,7 @@ def observed(
     instruments, seen, veto = active_instruments(), run.graph_module, None
     entered: list[InstrumentProtocol] = []
     runs_module = any(getattr(each, "runs_module", False) for each in instruments)
-    may_veto = not as_a_whole and any(getattr(each, "may_veto", True) for each in instruments)
+    is_prepared = not as_a_whole and any(map(may_veto, instruments))
     what = f"{'undoing ' * run.reverse}pass `{run.name}` was"
     try:
         if runs_module:
@@ -153,7 +153,7 @@ def observed(
             raise VetoError(f"{what} declined by {type(against[0]).__name__} (should_run){_AS_A_WHOLE}")
         if against:
             return seen, None
-        with transaction(run) if may_veto else inside(run):  # only the vetoed pass is rolled back
+        with transaction(run) if is_prepared else inside(run):  # only the vetoed pass is rolled back
             for instrument in instruments:
                 instrument.before_pass(run, seen)
                 entered.append(instrument)
@@ -163,7 +163,7 @@ def observed(
             while entered:
                 instrument = entered.pop()
                 if instrument.after_pass(run, seen, record) is False:
-                    remedy = "" if may_veto else _AS_A_WHOLE if as_a_whole else _UNPREPARED
+                    remedy = "" if is_prepared else _AS_A_WHOLE if as_a_whole else _UNPREPARED
                     veto = VetoError(f"{what} vetoed by {type(instrument).__name__}{remedy}")
                     raise veto
         return seen, record
@@ -175,7 +175,7 @@ def observed(
             except Exception as own:
                 found = f"instrument {type(instrument).__name__} raised {own!r} when told of {error!r}"
                 warnings.warn(f"{found} in pass `{run.name}`", RuntimeWarning, stacklevel=2)
-        if error is veto and may_veto and not run.written:
+        if error is veto and is_prepared and not run.written:
             error.__traceback__ = None  # its frames hold what was taken back
             return run.graph_module, replace(record, state="vetoed", journal=None, derived=())
         raise failure from failure.__cause__
@@ -204,9 +204,11 @@ def apply_pass(run: PassRun) -> tuple[GraphModule, Record]:
         raise PostconditionError(f"{found}, expected a torch.fx.GraphModule: return the graph module at its end")
     if result is not graph_module and META_KEY not in result.meta and META_KEY in graph_module.meta:
         set_ledger(result, ledger_of(graph_module))
-    called = ledger_of(result).records[known:]
+    ledger = ledger_of(result)
+    called = [replace(record, run=run.number) for record in ledger.records[known:]]  # what it called is undone with it
     if called:
-        adopt_records(result, known, run.number)
+        records = (*ledger.records[:known], *called)
+        set_ledger(result, replace(ledger, records=records, next_run=run.number + 1))
     changed, rekeyed, rewrites = bool(run.journal) or result is not graph_module, False, run.rewrites
     changed = changed or before.changed(result)
     if not rewrites and run.journal is None and signature:  # what a pass has marked counts as its sites

@@ -64,16 +64,10 @@ class Instrument(InstrumentProtocol):
     lint-and-recompile
     """
 
-    may_veto: bool = False
-    """Whether `after_pass` may return False; True in a subclass that overrides it, unless the subclass sets this."""
+    may_veto: bool
+    """Whether `after_pass` may return False; unless a subclass sets it, whether it overrides `after_pass`."""
     runs_module: bool = False
     """Whether it runs the module, so that core checks and recompiles it first."""
-
-    def __init_subclass__(cls) -> None:
-        """Let a subclass with an `after_pass` of its own veto, unless it says otherwise."""
-        super().__init_subclass__()
-        if "after_pass" in vars(cls) and "may_veto" not in vars(cls):
-            cls.may_veto = True
 
     def should_rewrite(self, run: PassRun, graph_module: GraphModule, site: str, nodes: tuple[Node, ...]) -> bool:
         """Let the pass rewrite a site; return False to have it refused for the reason "instrument".
@@ -88,6 +82,11 @@ class Instrument(InstrumentProtocol):
             nodes: the nodes of the site.
         """
         return True
+
+
+def may_veto(instrument: InstrumentProtocol) -> bool:
+    """Return whether an instrument may veto what a pass did."""
+    return bool(getattr(instrument, "may_veto", type(instrument).after_pass is not Instrument.after_pass))
 
 
 _ACTIVE: ContextVar[tuple[InstrumentProtocol, ...]] = ContextVar("fxopt_instruments", default=())

@@ -111,8 +111,8 @@ def bind(cls: type, args: tuple[object, ...], kwargs: Mapping[str, object]) -> d
         bound = signature.bind_partial(*args, **kwargs)
     except TypeError as error:
         names = ", ".join(signature.parameters) or "none"
-        modules = [value for value in args if isinstance(value, nn.Module)]
-        remedy = f"; to run it, write {cls.__qualname__}()(graph_module)" if modules else ""
+        is_run = any(isinstance(value, nn.Module) for value in args)
+        remedy = f"; to run it, write {cls.__qualname__}()(graph_module)" if is_run else ""
         raise PassOptionError(f"{cls.__qualname__}() {error}; its options: {names}{remedy}") from None
     bound.apply_defaults()
     # Later changes to the caller's lists, tuples, dictionaries and sets must not reach the options.

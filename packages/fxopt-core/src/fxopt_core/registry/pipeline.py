@@ -23,7 +23,7 @@ import math
 import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from fxopt_core.errors import PassOptionError, PipelineOptionError, PipelineSyntaxError, RegistryError
 from fxopt_core.names import describe
@@ -38,8 +38,7 @@ _OPTION = re.compile(r"([\w-]+)=")
 _STRING = re.compile(r""""(?:\\.|[^"\\])*"|'(?:\\.|[^'\\])*'""", re.DOTALL)
 
 
-@dataclass(frozen=True)
-class PipelineItem:
+class PipelineItem(NamedTuple):
     """One pass or named pipeline as it is written; its column is counted from 0."""
 
     name: str

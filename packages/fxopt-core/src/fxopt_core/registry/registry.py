@@ -190,8 +190,7 @@ class Registry:
         if home is not None and home.removeprefix("fxopt-") not in contents.found:
             hint = f": it is in {home}, which is not installed: pip install {home}"
         else:
-            known = f"; print(registry()) or, in a shell, `fxopt list` shows the {len(contents.names)} that are there"
-            hint = close_names(name, contents.names) or known
+            hint = close_names(name, contents.names) or "; print(registry()) or `fxopt list` shows those that are there"
         lines = [f"no pass or pipeline is named {name!r}{hint}"]
         for names, what in (
             (self.failed, "these plugins failed, see registry().failed"),

@@ -38,10 +38,6 @@ class GraphRows:
         names = names_of(graph)
         self._names = set(names.taken), dict(names.counts)
 
-    def names(self) -> set[str]:
-        """Return the names of the nodes."""
-        return {name for _, _, name, *_ in self.rows}
-
     def are_in(self, graph: Graph, *, exactly: bool = True) -> bool:
         """Return whether a graph has these very nodes; if ``exactly``, with users and taken names as they were."""
         nodes = list(iter_nodes(graph))
@@ -101,9 +97,7 @@ class GraphState:
         self._metas = list(map(attrgetter("meta"), self._rows.nodes))
         self._own = {node: dict(vars(node)) for node in filter(vars, self._rows.nodes)}
         self._attributes = [(vars(part), dict(vars(part))) for part in (graph, codegen_of(graph))]
-        containers.add(self._metas)
-        for held in (*self._own.values(), *(held for _, held in self._attributes)):
-            containers.add(held.values())
+        containers.add([*self._metas, *self._own.values(), *(held for _, held in self._attributes)])
 
     def restore(self) -> None:
         """Restore everything except the contents of containers; linear in the number of nodes."""

@@ -36,7 +36,7 @@ class Outline:
 
     def names(self) -> set[str]:
         """Return the names of the nodes."""
-        return self._rows.names()
+        return {name for _, _, name, *_ in self._rows.rows}
 
     def shapes(self) -> dict[str, Any]:
         """Return the shapes of all parameters and buffers by full name."""

@@ -32,7 +32,6 @@ FORMAT = 6
 # What the graph has as well, or torch makes again; and what only matters to a new trace of the original.
 _DROPPED = frozenset({"_graph", "_code", "_lineno_map", "_prologue_start", "_compiled_call_impl", "shape_env"})
 _DROPPED |= {"_tracer_cls", "_tracer_extras"}
-_REGISTERED = frozenset({"_parameters", "_buffers", "_modules"})
 _KEPT_META = (META_KEY, "stack_trace", "from_node", "source_fn_stack", "custom")
 _STACK = "nn_module_stack"
 _SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
@@ -96,9 +95,8 @@ def _reduce_ex(self: GraphModule, protocol: int) -> tuple[Any, ...]:
     train = getattr(vars(self).get("train"), "__func__", None)
     if getattr(train, "__module__", None) == "torch.export.exported_program":
         raise FxoptError(
-            "a graph module straight from `torch.export` cannot be pickled: torch compiles the checks of its inputs "
-            "and drops their source; make it with `fxopt_capture.capture`, whose modules pickle, or save the program "
-            "with `torch.export.save`"
+            "a graph module straight from `torch.export` cannot be pickled, because torch drops the source of its "
+            "checks; make it with `fxopt_capture.capture`, or save the program with `torch.export.save`"
         )
     base, form = _base(self), _Forms()
     attributes = {key: None if key in _DROPPED else form(value) for key, value in vars(self).items()}
@@ -111,15 +109,14 @@ def _reduce_ex(self: GraphModule, protocol: int) -> tuple[Any, ...]:
 
     # What pickle would stop at, where its message names neither node nor module.
     parts: list[tuple[str, object]] = [("its class", base), ("its code generator", codegen)]
-    parts += [(f"its attribute {key!r}", value) for key, value in attributes.items() if key not in _REGISTERED]
+    parts += [(f"its attribute {key!r}", value) for key, value in attributes.items()]
     parts += [(f"node `{row[2]}`", row) for row in rows.rows]
     for name, module in self.named_modules():
         cls: Any = type(module)
         if isinstance(module, GraphModule):
             install_pickling(module)  # torch loses names in them too, and cannot trace what an export has made
         elif cls.__getstate__ is nn.Module.__getstate__ and cls.__reduce_ex__ is object.__reduce_ex__:
-            own = {key: value for key, value in vars(module).items() if key not in _REGISTERED}
-            parts.append((f"module {name!r}", (cls, own)))
+            parts.append((f"module {name!r}", (cls, vars(module))))
     for what, part in parts:
         obstacle = _obstacle(part)
         if obstacle is not None:
@@ -150,22 +147,13 @@ def _kept_meta(node: Node) -> dict[str, Any]:
     """Return what a pickle keeps of a node's ``meta``."""
     meta = {key: node.meta[key] for key in _KEPT_META if key in node.meta and _obstacle(node.meta[key]) is None}
     stack = node.meta.get(_STACK)
-    if isinstance(stack, dict):
-        named = ((key, tuple([_class_form(part) for part in entry])) for key, entry in stack.items())
-        meta[_STACK] = type(stack)(named)
+    if isinstance(stack, dict):  # the classes by name, as in torch's own graphs: others may lack them
+        meta[_STACK] = type(stack)((key, tuple(map(_class_text, entry))) for key, entry in stack.items())
     return meta
 
 
-def _class_form(part: object) -> object:
-    return _Rebuilt(_class_or_text, class_path(part)) if isinstance(part, type) else part
-
-
-def _class_or_text(path: str) -> object:
-    """Return the class of this path, or, where it cannot be imported, its name as torch's own graphs have it."""
-    try:
-        return import_class(path)
-    except Exception:  # whatever importing somebody's module raises
-        return path.replace(":", ".")
+def _class_text(part: object) -> object:
+    return class_path(part).replace(":", ".") if isinstance(part, type) else part
 
 
 class _Rebuilt:

@@ -230,10 +230,8 @@ class Snapshot:
                 *(GraphState(graph, self._containers) for graph in graphs.values()),
                 self._containers,
             ]
-        if protect_values is True:
-            self._protect(self._tensors.values())
-        elif protect_values:
-            self._protect(self._tensors[id(tensor)] for tensor in protect_values)
+        chosen = self._tensors if protect_values is True else map(id, protect_values or ())
+        self._protect(self._tensors[key] for key in chosen)
 
     def _module(self, module: nn.Module, name: str) -> _ModuleState:
         """Record a module and everything below it, once, however many names it has."""
