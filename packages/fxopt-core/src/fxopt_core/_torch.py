@@ -56,10 +56,9 @@ def require_torch(distribution: str, wanted: Iterable[tuple[object, Iterable[str
         if not hasattr(part, name)
     ]
     if missing:
-        raise ImportError(
-            f"torch {torch.__version__} has no {', '.join(missing)}, which {distribution} reads: install a newer "
-            f"{distribution}, or the torch that it was tested with (2.13 and 2.14)"
-        )
+        found = f"torch {torch.__version__} has no {', '.join(missing)}, which {distribution} reads"
+        remedy = f"install a newer {distribution}, or the torch that it was tested with (2.13 and 2.14)"
+        raise ImportError(f"{found}: {remedy}")
 
 
 _check()

@@ -6,7 +6,8 @@ import time
 import warnings
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from typing import NamedTuple
 
 from torch.fx import GraphModule, Node
 
@@ -33,8 +34,7 @@ from fxopt_core.state.outline import Outline
 from fxopt_core.state.pickling import install_pickling
 
 
-@dataclass(frozen=True)
-class Demands:
+class Demands(NamedTuple):
     """The demands on a run, as `Transformation.__call__` takes them."""
 
     expect: int | None = None
@@ -46,11 +46,9 @@ class Demands:
         name, culprits = transformation.name, [each.name for each in leaves(transformation) if not each.reversible]
         if reverse and culprits:
             because = "" if culprits == [name] else f": {', '.join(f'`{each}`' for each in culprits)} cannot be undone"
-            raise NotReversibleError(
-                f"pass `{name}` is not reversible{because}. Nothing was changed; keep a copy of the graph module "
-                "before the pass (compose(..., inplace=False)) to return to it",
-                pass_name=name,
-            )
+            remedy = "keep a copy of the graph module before the pass (compose(..., inplace=False)) to return to it"
+            found = f"pass `{name}` is not reversible{because}. Nothing was changed"
+            raise NotReversibleError(f"{found}; {remedy}", pass_name=name)
         if self.expect is not None and (type(self.expect) is not int or self.expect < 0):
             found = f"`{name}` got expect={self.expect!r}, expected a number from 0"
             raise PreconditionError(found, pass_name=name)
@@ -64,15 +62,12 @@ class Demands:
         refused, count = sum(len(each.refusals) for each in applied), sum(len(each.rewrites) for each in applied)
         listed = f"\n{refusals_text(applied)}" if refused else ""
         if self.strict and refused:
-            raise PreconditionError(
-                f"`{name}` refused {refused} of {refused + count} site{'s' * (refused + count > 1)}, and strict=True "
-                f"allows none; nothing was changed. Fix the sites, or run without strict:{listed}"
-            )
+            found = f"`{name}` refused {refused} of {refused + count} site{'s' * (refused + count > 1)}"
+            remedy = f"nothing was changed. Fix the sites, or run without strict:{listed}"
+            raise PreconditionError(f"{found}, and strict=True allows none; {remedy}")
         if self.expect is not None and count != self.expect:
-            raise PostconditionError(
-                f"`{name}` rewrote {count} site{'s' * (count != 1)}, expected exactly {self.expect}; nothing was "
-                f"changed. Refused: {refused}{listed}"
-            )
+            found = f"`{name}` rewrote {count} site{'s' * (count != 1)}, expected exactly {self.expect}"
+            raise PostconditionError(f"{found}; nothing was changed. Refused: {refused}{listed}")
 
 
 def execute(

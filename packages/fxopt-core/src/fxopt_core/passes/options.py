@@ -17,10 +17,9 @@ import reprlib
 import types
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from inspect import Parameter
 from types import MappingProxyType
-from typing import Annotated, Any, Literal, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin
 
 from torch import nn
 from torch.utils._pytree import tree_map
@@ -38,8 +37,7 @@ _SEQUENCES: dict[Any, Any] = {list: list, tuple: tuple, abc.Sequence: None, abc.
 _MISFIT = object()
 
 
-@dataclass(frozen=True)
-class OptionInfo:
+class OptionInfo(NamedTuple):
     """One option of a pass.
 
     Attributes:

@@ -63,7 +63,6 @@ def undo(graph_module: GraphModule, lint_and_recompile: bool = True) -> GraphMod
             found = f"pass `{record.pass_name}` cannot be undone, and it belongs to the last run; nothing was changed"
             remedy = "Keep a copy of the graph module before such a pass (compose(..., inplace=False))"
             raise NotReversibleError(f"{found}. {remedy}", pass_name=record.pass_name)
-        _check_edits(record)
 
     run = new_run(RecordedPass(Record("undo", "", (), "")), graph_module, reverse=True)
     with transaction(run):
@@ -95,9 +94,7 @@ def undo_pass(graph_module: GraphModule, signature: str) -> GraphModule:
     """Undo all applied records of the pass with this signature, last first; nothing is changed where there is none."""
     run = editing_run(graph_module)
     records = applied_records(graph_module, signature, None if run is None else run.index)
-    for record in records:
-        _check_edits(record)
-    if not any(record.journal for record in records):
+    if not any(record.journal or record.has_lost_edits for record in records):
         _check_not_lost(graph_module, signature)
         return graph_module
     _take_back(graph_module, records)
@@ -112,6 +109,9 @@ def _take_back(graph_module: GraphModule, records: Sequence[Record]) -> None:
     for record in reversed(ledger_of(graph_module).records):
         if id(record) not in taken:
             later += [record] * (record.state == "applied")
+        elif record.has_lost_edits:  # to take it back would change nothing, and report success
+            found = "its record names what it replaced, and has lost the edits: the ledger was changed by other means"
+            raise undo_error(record.pass_name, found, "take a copy whose ledger is whole")
         elif record.journal:
             dependent = record.journal.dependent(each.journal for each in later if each.journal is not None)
             if dependent is not None:
@@ -121,13 +121,6 @@ def _take_back(graph_module: GraphModule, records: Sequence[Record]) -> None:
             record.journal.take_back(graph_module, record.pass_name, memo)
     for finish in memo.values():
         finish()
-
-
-def _check_edits(record: Record) -> None:
-    """Refuse a record whose edits are lost: undoing it would change nothing and report success."""
-    if record.has_lost_edits:
-        found = "its record names what it replaced, and has lost the edits: the ledger was changed by other means"
-        raise undo_error(record.pass_name, found, "take a copy whose ledger is whole")
 
 
 def _check_not_lost(graph_module: GraphModule, signature: str | None = None) -> None:

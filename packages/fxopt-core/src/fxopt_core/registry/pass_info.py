@@ -41,10 +41,10 @@ class PassInfo:
     def __str__(self) -> str:
         """Return everything as text, with one line for each option."""
         origin = f"{self.distribution} {self.version}".strip() or self.family
-        traits = ["reversible" if self.reversible else "not reversible"]
-        traits += ["keeps what the graph computes"] if self.preserves_computation else []
+        traits = "reversible" if self.reversible else "not reversible"
+        traits += ", keeps what the graph computes" * self.preserves_computation
         heading = f"{self.name}: {self.summary}".rstrip(" :")
-        lines = [heading, f"  from {origin}, plugin {self.family}", f"  {', '.join(traits)}"]
+        lines = [heading, f"  from {origin}, plugin {self.family}", f"  {traits}"]
         for option in self.options.values():
             kind = "" if option.annotation is Parameter.empty else f": {show_annotation(option.annotation)}"
             lines.append(f"  {option_text(option.name)}{kind} = {option.default!r}")

@@ -166,8 +166,7 @@ class Registry:
     @property
     def left_out(self) -> tuple[str, ...]:
         """The installed plugins that ``FXOPT_PLUGINS`` does not name, sorted."""
-        contents = self._contents()
-        return tuple(sorted(contents.found - contents.allowed))
+        return tuple(sorted(self._contents().found - self._contents().allowed))
 
     @property
     def missing(self) -> Mapping[str, tuple[str, ...]]:

@@ -28,7 +28,6 @@ from fxopt_core.state.graph import GraphRows, own_classes
 _GraphModuleT = TypeVar("_GraphModuleT", bound=GraphModule)
 
 _ATOMIC = frozenset({bool, int, float, complex, str, bytes, type(None), type, FunctionType, BuiltinFunctionType})
-_SHARED = frozenset({"shape_env", "_tracer_cls", "_in_spec", "_out_spec"})
 _SHALLOW = frozenset({"meta", "range_constraints", "_tracer_extras", "_lineno_map"})
 _CLASS_FIELDS_LEFT_OUT = frozenset({"__dict__", "__weakref__", "__module__", "__doc__", "_wrapped_call"})
 
@@ -108,7 +107,7 @@ class _Copier:
             if key in _SHALLOW:
                 vars(twin)[key] = copy.copy(value)
             elif key != "_compiled_call_impl":  # what torch.compile made of the original
-                vars(twin)[key] = value if key in _SHARED else self._value(value)
+                vars(twin)[key] = value if key == "shape_env" else self._value(value)
         twin.graph.owning_module = self._memo.get(id(module.graph.owning_module), twin)
 
     def _value(self, value: Any) -> Any:

@@ -94,10 +94,9 @@ def _base(graph_module: GraphModule) -> Any:
 def _reduce_ex(self: GraphModule, protocol: int) -> tuple[Any, ...]:
     train = getattr(vars(self).get("train"), "__func__", None)
     if getattr(train, "__module__", None) == "torch.export.exported_program":
-        raise FxoptError(
-            "a graph module straight from `torch.export` cannot be pickled, because torch drops the source of its "
-            "checks; make it with `fxopt_capture.capture`, or save the program with `torch.export.save`"
-        )
+        found = "a graph module straight from `torch.export` cannot be pickled: torch drops the source of its checks"
+        remedy = "make it with `fxopt_capture.capture`, or save the program with `torch.export.save`"
+        raise FxoptError(f"{found}; {remedy}")
     base, form = _base(self), _Forms()
     attributes = {key: None if key in _DROPPED else form(value) for key, value in vars(self).items()}
     attributes["meta"] = {key: value for key, value in self.meta.items() if _obstacle(value) is None}
