@@ -4,7 +4,7 @@ import collections.abc as abc
 import gc
 import weakref
 from inspect import Parameter
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NewType, Optional, TypeVar, Union
+from typing import TYPE_CHECKING, Any, Literal, NewType, Optional, TypeVar, Union
 
 import pytest
 import torch
@@ -185,7 +185,6 @@ FITS: list[tuple[object, Any, object]] = [
     (3, object, 3),
     ("x", "Unresolved", "x"),
     ("x", T, "x"),
-    (3, Annotated[int, "positive"], 3),
     (3, UserId, 3),
     (3, Parameter.empty, 3),
 ]

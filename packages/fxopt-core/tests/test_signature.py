@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import collections
 import functools
 import inspect
 import math
@@ -105,8 +104,6 @@ DISTINCT: list[Any] = [
     {"a": 1},
     {"a": 1.0},
     {"a": 1, "b": 2},
-    collections.OrderedDict(a=1, b=2),
-    collections.OrderedDict(b=2, a=1),
     set(),
     {1},
     {1, 2},

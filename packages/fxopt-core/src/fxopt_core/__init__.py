@@ -73,12 +73,11 @@ from fxopt_core.naming import (
     type_text as type_text,
     with_article as with_article,
 )
-from fxopt_core.passes.base import leaves as leaves
+from fxopt_core.passes.base import leaves as leaves, signature_or_empty as signature_or_empty
 from fxopt_core.passes.call import (
     Demands as Demands,
     lint_and_recompile as lint_and_recompile,
     perform as perform,
-    signature_or_empty as signature_or_empty,
 )
 from fxopt_core.passes.compose import (
     Composition,

@@ -8,8 +8,10 @@ from contextlib import suppress
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from torch.fx import GraphModule
+from torch.fx import GraphModule, Node
 
+from fxopt_core.graph import check_graph_module, iter_nodes
+from fxopt_core.ledger.marks import has_mark, tag_of
 from fxopt_core.names import note_class
 from fxopt_core.naming import kebab_case
 from fxopt_core.passes.options import bind
@@ -110,6 +112,16 @@ class Pass(ABC):
         """A digest of class, options, code and version: a cache key for inductor."""
         return uuid_of(type(self), self.options)
 
+    def transformed(self, node: Node) -> bool:
+        """Return whether this pass, or one of a composition, marked a node."""
+        return any(has_mark(node, each.signature) for each in leaves(self))
+
+    def get_transformed_nodes(self, graph_module: GraphModule) -> list[Node]:
+        """Return the nodes that this pass, or one of a composition, marked, in order."""
+        check_graph_module(graph_module, "get_transformed_nodes")
+        signatures = {each.signature for each in leaves(self)}
+        return [node for node in iter_nodes(graph_module.graph) if not signatures.isdisjoint(tag_of(node).marks)]
+
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Pass):
             return NotImplemented
@@ -120,12 +132,17 @@ class Pass(ABC):
 
     def _identity(self) -> object:
         """Return the signature; where an option has no stable value, only the very same object is equal."""
-        with suppress(TypeError):
-            return self.signature
-        return id(self)
+        return signature_or_empty(self) or id(self)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in self.options.items())})"
+
+
+def signature_or_empty(transformation: Pass) -> str:
+    """Return a signature, or "" for a pass whose options have no stable value."""
+    with suppress(TypeError):
+        return transformation.signature
+    return ""
 
 
 def leaves(transformation: Pass) -> list[Pass]:

@@ -5,15 +5,14 @@ from __future__ import annotations
 import time
 import warnings
 from collections.abc import Callable, Collection, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from typing import NamedTuple
 
-from torch.fx import GraphModule, Node
+from torch.fx import GraphModule
 
 from fxopt_core.errors import NotReversibleError, PostconditionError, PreconditionError, VetoError
-from fxopt_core.graph import check_graph_module, iter_nodes
-from fxopt_core.ledger.marks import META_KEY, has_mark
+from fxopt_core.graph import check_graph_module
+from fxopt_core.ledger.marks import META_KEY
 from fxopt_core.ledger.reasons import refusals_text
 from fxopt_core.ledger.records import (
     Record,
@@ -26,7 +25,7 @@ from fxopt_core.ledger.records import (
 )
 from fxopt_core.names import class_path
 from fxopt_core.naming import type_text
-from fxopt_core.passes.base import Pass, leaves
+from fxopt_core.passes.base import Pass, leaves, signature_or_empty
 from fxopt_core.passes.instruments import InstrumentProtocol, active_instruments, may_veto
 from fxopt_core.passes.run import PassRun, inside, named, new_run, transaction
 from fxopt_core.state.copying import faithful_copy
@@ -184,7 +183,7 @@ def apply_pass(run: PassRun) -> tuple[GraphModule, Record]:
     """Call ``transform`` or ``reverse``, and return its result with the record of it."""
     transformation, graph_module, before = run.transformation, run.graph_module, Outline(run.graph_module)
     known, signature = len(ledger_of(graph_module).records), signature_or_empty(transformation)
-    marked = {node.name for node in _marked(graph_module, signature)}
+    marked = {node.name for node in transformation.get_transformed_nodes(graph_module)} if signature else set[str]()
     taken_back = _to_take_back(run, signature, marked) if run.reverse else []
     # A user's `reverse` may not check whether there is anything to undo. Records and marks show it, unless the pass has
     # no signature to find them by.
@@ -210,7 +209,7 @@ def apply_pass(run: PassRun) -> tuple[GraphModule, Record]:
         names = before.names()
         rewrites = [
             Rewrite(site=node.name, before=(node.name,) if node.name in names else (), after=(node.name,))
-            for node in _marked(result, signature)
+            for node in transformation.get_transformed_nodes(result)
             if node in run.marked or node.name not in marked
         ]
     if changed and run.journal is None:  # other names or shapes, for which no record of a called pass accounts
@@ -238,18 +237,6 @@ def apply_pass(run: PassRun) -> tuple[GraphModule, Record]:
         mark_undone(result, taken_back)
         record = as_undone(record, taken_back)
     return result, record
-
-
-def signature_or_empty(transformation: Pass) -> str:
-    """Return a signature, or "" for a pass whose options have no stable value."""
-    with suppress(TypeError):
-        return transformation.signature
-    return ""
-
-
-def _marked(graph_module: GraphModule, signature: str) -> list[Node]:
-    """Return the nodes that a pass with this signature has marked."""
-    return [node for node in iter_nodes(graph_module.graph) if META_KEY in node.meta and has_mark(node, signature)]
 
 
 def _to_take_back(run: PassRun, signature: str, marked: Collection[str]) -> list[Record]:

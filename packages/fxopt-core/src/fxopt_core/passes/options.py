@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from inspect import Parameter
 from types import MappingProxyType
-from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin
+from typing import Any, Literal, NamedTuple, Union, get_args, get_origin
 
 from torch import nn
 from torch.utils._pytree import tree_map
@@ -159,8 +159,6 @@ def _fit(value: Any, annotation: Any) -> object:
     """Return the value converted to the annotation, or `_MISFIT`."""
     origin, arguments = get_origin(annotation), get_args(annotation)
     wanted = origin or annotation
-    if origin is Annotated:
-        return _fit(value, arguments[0])
     if origin in (Union, types.UnionType):
         fitted = [each for each in (_fit(value, member) for member in arguments) if each is not _MISFIT]
         return next((each for each in fitted if type(each) is type(value)), fitted[0] if fitted else _MISFIT)

@@ -7,7 +7,6 @@ import hashlib
 import importlib.metadata
 import json
 import sys
-from collections import OrderedDict
 from collections.abc import Mapping
 from contextlib import suppress
 from functools import partial
@@ -96,9 +95,8 @@ def _form(value: Any, with_code: bool) -> Any:
         return {cls.__name__: list(map(write, value))}
     if cls in (set, frozenset):
         return {cls.__name__: sorted(map(write, value), key=_text)}
-    if cls in (dict, OrderedDict):
-        pairs = [[write(key), write(item)] for key, item in value.items()]
-        return {cls.__name__: sorted(pairs, key=_text) if cls is dict else pairs}
+    if cls is dict:
+        return {"dict": sorted(([write(key), write(item)] for key, item in value.items()), key=_text)}
     if isinstance(value, Tensor):
         return _tensor_form(value)
     if isinstance(value, type) or isinstance(getattr(value, "__qualname__", None), str):

@@ -8,9 +8,8 @@ from typing import Literal
 
 from torch.fx import GraphModule, Node
 
-from fxopt_core.graph import check_graph_module, iter_nodes
-from fxopt_core.ledger.marks import has_mark, set_tag, tag_of
-from fxopt_core.passes.base import Pass, leaves
+from fxopt_core.ledger.marks import set_tag, tag_of
+from fxopt_core.passes.base import Pass
 from fxopt_core.passes.call import Demands, execute
 from fxopt_core.passes.run import editing_run
 
@@ -87,16 +86,6 @@ class Transformation(Pass):
             set_tag(node, replace(tag, marks=(*tag.marks, signature)))
         if (run := editing_run()) is not None:
             run.marked[node] = None
-
-    def transformed(self, node: Node) -> bool:
-        """Return whether this pass, or one of a composition, marked a node."""
-        return any(has_mark(node, each.signature) for each in leaves(self))
-
-    def get_transformed_nodes(self, graph_module: GraphModule) -> list[Node]:
-        """Return the nodes that this pass, or one of a composition, marked, in order."""
-        check_graph_module(graph_module, "get_transformed_nodes")
-        signatures = {each.signature for each in leaves(self)}
-        return [node for node in iter_nodes(graph_module.graph) if not signatures.isdisjoint(tag_of(node).marks)]
 
 
 class ReversibleTransformation(Transformation):
