@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import copy
-import enum
 import io
 import math
-import operator
 import pickle
 import subprocess
 import sys
@@ -22,91 +20,15 @@ from torch import nn
 from torch.fx import GraphModule
 from torch.fx.traceback import NodeSource
 from torch.nn.utils import parametrize
+from traced_blocks import SAMPLES, Functional, functional, hook, node_rows, same, subclass, tensor_rows, traced
 
 from fxopt_core import faithful_copy, install_pickling, iter_nodes
 from fxopt_core.errors import FxoptError
 
 
-def hook(*_: object) -> None:
-    pass
-
-
 def is_installed(graph_module: Any) -> bool:
     """Whether a graph module pickles its graph."""
     return getattr(type(graph_module).__reduce_ex__, "__module__", "") == install_pickling.__module__
-
-
-class Block(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.linear = nn.Linear(3, 3)
-        self.norm = nn.BatchNorm1d(3)
-        self.tied = nn.Linear(3, 3)
-        self.tied.weight = self.linear.weight
-        self.shift: torch.Tensor
-        self.register_buffer("shift", torch.ones(3), persistent=False)
-        self.constant = torch.arange(3.0)
-
-    def forward(self, x: Any) -> Any:
-        return self.tied(self.norm(self.linear(x))) + self.shift * self.constant
-
-
-class Functional(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.randn(3, 3))
-        self.bias = nn.Parameter(torch.randn(3), requires_grad=False)
-
-    def forward(self, x: Any) -> Any:
-        y = F.linear(x, self.weight, bias=self.bias).to(torch.float64, memory_format=torch.contiguous_format)
-        return {"a": [y[:, slice(None, 2)], torch.cat([y, y], dim=1)], "b": operator.mul(y, 2.5), "c": y.div(3.0)}
-
-
-class Color(enum.Enum):
-    RED = 1
-
-
-class Tagged(GraphModule):
-    """A subclass with a constructor of its own."""
-
-    def __init__(self, root: nn.Module, graph: torch.fx.Graph, tag: str) -> None:
-        super().__init__(root, graph)
-        self.tag = tag
-        self.register_forward_hook(self.note)
-
-    def note(self, *_: object) -> None:
-        self.noted = True
-
-
-def traced() -> Any:
-    graph_module: Any = torch.fx.symbolic_trace(Block())
-    graph_module._non_persistent_buffers_set.add("shift")
-    graph_module.linear.eval()
-    graph_module.unused = nn.ReLU()
-    graph_module.linear.register_forward_hook(hook)
-    return graph_module
-
-
-def functional() -> Any:
-    return torch.fx.symbolic_trace(Functional())
-
-
-def subclass() -> Any:
-    base = functional()
-    return Tagged(base, base.graph, "tag")
-
-
-def nested() -> Any:
-    inner, graph = traced(), torch.fx.Graph()
-    first = next(iter_nodes(inner.graph))
-    with inner.graph.inserting_after(first):
-        inner.graph.call_function(torch.neg, (first,), name="never_used")
-    x = graph.placeholder("x", type_expr=torch.Tensor)
-    graph.output(graph.call_module("inner", (x,)))
-    return GraphModule({"inner": inner}, graph, "Outer")
-
-
-SAMPLES: list[Callable[[], Any]] = [traced, functional, subclass, nested]
 
 
 def touched(make: Callable[[], Any]) -> Any:
@@ -134,10 +56,7 @@ def structure(graph_module: Any) -> Any:
         (
             type(module).__name__,
             module.code,
-            [
-                (n.op, str(n.target), str(n.args), str(n.kwargs), n.name, n.type, str(n.users), str(n._input_nodes))
-                for n in iter_nodes(module.graph)
-            ],
+            node_rows(module.graph),
             [node.meta.get("fxopt") for node in iter_nodes(module.graph)],
             module.graph._graph_namespace._used_names | {node.name for node in iter_nodes(module.graph)},
             module.graph._graph_namespace._base_count,
@@ -150,14 +69,7 @@ def structure(graph_module: Any) -> Any:
         (name, type(module).__qualname__, module.training, list(vars(module)), module._non_persistent_buffers_set)
         for name, module in graph_module.named_modules(remove_duplicate=False)
     ]
-    tensors = [
-        (name, type(t), t.dtype, t.requires_grad, t.tolist())
-        for name, t in [
-            *graph_module.named_parameters(remove_duplicate=False),
-            *graph_module.named_buffers(remove_duplicate=False),
-        ]
-    ]
-    return graphs, modules, tensors, list(graph_module.state_dict())
+    return graphs, modules, tensor_rows(graph_module), list(graph_module.state_dict())
 
 
 def through_pickle(graph_module: Any) -> Any:
@@ -169,11 +81,6 @@ def through_torch(graph_module: Any) -> Any:
     torch.save(graph_module, buffer)
     buffer.seek(0)
     return torch.load(buffer, weights_only=False)
-
-
-def same(left: Any, right: Any) -> bool:
-    flat = [torch.utils._pytree.tree_leaves(result) for result in (left, right)]
-    return all(torch.equal(a, b) for a, b in zip(*flat, strict=True))
 
 
 @pytest.mark.parametrize("through", [through_pickle, through_torch])
@@ -325,7 +232,7 @@ OBSTACLES: list[tuple[Callable[[Any], Any], str]] = [
     (_local_module, r"module 'local': .*Local"),
     (_set("lock", threading.Lock()), r"its attribute 'lock': .*lock"),
     (lambda gm: gm.linear.register_forward_hook(lambda *_: None), r"module 'linear': .*<lambda>"),
-    (lambda gm: parametrize.register_parametrization(gm, "_tensor_constant0", nn.Tanh()), r"its class: .*Parametrized"),
+    (lambda gm: parametrize.register_parametrization(gm, "shift", nn.Tanh()), r"its class: .*Parametrized"),
     (lambda gm: gm.graph.on_generate_code(lambda _: lambda body: body), r"its code generator: .*lambda"),
 ]
 
