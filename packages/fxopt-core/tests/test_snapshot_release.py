@@ -113,18 +113,6 @@ def test_a_callers_model_is_left_alone_and_comes_back() -> None:
     assert values(gm) == before
 
 
-def test_only_a_tensor_is_held_by_the_caller() -> None:
-    gm: Any = torch.fx.symbolic_trace(Three())
-    gc.collect()
-    weight = gm.attn.q.weight
-    snapshot = Snapshot(gm)
-    merge(gm, snapshot)
-    del gm.attn
-    gc.collect()
-    snapshot.restore()
-    assert gm.attn.q.weight is weight
-
-
 @pytest.mark.parametrize("protect_values", [False, True])
 def test_a_held_tensor_that_became_a_view_gets_memory_of_its_own_again(protect_values: bool) -> None:
     model: Any = Three()
