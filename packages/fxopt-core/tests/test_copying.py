@@ -16,7 +16,18 @@ from torch._subclasses import FakeTensor, FakeTensorMode
 from torch.export import Dim
 from torch.fx import GraphModule
 from torch.nn.utils import parametrize
-from traced_blocks import SAMPLES as BLOCKS, Block, functional, hook, node_rows, same, subclass, tensor_rows, traced
+from traced_blocks import (
+    SAMPLES as BLOCKS,
+    Block,
+    functional,
+    hook,
+    mutable_parts,
+    node_rows,
+    same,
+    subclass,
+    tensor_rows,
+    traced,
+)
 
 from fxopt_core import faithful_copy, iter_nodes
 from fxopt_core.errors import FxoptError
@@ -55,24 +66,6 @@ def structure(graph_module: Any) -> Any:
     space = names._used_names, names._base_count
     rows = tensor_rows(graph_module), node_rows(graph_module.graph)
     return modules, attributes, rows, metas, space, graph_module.code, list(graph_module.state_dict())
-
-
-def mutable_parts(graph_module: Any) -> set[int]:
-    """Ids of all that can change: modules, their dictionaries, tensors, memory, nodes, their dictionaries, graphs."""
-    parts: list[Any] = []
-    storages = []
-    for module in graph_module.modules():
-        parts += [module, vars(module), *(v for v in vars(module).values() if isinstance(v, (dict, list, set)))]
-        parts += [v for v in vars(module).values() if isinstance(v, torch.Tensor)]
-        if isinstance(module, GraphModule):
-            graph = module.graph
-            parts += [type(module), graph, vars(graph), graph._codegen, graph._graph_namespace, graph._root]
-            for node in iter_nodes(graph):
-                parts += [node, node.meta, node.users]
-    for tensor in [*graph_module.parameters(), *graph_module.buffers()]:
-        parts.append(tensor)
-        storages.append(tensor.untyped_storage()._cdata)
-    return {id(part) for part in parts} | set(storages)
 
 
 def inputs_of(graph_module: Any) -> tuple[torch.Tensor, ...]:

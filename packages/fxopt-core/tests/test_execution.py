@@ -10,6 +10,7 @@ import torch
 from operator_swaps import Swap
 from torch import Tensor, nn
 from torch.fx import GraphModule, symbolic_trace
+from traced_blocks import state
 
 from fxopt_core import (
     FxoptError,
@@ -40,13 +41,9 @@ class Run(Transformation):
         return self.body(graph_module)  # type: ignore[return-value]  # what a pass returns wrongly is tested, too
 
 
-class MulToAdd(Transformation):
-    def transform(self, graph_module: GraphModule) -> GraphModule:
-        for node in iter_nodes(graph_module.graph):
-            if node.target is operator.mul:
-                node.target = operator.add
-                self.mark_as_transformed(node)
-        return graph_module
+class MulToAdd(Swap):
+    def __init__(self) -> None:
+        super().__init__("mul", "add")
 
 
 class AddToSub(Swap):
@@ -86,18 +83,6 @@ class Model(nn.Module):
 def traced() -> GraphModule:
     torch.manual_seed(0)
     return symbolic_trace(Model())
-
-
-def state(graph_module: GraphModule) -> list[object]:
-    """Return structure and identities, as far as a test can compare them."""
-    rows: list[object] = [graph_module.code, id(graph_module.graph), dict(graph_module.meta), type(graph_module)]
-    for node in iter_nodes(graph_module.graph):
-        users = [user.name for user in node.users]
-        rows.append((node.name, node.op, node.target, str(node.args), str(node.kwargs), users, dict(node.meta)))
-    for name, module in graph_module.named_modules():
-        tensors = [(key, id(tensor)) for key, tensor in (*module._parameters.items(), *module._buffers.items())]
-        rows.append((name, id(module), module.training, tensors, sorted(module._non_persistent_buffers_set)))
-    return rows
 
 
 def break_everything(graph_module: GraphModule) -> None:

@@ -69,10 +69,7 @@ class TestNaming:
     @pytest.mark.parametrize(
         ("identifier", "expected"),
         [
-            ("MergeLinears", "merge-linears"),
             ("FuseBatchNorm2dInConv2d", "fuse-batch-norm2d-in-conv2d"),
-            ("FuseBatchNorm1dInLinear", "fuse-batch-norm1d-in-linear"),
-            ("ChangeTrueDivToMulByInverse", "change-true-div-to-mul-by-inverse"),
             ("FuseQKVLinears", "fuse-qkv-linears"),
             ("_Private_Pass", "private-pass"),
             ("X", "x"),

@@ -24,7 +24,6 @@ from fxopt_core import (
 )
 from fxopt_core.errors import (
     DuplicatePassError,
-    PassOptionError,
     PluginLoadError,
     UnknownPassError,
 )
@@ -39,8 +38,6 @@ class MergeThings(ReversibleTransformation):
     preserves_computation = True
 
     def __init__(self, *, min_group: int = 2, where: tuple[str, ...] = ()) -> None:
-        if min_group < 1:
-            raise ValueError(f"min_group is {min_group}, expected 1 or more")
         self.min_group, self.where = min_group, where
 
     def transform(self, graph_module: GraphModule) -> GraphModule:
@@ -186,11 +183,6 @@ class TestAvailable:
 
 
 class TestCreate:
-    def test_the_constructor_refuses(self, good: Any) -> None:
-        with pytest.raises(PassOptionError, match="min_group is 0, expected 1 or more") as caught:
-            Registry([good]).create("merge-things", min_group=0)
-        assert isinstance(caught.value.__cause__, ValueError)
-
     def test_an_option_may_be_called_name(self) -> None:
         class Named(Other):
             def __init__(self, *, name: str = "") -> None:

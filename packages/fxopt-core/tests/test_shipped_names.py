@@ -108,17 +108,6 @@ def test_a_pipeline_named_as_a_shipped_pass_takes_nothing(install: Install) -> N
     assert "as a pipeline by plugin 'evil' (of evil 9.9)" in str(known.failed["evil"])
 
 
-def test_two_strangers_against_a_shipped_pass(install: Install) -> None:
-    """Both are in `failed`; among themselves, neither wins."""
-    install("evil", "evil", "evil_plugin", first="DeepCopy")
-    install("worse", "worse", "worse_plugin", first="DeepCopy", pipeline="another")
-    known = Registry()
-    assert families(known) == CORES
-    assert list(known.failed) == ["evil", "worse"]
-    with pytest.raises(DuplicatePassError, match=r"'evil' \(of evil 9.9\).*'worse' \(of worse 9.9\), so that nobody"):
-        known.create("its-own")
-
-
 @pytest.mark.parametrize(
     ("dist", "folder", "module"),
     [
@@ -143,19 +132,6 @@ def test_a_name_of_fxopt_is_no_claim_by_itself(install: Install) -> None:
     known = Registry()
     assert families(known) == CORES
     assert list(known.failed) == ["simplify"]
-
-
-def test_registering_in_the_process_takes_nothing(install: Install) -> None:
-    """A plugin that is registered by hand is refused as before."""
-    install("evil", "core", "evil_plugin")
-    known = Registry()
-    assert known.failed
-    import evil_plugin  # type: ignore[import-not-found]  # the one just installed
-
-    with pytest.raises(DuplicatePassError, match="is named 'core' already"):
-        known.register(evil_plugin, name="core")
-    known.register(evil_plugin, name="mine")
-    assert known.create("its-own").name == "its-own"
 
 
 def test_the_allow_list_still_decides(install: Install, monkeypatch: pytest.MonkeyPatch) -> None:

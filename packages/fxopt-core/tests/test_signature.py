@@ -131,12 +131,6 @@ class TestEqual:
         with pytest.raises(TypeError, match=r"option 'value' of Pass has no value.*recursion"):
             sign(value)
 
-    def test_a_local_pass_has_a_signature(self) -> None:
-        class Local(Pass):
-            pass
-
-        assert Local(1).signature == Local(1).signature
-
 
 def local_function() -> Callable[[], None]:
     def inner() -> None: ...
@@ -177,20 +171,14 @@ class TestUnstable:
         with pytest.raises(TypeError, match="option 'value'"):
             sign(nested)
 
-    def test_fake_tensors(self) -> None:
-        from torch._subclasses import FakeTensorMode
-
-        with FakeTensorMode() as mode:
-            fake = mode.from_tensor(torch.zeros(2))
-        with pytest.raises(TypeError, match="FakeTensor"):
-            sign(fake)
-
     def test_a_tensor_read_inside_a_mode(self) -> None:
         from torch._subclasses import FakeTensorMode
 
         value = torch.zeros(2)
-        with FakeTensorMode(allow_non_fake_inputs=True), pytest.raises(TypeError, match="values cannot be read"):
-            sign(value)
+        with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+            for each in (value, mode.from_tensor(value)):
+                with pytest.raises(TypeError, match="values cannot be read"):
+                    sign(each)
 
     def test_a_function_whose_name_now_means_another(self, monkeypatch: pytest.MonkeyPatch) -> None:
         original = module_function
@@ -251,15 +239,6 @@ def exact(value: object) -> object:
 @given(VALUES, VALUES)
 def test_equal_exactly_where_the_values_are(left: object, right: object) -> None:
     assert (sign(left) == sign(right)) == (exact(left) == exact(right))
-
-
-@settings(deadline=None)
-@given(st.lists(st.tuples(st.text(), st.integers()), unique_by=lambda pair: pair[0]), st.randoms())
-def test_order_of_insertion_does_not_matter(pairs: list[tuple[str, int]], random: Any) -> None:
-    shuffled = list(pairs)
-    random.shuffle(shuffled)
-    assert sign(dict(pairs)) == sign(dict(shuffled))
-    assert sign(set(pairs)) == sign(set(shuffled))
 
 
 class TestUuid:

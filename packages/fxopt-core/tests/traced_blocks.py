@@ -113,3 +113,31 @@ def same(left: Any, right: Any) -> bool:
     """Whether two results are equal, tensor for tensor."""
     flat = [torch.utils._pytree.tree_leaves(result) for result in (left, right)]
     return all(torch.equal(a, b) for a, b in zip(*flat, strict=True))
+
+
+def mutable_parts(graph_module: Any) -> set[int]:
+    """Ids of all that can change: modules, their dictionaries, tensors, memory, nodes, their dictionaries, graphs."""
+    parts: list[Any] = []
+    storages = []
+    for module in graph_module.modules():
+        parts += [module, vars(module), *(v for v in vars(module).values() if isinstance(v, (dict, list, set)))]
+        parts += [v for v in vars(module).values() if isinstance(v, torch.Tensor)]
+        if isinstance(module, GraphModule):
+            graph = module.graph
+            parts += [type(module), graph, vars(graph), graph._codegen, graph._graph_namespace, graph._root]
+            for node in iter_nodes(graph):
+                parts += [node, node.meta, node.users]
+    for tensor in [*graph_module.parameters(), *graph_module.buffers()]:
+        parts.append(tensor)
+        storages.append(tensor.untyped_storage()._cdata)
+    return {id(part) for part in parts} | set(storages)
+
+
+def state(graph_module: GraphModule) -> list[object]:
+    """Structure and identities, as far as a test can compare them."""
+    rows: list[object] = [graph_module.code, id(graph_module.graph), dict(graph_module.meta), type(graph_module)]
+    rows += [node_rows(graph_module.graph), [dict(node.meta) for node in iter_nodes(graph_module.graph)]]
+    for name, module in graph_module.named_modules():
+        tensors = [(key, id(tensor)) for key, tensor in (*module._parameters.items(), *module._buffers.items())]
+        rows.append((name, id(module), module.training, tensors, sorted(module._non_persistent_buffers_set)))
+    return [*rows, tensor_rows(graph_module)]
