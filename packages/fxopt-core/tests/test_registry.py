@@ -173,7 +173,8 @@ class TestAvailable:
         assert good.loads == ["good"]
 
     def test_an_entry_point_without_distribution(self) -> None:
-        known = Registry([Point("bare", lambda: plugin_of(Other))])
+        bare: Any = Point("bare", lambda: plugin_of(Other))
+        known = Registry([bare])
         assert known.available()["other"].family == "bare"
 
     def test_a_real_entry_point(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -320,7 +321,7 @@ BROKEN: list[tuple[Any, str]] = [
 class TestBrokenPlugins:
     @pytest.mark.parametrize(("plugin", "message"), BROKEN)
     def test_break_nothing_else(self, plugin: Any, message: str, good: Any) -> None:
-        entry = plugin if isinstance(plugin, Point) else point("broken", plugin)
+        entry: Any = plugin if isinstance(plugin, Point) else point("broken", plugin)
         known = Registry([entry, good])
         _ASKED[:] = [known]
         assert list(known.available()) == ["merge-things"]

@@ -54,7 +54,7 @@ def install_pickling(graph_module: GraphModule) -> None:
     if not own:
         found = f"the graph module's class was replaced by {type(graph_module).__qualname__}, which it does not own"
         raise FxoptError(f"{found}; keep the class that torch makes for each graph module")
-    own[0].__reduce_ex__ = _reduce_ex  # type: ignore[attr-defined]  # for this graph module alone
+    setattr(own[0], "__reduce_ex__", _reduce_ex)  # noqa: B010  # a method of this graph module alone
     if install_pickling not in graph_module._deepcopy_hooks:
         graph_module._deepcopy_hooks.append(install_pickling)
 
