@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from torch.fx import GraphModule, Node
 
 from fxopt_core.graph import check_graph_module, iter_nodes
-from fxopt_core.ledger.marks import has_mark, tag_of
+from fxopt_core.ledger.marks import META_KEY, has_mark, tag_of
 from fxopt_core.names import note_class
 from fxopt_core.naming import kebab_case
 from fxopt_core.passes.options import bind
@@ -120,7 +120,8 @@ class Pass(ABC):
         """Return the nodes that this pass, or one of a composition, marked, in order."""
         check_graph_module(graph_module, "get_transformed_nodes")
         signatures = {each.signature for each in leaves(self)}
-        return [node for node in iter_nodes(graph_module.graph) if not signatures.isdisjoint(tag_of(node).marks)]
+        tagged = [node for node in iter_nodes(graph_module.graph) if META_KEY in node.meta]
+        return [node for node in tagged if not signatures.isdisjoint(tag_of(node).marks)]
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Pass):
