@@ -319,13 +319,8 @@ def test_what_needs_a_graph_names_the_one_within(tmp_path: Path) -> None:
     fast = fxopt.optimize(client)
     optimize: Any = fxopt.optimize
     functions: list[Any] = [fxopt.history, fxopt.undo, lambda each: fxopt.save(each, "x.fxopt")]
-    for found, said in (
-        (fast, "give the one in it, its `transformers_model`"),
-        (client, r"fast = fxopt.optimize\(model\), and give fast.transformers_model"),
-        (texts, r"fast = fxopt.optimize\(model\), and give fast.model"),
-        (torch.nn.Sequential(fast.transformers_model), r"its get_submodule\('0'\)"),
-        (torch.nn.ReLU(), "capture the model first"),
-    ):
+    said = r"capture the model first.*a SentenceTransformer or a pipeline holds one as `transformers_model` or `model`"
+    for found in (fast, client, texts, torch.nn.ReLU()):
         for function in functions:
             with pytest.raises(fxopt.PreconditionError, match=said):
                 function(found)

@@ -41,6 +41,6 @@ def test_at_most_three_names_are_given() -> None:
     with pytest.raises(UnknownPassError) as caught:
         registry().create("f")
     assert str(caught.value).partition("did you mean ")[2].count(" or ") == 2
-    with pytest.raises(UnknownPassError, match="fxopt list` shows the") as caught:
+    with pytest.raises(UnknownPassError, match="fxopt list` shows those") as caught:
         registry().create("xyz")
     assert "merge-linears" not in str(caught.value)

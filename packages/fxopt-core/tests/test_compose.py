@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.fx import GraphModule, symbolic_trace
+from traced_blocks import mutable_parts, state
 
 from fxopt_core import (
     Composition,
@@ -77,15 +78,6 @@ def traced() -> GraphModule:
     graph_module = symbolic_trace(Model().eval())
     graph_module._non_persistent_buffers_set.add("offset")  # which tracing forgets
     return graph_module
-
-
-def state(graph_module: GraphModule) -> list[object]:
-    rows: list[object] = [graph_module.code, id(graph_module.graph), dict(graph_module.meta), type(graph_module)]
-    rows += [(n.name, n.op, n.target, str(n.args), dict(n.meta)) for n in iter_nodes(graph_module.graph)]
-    rows += [(name, id(module), module.training) for name, module in graph_module.named_modules()]
-    rows += [(name, id(tensor), tensor.tolist()) for name, tensor in graph_module.named_parameters()]
-    rows += [(name, id(tensor), tensor.tolist()) for name, tensor in graph_module.named_buffers()]
-    return rows
 
 
 ADD_MUL, MUL_SUB = Swap("add", "mul"), Swap("mul", "sub")
@@ -290,12 +282,12 @@ class TestNotInPlace:
         code, before = graph_module.code, state(graph_module)
         result = passes(graph_module)
         assert state(graph_module) == before
-        assert_nothing_shared(graph_module, result)
+        assert not mutable_parts(graph_module) & mutable_parts(result)
         middle = state(result)
         back = passes(result, reverse=True)
         if isinstance(passes, Composition) and not passes.inplace:
             assert state(result) == middle
-            assert_nothing_shared(result, back)
+            assert not mutable_parts(result) & mutable_parts(back)
         assert back.code == code
 
     def test_undo_of_the_copy(self) -> None:
@@ -304,18 +296,6 @@ class TestNotInPlace:
         result = compose(ADD_MUL, MUL_SUB, inplace=False)(graph_module)
         assert undo(result).code == code
         assert history(graph_module) == ()
-
-
-def assert_nothing_shared(one: GraphModule, other: GraphModule) -> None:
-    def owned(graph_module: GraphModule) -> dict[int, object]:
-        items: list[object] = [graph_module, graph_module.graph, graph_module.meta, *graph_module.modules()]
-        items += [*graph_module.parameters(), *graph_module.buffers(), *iter_nodes(graph_module.graph)]
-        items += [node.meta for node in iter_nodes(graph_module.graph)]
-        items += [tensor.untyped_storage()._cdata for tensor in (*graph_module.parameters(), *graph_module.buffers())]
-        return {item if isinstance(item, int) else id(item): item for item in items}
-
-    mine, others = owned(one), owned(other)
-    assert not [mine[key] for key in mine.keys() & others.keys()]
 
 
 class TestDeepCopyAndLint:

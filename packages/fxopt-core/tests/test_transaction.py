@@ -321,11 +321,6 @@ def damage_ties(gm: Any) -> None:
     gm.load_state_dict(gm.state_dict(), assign=True)
 
 
-def damage_zero_grad(gm: Any) -> None:
-    gm.zero_grad()
-    gm.first.bias.grad = torch.zeros(3)
-
-
 DAMAGES: list[Damage] = [value for key, value in globals().items() if key.startswith("damage_")]
 
 
@@ -366,20 +361,6 @@ def test_damages_on_top_of_each_other_are_undone(damages: list[Damage]) -> None:
             break  # what the one before has left may be too broken for the next
     snapshot.restore()
     assert fingerprint(gm) == before
-
-
-def test_fingerprint_sees_each_damage() -> None:
-    for damage in DAMAGES:
-        gm = build()
-        before = fingerprint(gm)
-        damage(gm)
-        kept = before  # compare while the originals may be gone: any difference will do
-        try:
-            assert fingerprint(gm) != kept, damage.__name__
-        except (AttributeError, KeyError):
-            pass  # so broken that it cannot be printed
-        except RuntimeError as error:
-            assert "graph hook ran" not in str(error)
 
 
 def test_restoring_twice_and_nested_snapshots() -> None:

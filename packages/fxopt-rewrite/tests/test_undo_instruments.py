@@ -177,7 +177,6 @@ class TestStandIns:
         assert run.name == record.pass_name == "local"
         assert run.transformation.signature == record.signature
         assert dict(run.transformation.options) == {"old": "relu", "new": "tanh", "but": ""}
-        assert repr(run.transformation) == "<recorded pass local>"
         assert not run.transformation.preserves_computation
         assert graph_module.code == traced().code
 
@@ -208,7 +207,7 @@ class TestAllOrNothing:
         graph_module = PASSES(traced())
         code, made = graph_module.code, history(graph_module)
         watch = Watch()
-        vetoed = pytest.raises(VetoError, match=r"undoing pass `\w+` was vetoed by Vetoes.*as a whole")
+        vetoed = pytest.raises(VetoError, match=r"undoing pass `\w+` was vetoed by Vetoes.*nothing was changed")
         with vetoed as caught, instrumented(watch, Vetoes(index)):
             undo(graph_module)
         assert caught.value.index == index and caught.value.pass_name == made[index].pass_name

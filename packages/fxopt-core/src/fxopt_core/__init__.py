@@ -73,13 +73,11 @@ from fxopt_core.naming import (
     type_text as type_text,
     with_article as with_article,
 )
-from fxopt_core.passes.base import leaves as leaves
+from fxopt_core.passes.base import leaves as leaves, signature_or_empty as signature_or_empty
 from fxopt_core.passes.call import (
     Demands as Demands,
     lint_and_recompile as lint_and_recompile,
     perform as perform,
-    signature_or_empty as signature_or_empty,
-    transform_by_hand as transform_by_hand,
 )
 from fxopt_core.passes.compose import (
     Composition,
@@ -95,7 +93,7 @@ from fxopt_core.passes.instruments import (
     active_instruments as active_instruments,
     instrumented,
 )
-from fxopt_core.passes.options import OptionInfo, construct as construct, options_of, show_annotation as show_annotation
+from fxopt_core.passes.options import OptionInfo, options_of, show_annotation as show_annotation
 from fxopt_core.passes.run import (
     RELEASED_FROM as RELEASED_FROM,
     PassRun,
@@ -104,7 +102,7 @@ from fxopt_core.passes.run import (
     release as release,
     transaction as transaction,
 )
-from fxopt_core.passes.signature import signature_of, uuid_of
+from fxopt_core.passes.signature import signature_of as signature_of, uuid_of as uuid_of
 from fxopt_core.passes.transformation import ReversibleTransformation, Transformation
 from fxopt_core.passes.undo import RecordedPass, undo, undo_pass as undo_pass
 from fxopt_core.registry.hookspec import (
@@ -117,7 +115,6 @@ from fxopt_core.registry.hookspec import (
 )
 from fxopt_core.registry.pass_info import PassInfo
 from fxopt_core.registry.pipeline import parse_pipeline
-from fxopt_core.registry.plugins import PluginEntryPoint
 from fxopt_core.registry.registry import Registry, registry
 from fxopt_core.registry.shipped import SHIPPED as SHIPPED, SHIPPED_NAMES as SHIPPED_NAMES
 from fxopt_core.state.containers import Containers as Containers
@@ -153,7 +150,6 @@ __all__ = [
     "PipelineOptionError",
     "PipelineSyntaxError",
     "PipelinesPlugin",
-    "PluginEntryPoint",
     "PluginLoadError",
     "PostconditionError",
     "PreconditionError",
@@ -182,7 +178,5 @@ __all__ = [
     "parse_pipeline",
     "registry",
     "require_torch",
-    "signature_of",
     "undo",
-    "uuid_of",
 ]

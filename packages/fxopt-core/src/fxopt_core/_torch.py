@@ -16,8 +16,8 @@ from torch.fx.graph import CodeGen
 
 STRUCTURE = ("_root", "_insert", "_len", "_graph_namespace", "_find_nodes_lookup_table")
 """The attributes of a graph that hold its nodes."""
-# Fields that are empty in a new graph, and that a copy takes over.
-OWN_GRAPH_FIELDS = ("_used_names", "_co_fields", "_tracer_extras")
+# Fields that a new graph has too, and that a copy takes over.
+OWN_GRAPH_FIELDS = ("_used_names", "_co_fields", "_tracer_cls", "_tracer_extras")
 _NAME_FIELDS = ("_used_names", "_base_count", "associate_name_with_obj")
 
 
@@ -56,11 +56,9 @@ def require_torch(distribution: str, wanted: Iterable[tuple[object, Iterable[str
         if not hasattr(part, name)
     ]
     if missing:
-        raise ImportError(
-            f"torch {torch.__version__} has no {', '.join(missing)}, which {distribution} reads: this release of "
-            f"{distribution} does not work with this torch. Install a newer {distribution}, or the torch that it was "
-            "tested with (2.13 and 2.14)"
-        )
+        found = f"torch {torch.__version__} has no {', '.join(missing)}, which {distribution} reads"
+        remedy = f"install a newer {distribution}, or the torch that it was tested with (2.13 and 2.14)"
+        raise ImportError(f"{found}: {remedy}")
 
 
 _check()
@@ -84,21 +82,11 @@ def set_arguments(node: Node, args: Any, kwargs: Any) -> None:
     node._update_args_kwargs(args, kwargs)
 
 
-def set_meta(node: Node, meta: dict[str, Any]) -> None:
-    """Set a node's ``meta`` without updating the graph's lookup tables, as torch's own assignment would."""
-    object.__setattr__(node, "meta", meta)
-
-
 def set_order(nodes: dict[Node, None], order: Iterable[Node]) -> None:
     """Reorder the users or the inputs of a node; ``order`` has the same nodes."""
     ordered = dict.fromkeys(order)
     nodes.clear()
     nodes.update(ordered)
-
-
-def start_anew(graph: Graph) -> None:
-    """Empty a graph without calling hooks, as if it had just been made."""
-    Graph.__init__(graph)
 
 
 def add_node(graph: Graph, op: str, target: Any, name: str, type_expr: Any = None) -> Node:
@@ -131,20 +119,6 @@ class Names(NamedTuple):
 def names_of(graph: Graph) -> Names:
     """Return the names that are taken in a graph, and the counters of their bases."""
     return Names(graph._graph_namespace._used_names, graph._graph_namespace._base_count)
-
-
-# --- Graphs
-
-
-def code_fields(graph: Graph) -> dict[str, Any]:
-    """Return torch's own record of the code object that a graph was traced from."""
-    fields: dict[str, Any] = graph._co_fields
-    return fields
-
-
-def tracer_class(graph: Graph) -> Any:
-    """Return the class of the tracer that made a graph, or None."""
-    return graph._tracer_cls
 
 
 # --- Code generators

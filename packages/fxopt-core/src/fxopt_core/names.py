@@ -7,6 +7,7 @@ import inspect
 import sys
 import types
 from collections.abc import Callable
+from contextlib import suppress
 from functools import reduce
 from typing import Any
 from weakref import WeakValueDictionary
@@ -73,10 +74,9 @@ def describe(value: object) -> str:
 
 def source_of(value: Any) -> str:
     """Return the source code of a function or class, or an empty text if it cannot be read."""
-    try:
+    with suppress(OSError, TypeError):  # built in, or typed in
         return inspect.getsource(value)
-    except (OSError, TypeError):  # built in, or typed in
-        return ""
+    return ""
 
 
 # -- objects by name
@@ -131,11 +131,8 @@ def load_operator(*path: str) -> object:
         provide()
         found = _find_operator(path)
     if not operator_path(found):
-        name = ".".join(path)
-        raise FxoptError(
-            f"the graph calls operator torch.ops.{name}, which is not registered here; install the plugin that "
-            "has it, or import the package that registers it, then load again"
-        )
+        problem = f"the graph calls operator torch.ops.{'.'.join(path)}, which is not registered here"
+        raise FxoptError(f"{problem}; install or import the package that registers it, then load again")
     return found
 
 

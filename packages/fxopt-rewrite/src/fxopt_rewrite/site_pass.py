@@ -17,7 +17,6 @@ from fxopt_core import (
     active_instruments,
     collector_paused,
     editing_run,
-    transform_by_hand,
     undo_pass,
 )
 from fxopt_core.errors import PostconditionError
@@ -73,7 +72,7 @@ class SitePass(Transformation, Generic[SiteT]):
         """Match, check and rewrite; return the same graph module."""
         run = editing_run(graph_module)
         if run is None or run.transformation is not self:
-            return transform_by_hand(self, graph_module)
+            return self(graph_module, lint_and_recompile=False)
         with collector_paused(), outside_inference_mode():  # new parameters are to be written and trained anywhere
             self._rewrite_sites(graph_module, run)
         return graph_module
@@ -143,8 +142,8 @@ def _vetoed(run: PassRun, graph_module: GraphModule, site: Site) -> Refusal | No
 class ReversibleSitePass(SitePass[SiteT], ReversibleTransformation):
     """A `SitePass` that is undone from the ledger, which records where every original tensor went."""
 
-    undone_by_journal = True
-
     def reverse(self, graph_module: GraphModule) -> GraphModule:
         """Undo what an equal pass did to a graph module."""
+        if editing_run(graph_module) is None:
+            return self(graph_module, lint_and_recompile=False, reverse=True)
         return undo_pass(graph_module, self.signature)

@@ -19,7 +19,6 @@ from fxopt_core import (
     Refusal,
     ReversibleTransformation,
     Transformation,
-    construct,
     faithful_copy,
     history,
     iter_nodes,
@@ -202,7 +201,7 @@ class Subject:
         """Return another pass of the same class and options."""
         if isinstance(self.transformation, Composition):
             return copy.deepcopy(self.transformation)
-        made = construct(type(self.transformation), dict(self.transformation.options))
+        made = type(self.transformation)(**self.transformation.options)
         assert isinstance(made, Transformation)
         return made
 

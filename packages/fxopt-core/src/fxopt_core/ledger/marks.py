@@ -7,7 +7,7 @@ the node, a number that stays with it when it is renamed, copied or pickled.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch.fx import Node
@@ -25,15 +25,12 @@ class NodeTag:
         marks: signatures of the passes that marked the node, in the order of marking.
         origin: the pass that made the node and the names of the nodes it stands for, or None.
         name: the node's name when it got its number; it tells the node from others that its meta was copied to.
-        ledger: on the first node of a graph, the ledger of the graph module, so that graph modules made from copies of
-            the nodes find it; see `fxopt_core.ledger.records.find_ledger`.
     """
 
     id: int | None = None
     marks: tuple[str, ...] = ()
     origin: tuple[str, tuple[str, ...]] | None = None
     name: str | None = None
-    ledger: object = field(default=None, compare=False, repr=False)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> NodeTag:
         """Return itself: a tag is immutable."""
@@ -51,7 +48,7 @@ def tag_of(node: Node) -> NodeTag:
 
 def set_tag(node: Node, tag: NodeTag) -> None:
     """Set the tag of a node; an empty tag removes the entry in ``meta``."""
-    if tag == _EMPTY and tag.ledger is None:
+    if tag == _EMPTY:
         node.meta.pop(META_KEY, None)
     else:
         node.meta[META_KEY] = tag
@@ -63,8 +60,8 @@ def has_mark(node: Node, signature: str) -> bool:
 
 
 def forget_ids(nodes: Iterable[Node]) -> None:
-    """Remove numbers and ledgers from nodes, once no record refers to them."""
+    """Remove the numbers of nodes, once no record refers to them."""
     for node in nodes:
-        tag = tag_of(node) if META_KEY in node.meta else _EMPTY
-        if tag.id is not None or tag.ledger is not None:
-            set_tag(node, replace(tag, id=None, name=tag.name if tag.origin else None, ledger=None))
+        tag = tag_of(node)
+        if tag.id is not None:
+            set_tag(node, replace(tag, id=None, name=tag.name if tag.origin else None))

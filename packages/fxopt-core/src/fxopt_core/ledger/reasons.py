@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Mapping
 
 from fxopt_core.ledger.records import Record
@@ -36,13 +35,12 @@ def refusals_text(records: Iterable[Record]) -> str:
       What to do for lazy: The module is lazy and has no weights yet. Run the model once before capturing it.
     """
     listed = [(record, refusal) for record in records for refusal in record.refusals]
-    first = {refusal.reason: place for place, (_, refusal) in reversed(list(enumerate(listed)))}
-    others = [place for place in range(len(listed)) if place not in first.values()]
-    shown = [listed[place][1] for place in sorted([*first.values(), *others][: max(_SHOWN, len(first))])]
+    firsts = {refusal.reason: refusal for _, refusal in reversed(listed)}
+    others = [refusal for _, refusal in listed if refusal is not firsts[refusal.reason]]
+    shown = [*firsts.values(), *others][: max(_SHOWN, len(firsts))]
     lines = [f"{refusal.site}: {refusal.reason}: {refusal.message}" for refusal in shown]
-    left = Counter(refusal.reason for _, refusal in listed) - Counter(refusal.reason for refusal in shown)
-    if left:
-        lines.append(f"and {left.total()} more: {', '.join(f'{n} for {reason}' for reason, n in left.most_common())}")
+    if len(listed) > len(shown):
+        lines.append(f"and {len(listed) - len(shown)} more")
     meanings = {refusal.reason: meaning(refusal.reason, record) for record, refusal in listed}
     lines += [f"What to do for {reason}: {text}" for reason, text in meanings.items() if text]
     return "\n".join(f"  {line}" for line in lines)

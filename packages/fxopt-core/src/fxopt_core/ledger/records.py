@@ -15,8 +15,7 @@ import torch
 from torch.fx import GraphModule
 
 from fxopt_core.errors import UndoError
-from fxopt_core.graph import iter_nodes
-from fxopt_core.ledger.marks import META_KEY, set_tag, tag_of
+from fxopt_core.ledger.marks import META_KEY
 
 LEDGER_VERSION = 1
 """Version of ledgers as JSON; incrementing it means incrementing the `FORMAT` of pickles, too."""
@@ -182,10 +181,8 @@ class Record:
 
     def __str__(self) -> str:
         """Return one line: what was done, and how often."""
-        return (
-            f"{self.pass_name}: {self.state}, {len(self.rewrites)} rewritten, {len(self.refusals)} refused, "
-            f"{self.seconds * 1e3:.1f} ms"
-        )
+        counts = f"{len(self.rewrites)} rewritten, {len(self.refusals)} refused"
+        return f"{self.pass_name}: {self.state}, {counts}, {self.seconds * 1e3:.1f} ms"
 
 
 @dataclass(frozen=True)
@@ -205,14 +202,8 @@ class Ledger:
 
 
 def find_ledger(graph_module: GraphModule) -> Ledger | None:
-    """Return the ledger of a graph module; None if nothing was applied.
-
-    torch drops ``meta`` when it makes a graph module from another one's graph, or from copies of its nodes. Then the
-    first node has the ledger.
-    """
-    found = graph_module.meta.get(META_KEY, Ledger)
-    if found is Ledger:
-        found = next((tag_of(first).ledger for first in iter_nodes(graph_module.graph)), None)
+    """Return the ledger of a graph module; None if it has none."""
+    found = graph_module.meta.get(META_KEY)
     return found if isinstance(found, Ledger) else None
 
 
@@ -222,32 +213,19 @@ def ledger_of(graph_module: GraphModule) -> Ledger:
 
 
 def set_ledger(graph_module: GraphModule, ledger: Ledger) -> None:
-    """Store a ledger in a graph module, and also in its first node while the ledger has anything to undo."""
+    """Store a ledger in a graph module."""
     graph_module.meta[META_KEY] = ledger
-    first = next(iter_nodes(graph_module.graph), None)
-    applied = any(r.state == "applied" and r.changed for r in ledger.records)
-    if first is not None:
-        set_tag(first, replace(tag_of(first), ledger=ledger if applied else None))
 
 
-def append_record(graph_module: GraphModule, record: Record) -> None:
-    """Add a record at the end of the ledger."""
-    ledger = ledger_of(graph_module)
-    records, next_run = (*ledger.records, record), max(ledger.next_run, record.run + 1)
-    set_ledger(graph_module, replace(ledger, records=records, next_run=next_run))
+def applied_records(graph_module: GraphModule, signature: str, index: int | None = None) -> list[Record]:
+    """Return the records of the pass with this signature that are applied and not undone, oldest first.
 
-
-def adopt_records(graph_module: GraphModule, known: int, run: int) -> None:
-    """Make the records after the first ``known`` ones part of a run whose pass called other passes."""
-    ledger = ledger_of(graph_module)
-    records = (*ledger.records[:known], *(replace(record, run=run) for record in ledger.records[known:]))
-    set_ledger(graph_module, replace(ledger, records=records, next_run=run + 1))
-
-
-def applied_records(graph_module: GraphModule, signature: str) -> list[Record]:
-    """Return the records of the pass with this signature that are applied and not undone, oldest first."""
+    Equal passes of a composition have one signature, and each undoes only its own edits, since other passes may lie
+    between them: if any record is from the place ``index``, only those from there are returned.
+    """
     records = ledger_of(graph_module).records
-    return [record for record in records if record.state == "applied" and record.signature == signature]
+    found = [record for record in records if record.state == "applied" and record.signature == signature]
+    return [record for record in found if record.index == index is not None] or found
 
 
 def mark_undone(graph_module: GraphModule, records: Iterable[Record]) -> None:

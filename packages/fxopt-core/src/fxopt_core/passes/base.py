@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from torch.fx import GraphModule
+from torch.fx import GraphModule, Node
 
+from fxopt_core.graph import check_graph_module, iter_nodes
+from fxopt_core.ledger.marks import META_KEY, has_mark, tag_of
 from fxopt_core.names import note_class
 from fxopt_core.naming import kebab_case
 from fxopt_core.passes.options import bind
@@ -38,9 +41,6 @@ class Pass(ABC):
 
     reversible: ClassVar[bool] = False
     """Whether it can be undone: a `ReversibleTransformation` can."""
-
-    undone_by_journal: ClassVar[bool] = False
-    """Whether its ``reverse`` undoes the records that it finds in the ledger, and nothing else."""
 
     members: tuple[Pass, ...] | None = None
     """The passes that a composition consists of; None for a single pass."""
@@ -112,22 +112,38 @@ class Pass(ABC):
         """A digest of class, options, code and version: a cache key for inductor."""
         return uuid_of(type(self), self.options)
 
+    def transformed(self, node: Node) -> bool:
+        """Return whether this pass, or one of a composition, marked a node."""
+        return any(has_mark(node, each.signature) for each in leaves(self))
+
+    def get_transformed_nodes(self, graph_module: GraphModule) -> list[Node]:
+        """Return the nodes that this pass, or one of a composition, marked, in order."""
+        check_graph_module(graph_module, "get_transformed_nodes")
+        signatures = {each.signature for each in leaves(self)}
+        tagged = [node for node in iter_nodes(graph_module.graph) if META_KEY in node.meta]
+        return [node for node in tagged if not signatures.isdisjoint(tag_of(node).marks)]
+
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Pass):
             return NotImplemented
-        try:
-            return self is other or self.signature == other.signature
-        except TypeError:  # an option without a stable value: only the very same object is equal
-            return False
+        return self._identity() == other._identity()
 
     def __hash__(self) -> int:
-        try:
-            return hash(self.signature)
-        except TypeError:
-            return object.__hash__(self)
+        return hash(self._identity())
+
+    def _identity(self) -> object:
+        """Return the signature; where an option has no stable value, only the very same object is equal."""
+        return signature_or_empty(self) or id(self)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in self.options.items())})"
+
+
+def signature_or_empty(transformation: Pass) -> str:
+    """Return a signature, or "" for a pass whose options have no stable value."""
+    with suppress(TypeError):
+        return transformation.signature
+    return ""
 
 
 def leaves(transformation: Pass) -> list[Pass]:

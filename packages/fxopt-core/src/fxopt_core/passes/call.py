@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import time
+import warnings
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
+from typing import NamedTuple
 
-from torch.fx import GraphModule, Node
+from torch.fx import GraphModule
 
 from fxopt_core.errors import NotReversibleError, PostconditionError, PreconditionError, VetoError
-from fxopt_core.graph import check_graph_module, iter_nodes
-from fxopt_core.ledger.marks import META_KEY, has_mark
+from fxopt_core.graph import check_graph_module
+from fxopt_core.ledger.marks import META_KEY
 from fxopt_core.ledger.reasons import refusals_text
 from fxopt_core.ledger.records import (
     Record,
     Rewrite,
-    adopt_records,
-    append_record,
     applied_records,
     ledger_of,
     mark_undone,
@@ -26,16 +25,15 @@ from fxopt_core.ledger.records import (
 )
 from fxopt_core.names import class_path
 from fxopt_core.naming import type_text
-from fxopt_core.passes.base import Pass, leaves
-from fxopt_core.passes.instruments import InstrumentProtocol, active_instruments, report_failure
-from fxopt_core.passes.run import PassRun, editing, editing_run, inside, named, new_run, transaction
+from fxopt_core.passes.base import Pass, leaves, signature_or_empty
+from fxopt_core.passes.instruments import InstrumentProtocol, active_instruments, may_veto
+from fxopt_core.passes.run import PassRun, inside, named, new_run, transaction
 from fxopt_core.state.copying import faithful_copy
 from fxopt_core.state.outline import Outline
 from fxopt_core.state.pickling import install_pickling
 
 
-@dataclass(frozen=True)
-class Demands:
+class Demands(NamedTuple):
     """The demands on a run, as `Transformation.__call__` takes them."""
 
     expect: int | None = None
@@ -47,20 +45,15 @@ class Demands:
         name, culprits = transformation.name, [each.name for each in leaves(transformation) if not each.reversible]
         if reverse and culprits:
             because = "" if culprits == [name] else f": {', '.join(f'`{each}`' for each in culprits)} cannot be undone"
-            raise NotReversibleError(
-                f"pass `{name}` is not reversible{because}. Nothing was changed; keep a copy of the graph module "
-                "before the pass (compose(..., inplace=False)) to return to it",
-                pass_name=name,
-            )
+            remedy = "keep a copy of the graph module before the pass (compose(..., inplace=False)) to return to it"
+            found = f"pass `{name}` is not reversible{because}. Nothing was changed"
+            raise NotReversibleError(f"{found}; {remedy}", pass_name=name)
         if self.expect is not None and (type(self.expect) is not int or self.expect < 0):
             found = f"`{name}` got expect={self.expect!r}, expected a number from 0"
             raise PreconditionError(found, pass_name=name)
         if reverse and (self.strict or self.expect is not None):
-            raise PreconditionError(
-                f"`{name}` is to be reversed, and expect and strict are demands on applying it: omit them; a reversal "
-                "that does not fit is an error in any case",
-                pass_name=name,
-            )
+            message = f"`{name}` is to be reversed, and expect and strict are demands on applying it: omit them"
+            raise PreconditionError(message, pass_name=name)
 
     def check(self, name: str, records: Sequence[Record]) -> None:
         """Check the records of a run."""
@@ -68,15 +61,12 @@ class Demands:
         refused, count = sum(len(each.refusals) for each in applied), sum(len(each.rewrites) for each in applied)
         listed = f"\n{refusals_text(applied)}" if refused else ""
         if self.strict and refused:
-            raise PreconditionError(
-                f"`{name}` refused {refused} of {refused + count} site{'s' * (refused + count > 1)}, and strict=True "
-                f"allows none; nothing was changed. Fix the sites, or run without strict:{listed}"
-            )
+            found = f"`{name}` refused {refused} of {refused + count} site{'s' * (refused + count > 1)}"
+            remedy = f"nothing was changed. Fix the sites, or run without strict:{listed}"
+            raise PreconditionError(f"{found}, and strict=True allows none; {remedy}")
         if self.expect is not None and count != self.expect:
-            raise PostconditionError(
-                f"`{name}` rewrote {count} site{'s' * (count != 1)}, expected exactly {self.expect}; nothing was "
-                f"changed. Refused: {refused}{listed}"
-            )
+            found = f"`{name}` rewrote {count} site{'s' * (count != 1)}, expected exactly {self.expect}"
+            raise PostconditionError(f"{found}; nothing was changed. Refused: {refused}{listed}")
 
 
 def execute(
@@ -87,12 +77,12 @@ def execute(
     demands.check_direction(transformation, reverse)
     if transformation._copies:
         graph_module = faithful_copy(graph_module)
-    run = new_run(transformation, graph_module, reverse=reverse)
+    run, known = new_run(transformation, graph_module, reverse=reverse), len(ledger_of(graph_module).records)
     run.protect_values = demands.protect_values
     with transaction(run):
         result = perform(run, run)
         if demands.strict or demands.expect is not None:
-            demands.check(run.name, ledger_of(result).records[run.known :])
+            demands.check(run.name, ledger_of(result).records[known:])
         if lint:
             lint_and_recompile(result, transformation)
         if META_KEY in result.meta:
@@ -106,10 +96,9 @@ def lint_and_recompile(graph_module: GraphModule, transformation: Pass) -> None:
         graph_module.graph.lint()
         graph_module.recompile()
     except Exception as error:  # whatever torch finds
-        raise PostconditionError(
-            f"pass `{transformation.name}` left a broken graph: {error}. Nothing was changed; insert nodes before "
-            "those that read them, and erase those that nothing reads"
-        ) from error
+        found = f"pass `{transformation.name}` left a broken graph: {error}. Nothing was changed"
+        remedy = "insert nodes before those that read them, and erase those that nothing reads"
+        raise PostconditionError(f"{found}; {remedy}") from error
 
 
 def perform(run: PassRun, root: PassRun) -> GraphModule:
@@ -119,20 +108,17 @@ def perform(run: PassRun, root: PassRun) -> GraphModule:
         result, record = observed(run, lambda: apply_pass(run))
         root.ran += [run.name] * (record is not None)
         if record is not None and not run.reverse:
-            append_record(result, record)
+            ledger = ledger_of(result)
+            next_run = max(ledger.next_run, record.run + 1)
+            set_ledger(result, replace(ledger, records=(*ledger.records, record), next_run=next_run))
         return result
-    passes = leaves(root.transformation)
     for member in reversed(members) if run.reverse else members:
         if member._copies:
             graph_module = faithful_copy(graph_module)
         step = PassRun(member, graph_module, None, tuple(root.ran), run.reverse, run, root.number)
         step.protect_values = root.protect_values
         if member.members is None:
-            step.index = len(passes) - 1 - root.started if run.reverse else root.started
-            root.started += 1
-            # Equal passes have one signature, but each undoes only its own edits: other passes may lie between them.
-            if run.reverse and member.undone_by_journal and member in passes[: step.index]:
-                step.undoes_from = step.index
+            step.index = next(root.places)
         graph_module = perform(step, root)
     return graph_module
 
@@ -151,7 +137,7 @@ def observed(
     instruments, seen, veto = active_instruments(), run.graph_module, None
     entered: list[InstrumentProtocol] = []
     runs_module = any(getattr(each, "runs_module", False) for each in instruments)
-    may_veto = not as_a_whole and any(getattr(each, "may_veto", True) for each in instruments)
+    is_prepared = not as_a_whole and any(map(may_veto, instruments))
     what = f"{'undoing ' * run.reverse}pass `{run.name}` was"
     try:
         if runs_module:
@@ -161,7 +147,7 @@ def observed(
             raise VetoError(f"{what} declined by {type(against[0]).__name__} (should_run){_AS_A_WHOLE}")
         if against:
             return seen, None
-        with transaction(run) if may_veto else inside(run):  # only the vetoed pass is rolled back
+        with transaction(run) if is_prepared else inside(run):  # only the vetoed pass is rolled back
             for instrument in instruments:
                 instrument.before_pass(run, seen)
                 entered.append(instrument)
@@ -171,73 +157,59 @@ def observed(
             while entered:
                 instrument = entered.pop()
                 if instrument.after_pass(run, seen, record) is False:
-                    remedy = "" if may_veto else _AS_A_WHOLE if as_a_whole else _UNPREPARED
+                    remedy = "" if is_prepared else _AS_A_WHOLE if as_a_whole else _UNPREPARED
                     veto = VetoError(f"{what} vetoed by {type(instrument).__name__}{remedy}")
                     raise veto
         return seen, record
     except BaseException as error:
         failure = named(error, run)
-        while entered:
-            report_failure(entered.pop(), run, seen, error)
-        if error is veto and may_veto and not run.written:
+        for instrument in reversed(entered):
+            try:
+                instrument.after_pass_failed(run, seen, error)
+            except Exception as own:
+                found = f"instrument {type(instrument).__name__} raised {own!r} when told of {error!r}"
+                warnings.warn(f"{found} in pass `{run.name}`", RuntimeWarning, stacklevel=2)
+        if error is veto and is_prepared and not run.written:
             error.__traceback__ = None  # its frames hold what was taken back
             return run.graph_module, replace(record, state="vetoed", journal=None, derived=())
         raise failure from failure.__cause__
 
 
 _UNPREPARED = ", which core was not prepared for: an instrument that vetoes declares may_veto = True"
-_AS_A_WHOLE = (
-    ". undo takes back a run as a whole, so nothing was changed: reverse single passes by "
-    "transformation(graph_module, reverse=True), or undo without that instrument"
-)
-
-
-def transform_by_hand(transformation: Pass, graph_module: GraphModule) -> GraphModule:
-    """Run ``transform`` for a caller who called the method and not the pass, and record it, so that it can be undone.
-
-    No transaction is opened, and no instrument sees the run.
-    """
-    check_graph_module(graph_module, f"pass `{transformation.name}`")
-    if (outer := editing_run(graph_module)) is not None:
-        outer.flush()
-    result, record = apply_pass(new_run(transformation, graph_module))
-    append_record(result, record)
-    install_pickling(result)
-    return result
+_AS_A_WHOLE = "; undo takes back whole runs, so nothing was changed. To reverse one pass, call it with reverse=True"
 
 
 def apply_pass(run: PassRun) -> tuple[GraphModule, Record]:
     """Call ``transform`` or ``reverse``, and return its result with the record of it."""
     transformation, graph_module, before = run.transformation, run.graph_module, Outline(run.graph_module)
     known, signature = len(ledger_of(graph_module).records), signature_or_empty(transformation)
-    marked = {node.name for node in _marked(graph_module, signature)}
-    taken_back = _to_take_back(run, graph_module, marked) if run.reverse else []
+    marked = {node.name for node in transformation.get_transformed_nodes(graph_module)} if signature else set[str]()
+    taken_back = _to_take_back(run, signature, marked) if run.reverse else []
     # A user's `reverse` may not check whether there is anything to undo. Records and marks show it, unless the pass has
     # no signature to find them by.
     is_idle = run.reverse and transformation._edits and bool(signature) and not taken_back and not marked
-    method: Any = transformation
-    method = method.reverse if run.reverse else method.transform
+    method = "reverse" if run.reverse else "transform"
     started = time.perf_counter()
-    with editing(run):
-        result: object = graph_module if is_idle else method(graph_module)
+    with inside(run, editing=True):
+        result: object = graph_module if is_idle else getattr(transformation, method)(graph_module)
     seconds = time.perf_counter() - started
     if not isinstance(result, GraphModule):
-        raise PostconditionError(
-            f"`{'reverse' if run.reverse else 'transform'}` of pass `{run.name}` returned {type_text(result)}, "
-            "expected a torch.fx.GraphModule: return the graph module at its end"
-        )
+        found = f"`{method}` of pass `{run.name}` returned {type_text(result)}"
+        raise PostconditionError(f"{found}, expected a torch.fx.GraphModule: return the graph module at its end")
     if result is not graph_module and META_KEY not in result.meta and META_KEY in graph_module.meta:
         set_ledger(result, ledger_of(graph_module))
-    called = ledger_of(result).records[known:]
+    ledger = ledger_of(result)
+    called = [replace(record, run=run.number) for record in ledger.records[known:]]  # what it called is undone with it
     if called:
-        adopt_records(result, known, run.number)
+        records = (*ledger.records[:known], *called)
+        set_ledger(result, replace(ledger, records=records, next_run=run.number + 1))
     changed, rekeyed, rewrites = bool(run.journal) or result is not graph_module, False, run.rewrites
     changed = changed or before.changed(result)
     if not rewrites and run.journal is None and signature:  # what a pass has marked counts as its sites
         names = before.names()
         rewrites = [
             Rewrite(site=node.name, before=(node.name,) if node.name in names else (), after=(node.name,))
-            for node in _marked(result, signature)
+            for node in transformation.get_transformed_nodes(result)
             if node in run.marked or node.name not in marked
         ]
     if changed and run.journal is None:  # other names or shapes, for which no record of a called pass accounts
@@ -262,40 +234,25 @@ def apply_pass(run: PassRun) -> tuple[GraphModule, Record]:
         rekeyed=rekeyed,
     )
     if run.reverse:
-        mark_undone(result, _to_take_back(run, result, marked))
+        mark_undone(result, taken_back)
         record = as_undone(record, taken_back)
     return result, record
 
 
-def signature_or_empty(transformation: Pass) -> str:
-    """Return a signature, or "" for a pass whose options have no stable value."""
-    try:
-        return transformation.signature
-    except TypeError:
-        return ""
-
-
-def _marked(graph_module: GraphModule, signature: str) -> list[Node]:
-    """Return the nodes that a pass with this signature has marked."""
-    return [node for node in iter_nodes(graph_module.graph) if META_KEY in node.meta and has_mark(node, signature)]
-
-
-def _to_take_back(run: PassRun, graph_module: GraphModule, marked: Collection[str]) -> list[Record]:
+def _to_take_back(run: PassRun, signature: str, marked: Collection[str]) -> list[Record]:
     """Return the records that reversing a pass takes back: all, or the last that changed something, oldest first.
 
     A pass that core undoes by its journals, or that finds its nodes by their marks, takes back all of its runs. Any
     other takes back one run at a time, such as a pass that multiplies an argument.
     """
-    signature = signature_or_empty(run.transformation)
-    shown = class_path(type(run.transformation)), recorded_options(run.transformation.options)
-    records = [
-        record
-        for record in applied_records(graph_module, signature)
-        # Passes without a signature are told apart by what a record shows of their options.
-        if run.undoes(record) and (signature or (record.transformation, record.options) == shown)
-    ]
-    if marked or any(record.journal is not None for record in records):
+    records = applied_records(run.graph_module, signature)
+    if not signature:  # such passes are told apart by what a record shows of their options
+        shown = class_path(type(run.transformation)), recorded_options(run.transformation.options)
+        records = [record for record in records if (record.transformation, record.options) == shown]
+    if marked:
         return records
+    if any(record.journal is not None for record in records):
+        return applied_records(run.graph_module, signature, run.index)
     changed = [place for place, record in enumerate(records) if record.changed]
     return records[changed[-1] :] if changed else records
 

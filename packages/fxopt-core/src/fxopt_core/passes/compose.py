@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, overload
+from typing import overload
 
-from torch.fx import GraphModule, Node
+from torch.fx import GraphModule
 
 from fxopt_core.errors import PreconditionError
-from fxopt_core.graph import iter_nodes
-from fxopt_core.naming import type_text
+from fxopt_core.naming import misfit_text
 from fxopt_core.passes.call import Demands, execute
-from fxopt_core.passes.run import inside, new_run
-from fxopt_core.passes.signature import signature_of
 from fxopt_core.passes.transformation import ReversibleTransformation, Transformation
 from fxopt_core.state.copying import faithful_copy
 
@@ -25,41 +21,17 @@ class Composition(Transformation):
         inplace: whether the input is edited; if not, a faithful copy of it is.
     """
 
+    name = "compose"
+
     def __init__(self, *transformations: Transformation, inplace: bool = True) -> None:
         self.members = self.transformations = transformations
         self.inplace = inplace
         self.preserves_computation = all(t.preserves_computation for t in transformations)  # type: ignore[misc]  # a fact about the members here
         self._copies = not inplace  # type: ignore[misc]  # the same
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return compose_exactly, (self.transformations, self.inplace)
-
     def transform(self, graph_module: GraphModule) -> GraphModule:
-        """Run the passes, first to last, each in its own transaction; calling the composition runs all in one."""
-        return self._each(graph_module, reverse=False)
-
-    def _each(self, graph_module: GraphModule, *, reverse: bool) -> GraphModule:
-        if self._copies:
-            graph_module = faithful_copy(graph_module)
-        with inside(new_run(self, graph_module, reverse=reverse)):
-            for member in reversed(self.transformations) if reverse else self.transformations:
-                graph_module = execute(member, graph_module, False, reverse, Demands())
-        return graph_module
-
-    name = "compose"
-
-    @property
-    def signature(self) -> str:
-        """A digest of the members' signatures and of ``inplace``."""
-        return signature_of(Composition, self.options)
-
-    def transformed(self, node: Node) -> bool:
-        """Return whether any of the passes marked a node."""
-        return any(t.transformed(node) for t in self.transformations)
-
-    def get_transformed_nodes(self, graph_module: GraphModule) -> list[Node]:
-        """Return the nodes that any of the passes marked, in order."""
-        return [node for node in iter_nodes(graph_module.graph) if self.transformed(node)]
+        """Run the passes, first to last, as a call of the composition does, but without checking the result."""
+        return execute(self, graph_module, False, False, Demands())
 
     def __repr__(self) -> str:
         members = [repr(t) for t in self.transformations] + ([] if self.inplace else ["inplace=False"])
@@ -71,7 +43,7 @@ class ReversibleComposition(Composition, ReversibleTransformation):
 
     def reverse(self, graph_module: GraphModule) -> GraphModule:
         """Undo the passes, last to first."""
-        return self._each(graph_module, reverse=True)
+        return execute(self, graph_module, False, True, Demands())
 
 
 @overload
@@ -102,24 +74,15 @@ def compose(*transformations: Transformation, inplace: bool = True) -> Transform
         check_is_transformation(item, f"argument {place} of compose")
     if len(transformations) == 1 and inplace:
         return transformations[0]
-    return compose_exactly(transformations, inplace)
-
-
-def compose_exactly(transformations: Sequence[Transformation], inplace: bool) -> Composition:
-    """Return a composition even of a single pass."""
     reversible = all(t.reversible for t in transformations)
     return (ReversibleComposition if reversible else Composition)(*transformations, inplace=inplace)
 
 
 def check_is_transformation(item: object, where: str) -> None:
     """Check that an argument is a pass; if not, raise a `PreconditionError` that says what it is."""
-    if isinstance(item, Transformation):
-        return
-    if isinstance(item, type) and issubclass(item, Transformation):
-        raise PreconditionError(f"{where} is the class {item.__name__}, expected an instance: write {item.__name__}()")
-    raise PreconditionError(
-        f"{where} is {type_text(item)}, expected a Transformation: derive passes from fxopt_core.Transformation"
-    )
+    if not isinstance(item, Transformation):
+        expected = "a Transformation: derive passes from fxopt_core.Transformation"
+        raise PreconditionError(f"{where} is {misfit_text(item, expected)}")
 
 
 class DeepCopy(ReversibleTransformation):
@@ -145,9 +108,7 @@ class DeepCopy(ReversibleTransformation):
         """Return a faithful copy."""
         return faithful_copy(graph_module)
 
-    def reverse(self, graph_module: GraphModule) -> GraphModule:
-        """Return a faithful copy, too: there is nothing to undo."""
-        return self.transform(graph_module)
+    reverse = transform  # there is nothing to undo
 
 
 class LintAndRecompile(ReversibleTransformation):
@@ -176,6 +137,4 @@ class LintAndRecompile(ReversibleTransformation):
         graph_module.recompile()
         return graph_module
 
-    def reverse(self, graph_module: GraphModule) -> GraphModule:
-        """Check the graph and generate the code: there is nothing to undo."""
-        return self.transform(graph_module)
+    reverse = transform  # there is nothing to undo

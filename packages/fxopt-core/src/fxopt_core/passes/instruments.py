@@ -6,7 +6,6 @@ pass, and last after it.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -16,7 +15,7 @@ from torch.fx import GraphModule, Node
 
 from fxopt_core.errors import PreconditionError
 from fxopt_core.ledger.records import Record
-from fxopt_core.naming import type_text
+from fxopt_core.naming import misfit_text
 from fxopt_core.passes.run import PassRun
 
 
@@ -65,16 +64,10 @@ class Instrument(InstrumentProtocol):
     lint-and-recompile
     """
 
-    may_veto: bool = False
-    """Whether `after_pass` may return False; True in a subclass that overrides it, unless the subclass sets this."""
+    may_veto: bool
+    """Whether `after_pass` may return False; unless a subclass sets it, whether it overrides `after_pass`."""
     runs_module: bool = False
     """Whether it runs the module, so that core checks and recompiles it first."""
-
-    def __init_subclass__(cls) -> None:
-        """Let a subclass with an `after_pass` of its own veto, unless it says otherwise."""
-        super().__init_subclass__()
-        if "after_pass" in vars(cls) and "may_veto" not in vars(cls):
-            cls.may_veto = True
 
     def should_rewrite(self, run: PassRun, graph_module: GraphModule, site: str, nodes: tuple[Node, ...]) -> bool:
         """Let the pass rewrite a site; return False to have it refused for the reason "instrument".
@@ -89,6 +82,11 @@ class Instrument(InstrumentProtocol):
             nodes: the nodes of the site.
         """
         return True
+
+
+def may_veto(instrument: InstrumentProtocol) -> bool:
+    """Return whether an instrument may veto what a pass did."""
+    return bool(getattr(instrument, "may_veto", type(instrument).after_pass is not Instrument.after_pass))
 
 
 _ACTIVE: ContextVar[tuple[InstrumentProtocol, ...]] = ContextVar("fxopt_instruments", default=())
@@ -110,31 +108,11 @@ def instrumented(*instruments: InstrumentProtocol) -> Iterator[None]:
         PreconditionError: An argument is not an instrument, or is a class and not an instance.
     """
     for instrument in instruments:
-        cls = instrument.__name__ if isinstance(instrument, type) else ""
-        if cls or not isinstance(instrument, InstrumentProtocol):
-            found = (
-                f"the class {cls}, expected an instance: write {cls}()"
-                if cls
-                else (f"{type_text(instrument)}, expected an instrument: derive it from fxopt_core.Instrument")
-            )
-            raise PreconditionError(f"instrumented() is given {found}")
+        if isinstance(instrument, type) or not isinstance(instrument, InstrumentProtocol):
+            expected = "an instrument: derive it from fxopt_core.Instrument"
+            raise PreconditionError(f"instrumented() is given {misfit_text(instrument, expected)}")
     token = _ACTIVE.set((*_ACTIVE.get(), *instruments))
     try:
         yield
     finally:
         _ACTIVE.reset(token)
-
-
-def report_failure(
-    instrument: InstrumentProtocol, run: PassRun, graph_module: GraphModule, error: BaseException
-) -> None:
-    """Tell an instrument that a pass failed; warn if the instrument fails itself."""
-    try:
-        instrument.after_pass_failed(run, graph_module, error)
-    except Exception as own:
-        warnings.warn(
-            f"instrument {type(instrument).__name__} raised {type(own).__name__} ({own}) when told that pass "
-            f"`{run.name}` failed ({error})",
-            RuntimeWarning,
-            stacklevel=2,
-        )

@@ -13,45 +13,42 @@ from __future__ import annotations
 import collections.abc as abc
 import dataclasses
 import inspect
+import reprlib
 import types
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from inspect import Parameter
 from types import MappingProxyType
-from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
+from typing import Any, Literal, NamedTuple, Union, get_args, get_origin
 
 from torch import nn
 from torch.utils._pytree import tree_map
 
 from fxopt_core.errors import PassOptionError
-from fxopt_core.naming import close_names, option_text
+from fxopt_core.naming import option_text
 
-_T = TypeVar("_T")
 _VARIADIC = (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD)
 # What stands in a dataclass's constructor where the default is made anew each time.
 _FACTORY = dataclasses._HAS_DEFAULT_FACTORY  # type: ignore[attr-defined]  # private, and nothing else tells it
 _PLAIN = (type(None), bool, int, float, str)
+PLAIN_VALUES = "a number, text, True, False, None, or a list or tuple of such"
 # Sequence types of annotations, each with the type that a list or tuple is converted to; None: it keeps its own.
 _SEQUENCES: dict[Any, Any] = {list: list, tuple: tuple, abc.Sequence: None, abc.Collection: None, abc.Iterable: None}
 _MISFIT = object()
 
 
-@dataclass(frozen=True)
-class OptionInfo:
+class OptionInfo(NamedTuple):
     """One option of a pass.
 
     Attributes:
         name: the constructor's parameter, in snake_case.
         annotation: its type, resolved where that is possible; ``inspect.Parameter.empty`` where there is none.
         default: its default; ``inspect.Parameter.empty`` where there is none.
-        required: whether it has no default.
     """
 
     name: str
     annotation: object
     default: object
-    required: bool
 
     def checked(self, value: object, *, pass_name: str) -> object:
         """Return a value of this option, converted to the annotation.
@@ -61,7 +58,7 @@ class OptionInfo:
         Raises:
             PassOptionError: the value does not fit the annotation, or is not plain.
 
-        >>> OptionInfo("min_group", int, 2, False).checked(True, pass_name="merge-linears")
+        >>> OptionInfo("min_group", int, 2).checked(True, pass_name="merge-linears")
         Traceback (most recent call last):
         fxopt_core.errors.PassOptionError: pass 'merge-linears', option 'min-group': found True (bool), expected int
         """
@@ -69,13 +66,12 @@ class OptionInfo:
             return value
         plain = is_plain(value)
         fitted = _fit(value, self.annotation) if plain else _MISFIT
-        if fitted is not _MISFIT:
-            return fitted
-        text = repr(value) if plain else ""
-        shown = f"{text if len(text) <= 80 else f'{text[:77]}...'} ({type(value).__qualname__})"
-        found = f"found {shown if plain else f'a value of type {type(value).__qualname__}'}"
-        expected = show_annotation(self.annotation) if plain else "a number, text, True, False, None, or a list of such"
-        raise PassOptionError(f"pass {pass_name!r}, option {option_text(self.name)!r}: {found}, expected {expected}")
+        if fitted is _MISFIT:
+            where = f"pass {pass_name!r}, option {option_text(self.name)!r}"
+            expected = show_annotation(self.annotation) if plain else PLAIN_VALUES
+            found = f"{reprlib.repr(value)} ({type(value).__qualname__})"
+            raise PassOptionError(f"{where}: found {found}, expected {expected}")
+        return fitted
 
 
 def options_of(cls: type) -> Mapping[str, OptionInfo]:
@@ -86,11 +82,11 @@ def options_of(cls: type) -> Mapping[str, OptionInfo]:
     >>> class Pad:
     ...     def __init__(self, *, multiple_of: int = 8) -> None: ...
     >>> options_of(Pad)["multiple_of"]
-    OptionInfo(name='multiple_of', annotation=<class 'int'>, default=8, required=False)
+    OptionInfo(name='multiple_of', annotation=<class 'int'>, default=8)
     """
     return MappingProxyType(
         {
-            name: OptionInfo(name, each.annotation, each.default, each.default is Parameter.empty)
+            name: OptionInfo(name, each.annotation, each.default)
             for name, each in _signature(cls).parameters.items()
             if each.kind not in _VARIADIC
         }
@@ -100,8 +96,8 @@ def options_of(cls: type) -> Mapping[str, OptionInfo]:
 def bind(cls: type, args: tuple[object, ...], kwargs: Mapping[str, object]) -> dict[str, object]:
     """Return the arguments of one constructor call by parameter name, with the defaults filled in.
 
-    A ``*names`` parameter counts as one option, a tuple; the entries of a ``**kwargs`` parameter count one by one.
-    Missing arguments are no error, because ``copy`` and ``pickle`` call the class without any.
+    A ``*names`` parameter counts as one option, a tuple, and a ``**kwargs`` parameter as one, a dictionary. Missing
+    arguments are no error, because ``copy`` and ``pickle`` call the class without any.
 
     >>> class Pad:
     ...     def __init__(self, value: float = 0.0, *, multiple_of: int = 8) -> None: ...
@@ -113,40 +109,12 @@ def bind(cls: type, args: tuple[object, ...], kwargs: Mapping[str, object]) -> d
         bound = signature.bind_partial(*args, **kwargs)
     except TypeError as error:
         names = ", ".join(signature.parameters) or "none"
-        modules = [value for value in args if isinstance(value, nn.Module)]
-        remedy = f"; to run it, write {cls.__qualname__}()(graph_module)" if modules else ""
+        is_run = any(isinstance(value, nn.Module) for value in args)
+        remedy = f"; to run it, write {cls.__qualname__}()(graph_module)" if is_run else ""
         raise PassOptionError(f"{cls.__qualname__}() {error}; its options: {names}{remedy}") from None
     bound.apply_defaults()
-    values = dict[str, object]()
-    for name, value in bound.arguments.items():
-        is_extra = signature.parameters[name].kind is Parameter.VAR_KEYWORD
-        values |= value if is_extra else {name: value}
     # Later changes to the caller's lists, tuples, dictionaries and sets must not reach the options.
-    return tree_map(lambda leaf: set(leaf) if type(leaf) is set else leaf, values)  # type: ignore[no-any-return]  # as given
-
-
-def construct(cls: type[_T], options: Mapping[str, object]) -> _T:
-    """Return an object made with these options, given by parameter name.
-
-    >>> class Pad:
-    ...     def __init__(self, value: float = 0.0, /, *, multiple_of: int = 8) -> None:
-    ...         self.given = (value, multiple_of)
-    >>> construct(Pad, {"value": 2.0}).given
-    (2.0, 8)
-    """
-    bound = _signature(cls).bind_partial()
-    bound.arguments.update(options)
-    bound.apply_defaults()
-    return cls(*bound.args, **bound.kwargs)
-
-
-def find_option(pass_name: str, options: Mapping[str, OptionInfo], name: str) -> OptionInfo:
-    """Return the option of this name, given in snake_case or kebab-case."""
-    known = {option_text(parameter): info for parameter, info in options.items()}
-    if option_text(name) not in known:
-        has = f"it has {', '.join(known)}" if known else "it has none"
-        raise PassOptionError(f"pass {pass_name!r} has no option {name!r}; {has}{close_names(name, known)}")
-    return known[option_text(name)]
+    return tree_map(lambda leaf: set(leaf) if type(leaf) is set else leaf, bound.arguments)  # type: ignore[no-any-return]  # as given
 
 
 def is_plain(value: object) -> bool:
@@ -191,8 +159,6 @@ def _fit(value: Any, annotation: Any) -> object:
     """Return the value converted to the annotation, or `_MISFIT`."""
     origin, arguments = get_origin(annotation), get_args(annotation)
     wanted = origin or annotation
-    if origin is Annotated:
-        return _fit(value, arguments[0])
     if origin in (Union, types.UnionType):
         fitted = [each for each in (_fit(value, member) for member in arguments) if each is not _MISFIT]
         return next((each for each in fitted if type(each) is type(value)), fitted[0] if fitted else _MISFIT)

@@ -19,8 +19,8 @@ from torch.fx import GraphModule, Node
 from fxopt_core.errors import PassError, PreconditionError, halted_by
 from fxopt_core.graph import iter_nodes
 from fxopt_core.ledger.marks import forget_ids
-from fxopt_core.ledger.records import Derived, Journal, Record, Refusal, Rewrite, find_ledger, ledger_of, set_ledger
-from fxopt_core.passes.base import Pass
+from fxopt_core.ledger.records import Derived, Journal, Refusal, Rewrite, find_ledger, ledger_of, set_ledger
+from fxopt_core.passes.base import Pass, leaves
 from fxopt_core.state.snapshot import Snapshot
 
 
@@ -48,7 +48,6 @@ class PassRun:
     reverse: bool = False
     parent: PassRun | None = None
     number: int = 0  # in the ledger
-    known: int = 0  # how many records there were before it
 
     # What the pass reports while it edits.
     is_editing: bool = False  # whether it is inside of its `transform` or `reverse`
@@ -60,22 +59,18 @@ class PassRun:
     marked: dict[Node, None] = field(default_factory=dict)
     next_id: int | None = None  # the next free number of a node, once one is needed
     closing: list[Callable[[], None]] = field(default_factory=list)  # completes the edits that wait
-    undoes_from: int | None = None  # the place from which to undo: an equal pass comes before
 
     # What a transaction keeps.
     snapshots: list[Snapshot] = field(default_factory=list)
     protect_values: bool = False
     ran: list[str] = field(default_factory=list)  # names of the passes of this composition that ran
-    started: int = 0  # how many had their turn
+    places: Iterator[int] = field(default_factory=lambda: iter(()))  # of its passes that have not had their turn
     written: tuple[str, ...] = ()  # tensors that a rollback could not bring back
 
     @property
     def name(self) -> str:
         """Name of the pass."""
         return self.transformation.name
-
-    def __repr__(self) -> str:
-        return f"<run of {self.transformation!r}, index {self.index}{', in reverse' * self.reverse}>"
 
     def start_ids(self) -> int:
         """Return the next free number of a node; in a graph without a ledger, first drop the numbers of its nodes."""
@@ -90,10 +85,6 @@ class PassRun:
         number = self.start_ids()
         self.next_id = number + 1
         return number
-
-    def undoes(self, record: Record) -> bool:
-        """Return whether this run undoes a record of its pass, or leaves it to an earlier, equal pass."""
-        return self.undoes_from is None or (record.index is not None and record.index >= self.undoes_from)
 
     def flush(self) -> None:
         """Complete pending edits, and write the next free number of a node into the ledger."""
@@ -117,42 +108,24 @@ def editing_run(graph_module: GraphModule | None = None) -> PassRun | None:
 
 def new_run(transformation: Pass, graph_module: GraphModule, *, reverse: bool = False) -> PassRun:
     """Return a new run of a pass, whose parent is the current run, if there is one."""
-    ledger, parent = ledger_of(graph_module), _CURRENT.get()
-    return PassRun(
-        transformation, graph_module, reverse=reverse, parent=parent, number=ledger.next_run, known=len(ledger.records)
-    )
+    run = PassRun(transformation, graph_module, reverse=reverse, parent=_CURRENT.get())
+    run.number, places = ledger_of(graph_module).next_run, range(len(leaves(transformation)))
+    run.places = reversed(places) if reverse else iter(places)
+    return run
 
 
 @contextmanager
-def inside(run: PassRun) -> Iterator[None]:
-    """Make a run the parent of the runs that start in the ``with`` block."""
-    token = _CURRENT.set(run)
+def inside(run: PassRun, *, editing: bool = False) -> Iterator[None]:
+    """Make a run the parent of those that start in the ``with`` block; with ``editing``, let it note what edits do."""
+    token, run.is_editing = _CURRENT.set(run), editing
     try:
         yield
-    finally:
-        _CURRENT.reset(token)
-
-
-@contextmanager
-def editing(run: PassRun) -> Iterator[None]:
-    """Let edits in the ``with`` block be reported to a run."""
-    run.is_editing = True
-    try:
-        with inside(run):
-            yield
+        if editing:
             run.flush()
     finally:
+        _CURRENT.reset(token)
         run.is_editing = False
         run.closing.clear()  # instruments may keep the run, which must not keep its editors alive
-
-
-def open_snapshots(graph_module: GraphModule) -> list[Snapshot]:
-    """Return the snapshots of all transactions that are open on a graph module."""
-    found, run = list[Snapshot](), _CURRENT.get()
-    while run is not None:
-        found += run.snapshots if run.graph_module is graph_module else ()
-        run = run.parent
-    return found
 
 
 @contextmanager
@@ -160,11 +133,8 @@ def transaction(run: PassRun) -> Iterator[None]:
     """Roll back the graph module of a run if the ``with`` block raises, and raise an error that says so."""
     graph_module, outer, handled = run.graph_module, _CURRENT.get(), sys.exc_info()[1]
     if any(cls.__name__ == "FSDPModule" for cls in type(graph_module).__mro__):
-        raise PreconditionError(
-            f"pass `{run.name}`: the graph module was given to fully_shard, after which torch cannot generate its code "
-            "anew. Rewrite and undo before that",
-            pass_name=run.name,
-        )
+        found = "the graph module was given to fully_shard, after which torch cannot generate its code anew"
+        raise PreconditionError(f"pass `{run.name}`: {found}. Rewrite and undo before that", pass_name=run.name)
     if outer is not None and outer.is_editing:
         outer.flush()
     run.snapshots.append(Snapshot(graph_module, protect_values=run.protect_values))
@@ -177,10 +147,9 @@ def transaction(run: PassRun) -> Iterator[None]:
         if outer is None or outer.is_editing:  # else the call that this is part of says so
             error = named(error, run)
         if run.written:
-            note = (
-                f". The pass wrote values in place, which a rollback does not bring back: {', '.join(run.written)}. "
-                "Run it with protect_values=True to have them copied first."
-            )
+            names = ", ".join(run.written)
+            note = f". The pass wrote values in place, which a rollback does not bring back: {names}. Run it with "
+            note += "protect_values=True to have them copied first."
         if isinstance(error, PassError) and note not in str(error):
             error.args = (f"{str(error).rstrip('.')}{note}",)
         raise error
@@ -212,6 +181,8 @@ def release(graph_module: GraphModule, tensor: Tensor, rebuild: Callable[[], Ten
     Its memory is then freed as soon as the graph module drops it. For a rollback, ``rebuild`` returns its contents, in
     the same shape and dtype and on the same device; a tensor that someone still holds comes back itself.
     """
-    if tensor.numel() * tensor.element_size() >= RELEASED_FROM:
-        for snapshot in open_snapshots(graph_module):
+    run = _CURRENT.get() if tensor.numel() * tensor.element_size() >= RELEASED_FROM else None
+    while run is not None:
+        for snapshot in run.snapshots if run.graph_module is graph_module else ():
             snapshot.release(tensor, rebuild)
+        run = run.parent

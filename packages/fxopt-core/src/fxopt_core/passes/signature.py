@@ -7,8 +7,8 @@ import hashlib
 import importlib.metadata
 import json
 import sys
-from collections import OrderedDict
 from collections.abc import Mapping
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -76,12 +76,9 @@ def _digest(cls: type, options: Mapping[str, object], code: object) -> str:
     for name in sorted(options):
         try:
             forms[name] = _form(options[name], code is not None)
-        except TypeError as error:
+        except (TypeError, RecursionError) as error:  # nested too deep, or in itself
             where = f"option {name!r} of {cls.__qualname__}"
             raise TypeError(f"{where} has no value that is the same in every process: {error}") from error.__cause__
-        except RecursionError:
-            message = f"option {name!r} of {cls.__qualname__} contains itself, or is nested too deep; give a flat value"
-            raise TypeError(message) from None
     return hashlib.sha256(_text([_FORMAT, class_path(cls), forms, code]).encode("utf-8", "surrogatepass")).hexdigest()
 
 
@@ -98,54 +95,42 @@ def _form(value: Any, with_code: bool) -> Any:
         return {cls.__name__: list(map(write, value))}
     if cls in (set, frozenset):
         return {cls.__name__: sorted(map(write, value), key=_text)}
-    if cls in (dict, OrderedDict):
-        pairs = [[write(key), write(item)] for key, item in value.items()]
-        return {cls.__name__: sorted(pairs, key=_text) if cls is dict else pairs}
+    if cls is dict:
+        return {"dict": sorted(([write(key), write(item)] for key, item in value.items()), key=_text)}
     if isinstance(value, Tensor):
         return _tensor_form(value)
     if isinstance(value, type) or isinstance(getattr(value, "__qualname__", None), str):
         name = name_of(value)
         if name is None:
-            raise TypeError(
-                f"found {value.__qualname__!r} of type {class_path(cls)}, which cannot be imported by name; define it "
-                "with `def` or `class` at the top level of a module"
-            )
+            found = f"found {value.__qualname__!r} of type {class_path(cls)}, which cannot be imported by name"
+            raise TypeError(f"{found}; define it with `def` or `class` at the top level of a module")
         return {"name": [name, source_of(value)] if with_code else name}
     if hasattr(cls, "signature") and hasattr(cls, "uuid"):  # a pass, which is defined further up
         return {"pass": value.uuid() if with_code else value.signature}
-    raise TypeError(
-        f"found an object of type {class_path(cls)}; give a number, text, a list or dictionary of such, a tensor, or a "
-        "function of a module"
-    )
+    wanted = "a number, text, a list or dictionary of such, a tensor, or a function of a module"
+    raise TypeError(f"found an object of type {class_path(cls)}; give {wanted}")
 
 
 def _tensor_form(value: Tensor) -> Any:
     """Return dtype, shape and a digest of the contents of a dense tensor, whatever its device and strides."""
-    dense = value
-    strange = value.is_meta or value.is_nested or value.is_quantized or value.layout is not torch.strided
-    if type(value) in (Tensor, nn.Parameter) and not strange:
+    dense, address = value, None
+    is_plain = type(value) in (Tensor, nn.Parameter) and value.layout is torch.strided
+    if is_plain and not (value.is_meta or value.is_nested or value.is_quantized):
         dense = value.detach().resolve_conj().resolve_neg().to("cpu").contiguous()
-    try:
-        address = dense.data_ptr() if type(dense) is Tensor and not strange else None
-    except RuntimeError:  # no memory of its own, as inside of torch.func
-        address = None
+        with suppress(RuntimeError):  # it has no memory of its own inside of torch.func
+            address = dense.data_ptr() if type(dense) is Tensor else None
     if address is None:
-        raise TypeError(
-            f"found a {class_path(type(value))} of {value.dtype}, {value.layout}, on {value.device}, whose values "
-            "cannot be read; give a dense tensor with values, on the CPU say"
-        )
-    size = dense.numel() * dense.element_size()
-    digest = hashlib.sha256((ctypes.c_char * size).from_address(address)).hexdigest() if size else ""
-    return {"parameter" if isinstance(value, nn.Parameter) else "tensor": [str(value.dtype), list(value.shape), digest]}
+        found = f"found a {class_path(type(value))} of {value.dtype}, {value.layout}, on {value.device}"
+        raise TypeError(f"{found}, whose values cannot be read; give a dense tensor with values, on the CPU say")
+    content = ctypes.string_at(address, dense.numel() * dense.element_size())
+    kind = "parameter" if isinstance(value, nn.Parameter) else "tensor"
+    return {kind: [str(value.dtype), list(value.shape), hashlib.sha256(content).hexdigest()]}
 
 
 def _version_of(cls: type) -> str:
     """Return the version of the distribution that a class comes from, or an empty text if it has none."""
     package = cls.__module__.partition(".")[0]
     version = getattr(sys.modules.get(package), "__version__", None)
-    if isinstance(version, str):
-        return version
-    try:
-        return importlib.metadata.version(package.replace("_", "-"))
-    except (importlib.metadata.PackageNotFoundError, ValueError):
-        return ""
+    with suppress(importlib.metadata.PackageNotFoundError, ValueError):
+        return str(version or importlib.metadata.version(package.replace("_", "-")))
+    return ""

@@ -8,8 +8,7 @@ from typing import Literal
 
 from torch.fx import GraphModule, Node
 
-from fxopt_core.graph import check_graph_module, iter_nodes
-from fxopt_core.ledger.marks import has_mark, set_tag, tag_of
+from fxopt_core.ledger.marks import set_tag, tag_of
 from fxopt_core.passes.base import Pass
 from fxopt_core.passes.call import Demands, execute
 from fxopt_core.passes.run import editing_run
@@ -88,16 +87,6 @@ class Transformation(Pass):
         if (run := editing_run()) is not None:
             run.marked[node] = None
 
-    def transformed(self, node: Node) -> bool:
-        """Return whether this pass marked a node."""
-        return has_mark(node, self.signature)
-
-    def get_transformed_nodes(self, graph_module: GraphModule) -> list[Node]:
-        """Return the nodes that this pass marked, in order."""
-        check_graph_module(graph_module, "get_transformed_nodes")
-        signature = self.signature
-        return [node for node in iter_nodes(graph_module.graph) if has_mark(node, signature)]
-
 
 class ReversibleTransformation(Transformation):
     """A pass that can be undone: `reverse` brings back what `transform` changed."""
@@ -132,10 +121,8 @@ class ReversibleTransformation(Transformation):
         """
         tag, signature = tag_of(node), self.signature
         if signature not in tag.marks:
-            raise ValueError(
-                f"node `{node.name}` was not transformed by {self!r}, so it cannot be marked as restored: only nodes "
-                "of get_transformed_nodes() can"
-            )
+            remedy = "only nodes of get_transformed_nodes() can be marked as restored"
+            raise ValueError(f"node `{node.name}` was not transformed by {self!r}: {remedy}")
         set_tag(node, replace(tag, marks=tuple(mark for mark in tag.marks if mark != signature)))
         if (run := editing_run()) is not None:
             run.marked.pop(node, None)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext, suppress
 from dataclasses import replace
 from functools import partial
 from types import MappingProxyType
@@ -26,9 +25,7 @@ from fxopt_core.ledger.records import (
 )
 from fxopt_core.names import import_class, known_class
 from fxopt_core.passes.call import apply_pass, as_undone, lint_and_recompile as check_and_compile, observed
-from fxopt_core.passes.instruments import active_instruments
-from fxopt_core.passes.options import construct
-from fxopt_core.passes.run import PassRun, editing_run, new_run, open_snapshots, transaction
+from fxopt_core.passes.run import PassRun, editing_run, new_run, transaction
 from fxopt_core.passes.transformation import ReversibleTransformation
 from fxopt_core.state.pickling import install_pickling
 
@@ -63,29 +60,18 @@ def undo(graph_module: GraphModule, lint_and_recompile: bool = True) -> GraphMod
         return graph_module
     for record in last:
         if not record.reversible:
-            raise NotReversibleError(
-                f"pass `{record.pass_name}` cannot be undone, and it belongs to the last run; nothing was changed. "
-                "Keep a copy of the graph module before such a pass (compose(..., inplace=False))",
-                pass_name=record.pass_name,
-            )
-        _check_edits(record)
+            found = f"pass `{record.pass_name}` cannot be undone, and it belongs to the last run; nothing was changed"
+            remedy = "Keep a copy of the graph module before such a pass (compose(..., inplace=False))"
+            raise NotReversibleError(f"{found}. {remedy}", pass_name=record.pass_name)
 
     run = new_run(RecordedPass(Record("undo", "", (), "")), graph_module, reverse=True)
-    observers = active_instruments()
-    memo: Memo | None = None if observers or any(record.journal is None for record in last) else {}
     with transaction(run):
         for record in reversed(last):
             if not any(each is record for each in ledger_of(graph_module).records):
                 continue  # a pass that called it has undone it
-            transformation: ReversibleTransformation = RecordedPass(record)
-            with suppress(UndoError) if record.journal is not None else nullcontext():
-                if observers or record.journal is None:  # others do not need the pass itself
-                    transformation = _pass_of(record)
-            step = PassRun(transformation, graph_module, record.index, tuple(run.ran), True, run, run.number)
-            graph_module, _ = observed(step, partial(_undo_step, step, record, memo), as_a_whole=True)
+            step = PassRun(_pass_of(record), graph_module, record.index, tuple(run.ran), True, run, run.number)
+            graph_module, _ = observed(step, partial(_undo_step, step, record), as_a_whole=True)
             run.ran.append(record.pass_name)
-        for finish in (memo or {}).values():
-            finish()
         _forget_unused_ids(graph_module)
         if lint_and_recompile:
             check_and_compile(graph_module, run.transformation)
@@ -93,12 +79,12 @@ def undo(graph_module: GraphModule, lint_and_recompile: bool = True) -> GraphMod
     return graph_module
 
 
-def _undo_step(run: PassRun, record: Record, memo: Memo | None) -> tuple[GraphModule, Record]:
+def _undo_step(run: PassRun, record: Record) -> tuple[GraphModule, Record]:
     """Undo one record by its journal, or by its pass; return the result and the record of undoing it."""
     if record.journal is None:
         return apply_pass(run)
     started = time.perf_counter()
-    _take_back(run.graph_module, [record], memo)
+    _take_back(run.graph_module, [record])
     mark_undone(run.graph_module, (record,))
     seconds = time.perf_counter() - started
     return run.graph_module, replace(as_undone(record, (record,)), refusals=(), seconds=seconds, run=run.number)
@@ -107,42 +93,34 @@ def _undo_step(run: PassRun, record: Record, memo: Memo | None) -> tuple[GraphMo
 def undo_pass(graph_module: GraphModule, signature: str) -> GraphModule:
     """Undo all applied records of the pass with this signature, last first; nothing is changed where there is none."""
     run = editing_run(graph_module)
-    records = [r for r in applied_records(graph_module, signature) if run is None or run.undoes(r)]
-    for record in records:
-        _check_edits(record)
-    if not any(record.journal for record in records):
+    records = applied_records(graph_module, signature, None if run is None else run.index)
+    if not any(record.journal or record.has_lost_edits for record in records):
         _check_not_lost(graph_module, signature)
         return graph_module
-    by_hand = not open_snapshots(graph_module)
-    with transaction(new_run(RecordedPass(records[0]), graph_module)) if by_hand else nullcontext():
-        _take_back(graph_module, records)
+    _take_back(graph_module, records)
     mark_undone(graph_module, records)
     _forget_unused_ids(graph_module)
     return graph_module
 
 
-def _take_back(graph_module: GraphModule, records: Sequence[Record], memo: Memo | None = None) -> None:
+def _take_back(graph_module: GraphModule, records: Sequence[Record]) -> None:
     """Take back the journals of records, last first; after an error the graph module is half undone."""
-    taken, later, kept = {id(record) for record in records}, list[Record](), {} if memo is None else memo
+    taken, later, memo = {id(record) for record in records}, list[Record](), Memo()
     for record in reversed(ledger_of(graph_module).records):
         if id(record) not in taken:
             later += [record] * (record.state == "applied")
+        elif record.has_lost_edits:  # to take it back would change nothing, and report success
+            found = "its record names what it replaced, and has lost the edits: the ledger was changed by other means"
+            raise undo_error(record.pass_name, found, "take a copy whose ledger is whole")
         elif record.journal:
             dependent = record.journal.dependent(each.journal for each in later if each.journal is not None)
             if dependent is not None:
                 name = next(each.pass_name for each in later if each.journal is dependent)
                 found = f"pass `{name}` ran after it and builds on its result"
                 raise undo_error(record.pass_name, found, f"undo `{name}` first")
-            record.journal.take_back(graph_module, record.pass_name, kept)
-    for finish in kept.values() if memo is None else ():
+            record.journal.take_back(graph_module, record.pass_name, memo)
+    for finish in memo.values():
         finish()
-
-
-def _check_edits(record: Record) -> None:
-    """Refuse a record whose edits are lost: undoing it would change nothing and report success."""
-    if record.has_lost_edits:
-        found = "its record names what it replaced, and has lost the edits: the ledger was changed by other means"
-        raise undo_error(record.pass_name, found, "take a copy whose ledger is whole")
 
 
 def _check_not_lost(graph_module: GraphModule, signature: str | None = None) -> None:
@@ -151,11 +129,9 @@ def _check_not_lost(graph_module: GraphModule, signature: str | None = None) -> 
         return
     for node in iter_nodes(graph_module.graph):
         if tag_of(node).id is not None and (signature is None or has_mark(node, signature)):
-            raise UndoError(
-                f"cannot undo: node `{node.name}` was rewritten, and this graph module has no ledger that says how. A "
-                "graph module that is made from another one's graph starts without a ledger; copy it with "
-                "`new.meta.update(old.meta)`. Nothing was changed"
-            )
+            found = f"node `{node.name}` was rewritten, and this graph module has no ledger that says how"
+            remedy = "If it was made from another one's graph, copy that one's ledger: `new.meta.update(old.meta)`"
+            raise UndoError(f"cannot undo: {found}. Nothing was changed. {remedy}")
 
 
 def _forget_unused_ids(graph_module: GraphModule) -> None:
@@ -166,16 +142,18 @@ def _forget_unused_ids(graph_module: GraphModule) -> None:
 
 
 def _pass_of(record: Record) -> ReversibleTransformation:
-    """Return a pass equal to the one that made a record."""
-    remedy = "reverse it by the pass itself"
+    """Return a pass equal to the one that made a record, or, where a journal says how to undo it, a stand-in."""
     try:
         cls = known_class(record.transformation) or import_class(record.transformation)
-        transformation = construct(cls, dict(record.options))
+        transformation = cls(**dict(record.options))
+        if isinstance(transformation, ReversibleTransformation) and transformation.signature == record.signature:
+            return transformation
+        found = "its pass has options that a record cannot hold"
     except Exception as error:
-        raise undo_error(record.pass_name, f"its pass cannot be made from its record ({error})", remedy) from error
-    if not isinstance(transformation, ReversibleTransformation) or transformation.signature != record.signature:
-        raise undo_error(record.pass_name, "its pass has options that a record cannot hold", remedy)
-    return transformation
+        found = f"its pass cannot be made from its record ({error})"
+    if record.journal is None:
+        raise undo_error(record.pass_name, found, "reverse it by the pass itself")
+    return RecordedPass(record)
 
 
 class RecordedPass(ReversibleTransformation):
@@ -192,11 +170,9 @@ class RecordedPass(ReversibleTransformation):
 
     def transform(self, graph_module: GraphModule) -> GraphModule:
         """Raise a `PreconditionError`: a record cannot be applied."""
-        raise PreconditionError(
-            f"pass `{self.name}` cannot be applied: only its record is left, and its class "
-            f"{self._record.transformation} cannot be made from it. Install the package that has it, and make it anew",
-            pass_name=self.name,
-        )
+        found = f"only its record is left, and no class {self._record.transformation}"
+        remedy = "Install the package that has it, and make the pass anew"
+        raise PreconditionError(f"pass `{self.name}` cannot be applied: {found}. {remedy}", pass_name=self.name)
 
     def reverse(self, graph_module: GraphModule) -> GraphModule:
         """Undo all that an equal pass did to a graph module, as far as its records say how."""
@@ -218,7 +194,3 @@ class RecordedPass(ReversibleTransformation):
         if not self._record.signature:
             raise TypeError(f"pass `{self.name}` had options without a stable value, and hence no signature")
         return self._record.signature
-
-    def __repr__(self) -> str:
-        """Return the name in angle brackets, because no call makes this pass."""
-        return f"<recorded pass {self.name}>"

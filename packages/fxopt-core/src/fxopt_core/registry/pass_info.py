@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from inspect import Parameter
 
 from fxopt_core.errors import PassOptionError
-from fxopt_core.naming import option_text
-from fxopt_core.passes.options import OptionInfo, construct, find_option, show_annotation
+from fxopt_core.naming import close_names, option_text
+from fxopt_core.passes.options import OptionInfo, show_annotation
 from fxopt_core.passes.transformation import Transformation
 
 
@@ -18,7 +18,7 @@ class PassInfo:
 
     Attributes:
         name: its name in kebab-case.
-        summary: the first line of its docstring.
+        summary: the first line of its docstring, with single backquotes.
         family: the entry-point name of the plugin that offers it.
         distribution: the distribution of that plugin; empty for one that was registered by hand.
         version: the version of that distribution.
@@ -41,19 +41,14 @@ class PassInfo:
     def __str__(self) -> str:
         """Return everything as text, with one line for each option."""
         origin = f"{self.distribution} {self.version}".strip() or self.family
-        traits = ["reversible" if self.reversible else "not reversible"]
-        traits += ["keeps what the graph computes"] if self.preserves_computation else []
-        heading = f"{self.name}: {self.plain_summary}".rstrip(" :")
-        lines = [heading, f"  from {origin}, plugin {self.family}", f"  {', '.join(traits)}"]
+        traits = "reversible" if self.reversible else "not reversible"
+        traits += ", keeps what the graph computes" * self.preserves_computation
+        heading = f"{self.name}: {self.summary}".rstrip(" :")
+        lines = [heading, f"  from {origin}, plugin {self.family}", f"  {traits}"]
         for option in self.options.values():
             kind = "" if option.annotation is Parameter.empty else f": {show_annotation(option.annotation)}"
             lines.append(f"  {option_text(option.name)}{kind} = {option.default!r}")
         return "\n".join(lines)
-
-    @property
-    def plain_summary(self) -> str:
-        """The summary with single backquotes."""
-        return self.summary.replace("``", "`")
 
     def create(self, options: Mapping[str, object]) -> Transformation:
         """Return a pass with these options, named in snake_case or kebab-case.
@@ -61,14 +56,16 @@ class PassInfo:
         Raises:
             PassOptionError: the pass has no such option, or does not accept the value.
         """
+        known = {option_text(parameter): option for parameter, option in self.options.items()}
         checked: dict[str, object] = {}
         for name, value in options.items():
-            option = find_option(self.name, self.options, name)
-            if option.name in checked:
-                raise PassOptionError(f"pass {self.name!r} is given option {option_text(name)!r} twice; give it once")
+            option = known.get(option_text(name))
+            if option is None:
+                has = f"it has {', '.join(known) or 'none'}{close_names(name, known)}"
+                raise PassOptionError(f"pass {self.name!r} has no option {name!r}; {has}")
             checked[option.name] = option.checked(value, pass_name=self.name)
         try:
-            return construct(self.transformation, checked)
+            return self.transformation(**checked)
         except Exception as error:
             message = f"pass {self.name!r} refused its options: {type(error).__name__}: {error}"
             raise PassOptionError(message) from error

@@ -22,39 +22,27 @@ import ast
 import math
 import re
 import warnings
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from typing import NamedTuple
 
 from fxopt_core.errors import PassOptionError, PipelineOptionError, PipelineSyntaxError, RegistryError
 from fxopt_core.names import describe
 from fxopt_core.naming import NAME, option_text
 from fxopt_core.passes.compose import Composition, compose
-from fxopt_core.passes.options import OptionInfo, find_option, is_plain
+from fxopt_core.passes.options import PLAIN_VALUES, OptionInfo, is_plain, show_annotation
 from fxopt_core.passes.signature import same_value
 from fxopt_core.passes.transformation import Transformation
 from fxopt_core.registry.pass_info import PassInfo
 
-_OPTION = re.compile(r"[\w-]+")
-_EQUALS = re.compile("=")
+_OPTION = re.compile(r"([\w-]+)=")
 _STRING = re.compile(r""""(?:\\.|[^"\\])*"|'(?:\\.|[^'\\])*'""", re.DOTALL)
 
 
-@dataclass(frozen=True)
-class OptionText:
-    """One option as it is written; columns are counted from 0."""
+class PipelineItem(NamedTuple):
+    """One pass or named pipeline as it is written; its column is counted from 0."""
 
     name: str
-    value: object  # not yet checked against the pass
-    column: int  # of the name
-    value_column: int
-
-
-@dataclass(frozen=True)
-class PipelineItem:
-    """One pass or named pipeline as it is written, with its options."""
-
-    name: str
-    options: tuple[OptionText, ...]
+    options: Mapping[str, object]  # not yet checked against the pass
     column: int
 
 
@@ -68,8 +56,8 @@ def parse_pipeline(text: str) -> tuple[PipelineItem, ...]:
         PipelineSyntaxError: the text does not follow the grammar; the error says where.
 
     >>> [item] = parse_pipeline("merge-linears{min-group=3}")
-    >>> item.name, item.options[0].name, item.options[0].value, item.options[0].value_column
-    ('merge-linears', 'min-group', 3, 24)
+    >>> item.name, item.options, item.column
+    ('merge-linears', {'min-group': 3}, 0)
     """
     items: list[PipelineItem] = []
     at = _after_space(text, 0)
@@ -85,24 +73,23 @@ def parse_pipeline(text: str) -> tuple[PipelineItem, ...]:
     return tuple(items)
 
 
-def _options(text: str, opening: int) -> tuple[tuple[OptionText, ...], int]:
+def _options(text: str, opening: int) -> tuple[dict[str, object], int]:
     """Return the options in the braces that open at a place, if any, and the place after them."""
+    options: dict[str, object] = {}
     if not text.startswith("{", opening):
-        return (), opening
-    options: dict[str, OptionText] = {}
+        return options, opening
     at = _after_space(text, opening + 1)
     while not text.startswith("}", at):
         if at == len(text):
             raise PipelineSyntaxError("the brace is never closed; expected '}'", text=text, column=opening)
-        name = _match(_OPTION, text, at, "the name of an option; options are separated by spaces")
-        key = option_text(name.group())
-        if key in options:
-            raise PipelineOptionError(f"option {key!r} is given twice", text=text, column=at)
-        start = _match(_EQUALS, text, name.end(), f"'=' and a value right after option {name.group()!r}").end()
-        end = _value_end(text, start)
-        options[key] = OptionText(name.group(), _value(text, start, end), at, start)
+        name = _match(_OPTION, text, at, "the name of an option and '='; options are separated by spaces")
+        option = option_text(name.group(1))
+        if option in options:
+            raise PipelineOptionError(f"option {option!r} is given twice", text=text, column=at)
+        end = _value_end(text, name.end())
+        options[option] = _value(text, name.end(), end)
         at = _after_space(text, end)
-    return tuple(options.values()), _after_space(text, at + 1)
+    return options, _after_space(text, at + 1)
 
 
 def _value_end(text: str, at: int) -> int:
@@ -124,8 +111,7 @@ def _value(text: str, start: int, end: int) -> object:
                 return value
     except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
         pass
-    expected = 'a value: a number, quoted text ("..."), True, False, None, or a list or tuple of such'
-    raise _error(text, start, expected, end)
+    raise _error(text, start, f'a value: {PLAIN_VALUES}; text is quoted ("...")', end)
 
 
 def _after_space(text: str, at: int) -> int:
@@ -144,41 +130,30 @@ def _error(text: str, at: int, expected: str, end: int = 0) -> PipelineSyntaxErr
     return PipelineSyntaxError(f"found {found}, expected {expected}", text=text, column=at)
 
 
-def build_pipeline(text: str, lookup: Lookup, inside: tuple[str, ...] = ()) -> Transformation:
-    """Return the composition that a pipeline's text describes, with named pipelines expanded.
+def build_pipeline(text: str, lookup: Lookup) -> Transformation:
+    """Return the composition that a pipeline's text describes, with named pipelines expanded."""
+    return compose(*_passes(text, lookup, ()))
 
-    ``inside`` holds the names of the enclosing pipelines.
-    """
-    passes: list[Transformation] = []
+
+def _passes(text: str, lookup: Lookup, inside: tuple[str, ...]) -> Iterator[Transformation]:
+    """Yield the passes of a pipeline's text; ``inside`` holds the names of the enclosing pipelines."""
     within = f"in pipeline {inside[-1]!r}: " if inside else ""
     for item in parse_pipeline(text):
-        column = item.column
         try:
             found = lookup(item.name)
-            if isinstance(found, str):
-                if item.options:
-                    column = item.options[0].column
-                    what = f"{item.name!r} is a named pipeline, which takes no options; write out its passes: {found}"
-                    raise PassOptionError(what)
-            else:
-                given: dict[str, object] = {}
-                for option in item.options:
-                    column = option.column
-                    parameter = find_option(found.name, found.options, option.name)
-                    column = option.value_column
-                    given[parameter.name] = parameter.checked(option.value, pass_name=found.name)
-                column = item.column
-                passes.append(found.create(given))
+            if not isinstance(found, str):
+                yield found.create(item.options)
+                continue
+            if item.options:
+                what = f"{item.name!r} is a named pipeline, which takes no options; write out its passes: {found}"
+                raise PassOptionError(what)
         except PassOptionError as error:
-            raise PipelineOptionError(f"{within}{error}", text=text, column=column) from error.__cause__
+            raise PipelineOptionError(f"{within}{error}", text=text, column=item.column) from error.__cause__
         except RegistryError as error:
-            raise type(error)(f"{within}{error} (column {column} of {text!r})") from error.__cause__
+            raise type(error)(f"{within}{error} (column {item.column} of {text!r})") from error.__cause__
         if item.name in inside:
             raise RegistryError(f"pipeline {item.name!r} contains itself: {' -> '.join((*inside, item.name))}")
-        if isinstance(found, str):
-            inner = build_pipeline(found, lookup, (*inside, item.name))
-            passes += inner.transformations if isinstance(inner, Composition) else (inner,)
-    return compose(*passes)
+        yield from _passes(found, lookup, (*inside, item.name))
 
 
 def format_pipeline(transformation: Transformation, info_of: Callable[[type[Transformation]], PassInfo]) -> str:
@@ -202,19 +177,16 @@ def format_pipeline(transformation: Transformation, info_of: Callable[[type[Tran
 
 
 def _value_text(info: PassInfo, option: OptionInfo, value: object) -> str:
-    where = f"option {option_text(option.name)!r} of pass {info.name!r}"
+    text, read = "", object()
     try:
         text = _literal(value)
-        read = ast.literal_eval(text)
+        read = option.checked(ast.literal_eval(text), pass_name=info.name)
     except (ValueError, SyntaxError):  # no plain value, not a number, or an int of thousands of digits
-        raise PassOptionError(
-            f"{where}: text cannot express {describe(value)}; numbers, text, True, False, None, lists and tuples "
-            "can stand in pipeline text"
-        ) from None
-    fitted = option.checked(read, pass_name=info.name)
-    if not same_value(fitted, value):  # reading the text has to give this very value
-        found = f"text cannot express this {type(value).__qualname__}, it would be read as {fitted!r}"
-        raise PassOptionError(f"{where}: {found}; construct the pass with a value of its annotated type")
+        pass
+    if not same_value(read, value):  # reading the text has to give this very value
+        where = f"option {option_text(option.name)!r} of pass {info.name!r}"
+        wanted = f"{PLAIN_VALUES}, of the type {show_annotation(option.annotation)}"
+        raise PassOptionError(f"{where}: text cannot express {describe(value)}; construct the pass with {wanted}")
     return text
 
 

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import difflib
 import inspect
-import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, NamedTuple, Protocol
+from importlib.metadata import EntryPoint
+from typing import Any, NamedTuple
 
 import pluggy
 from torch import nn
 from torch._ops import OpOverloadPacket
 from torch.fx import GraphModule
 
-from fxopt_core.errors import PipelineSyntaxError, PluginLoadError, halted_by
+from fxopt_core.errors import PluginLoadError
 from fxopt_core.names import describe, name_of
-from fxopt_core.naming import NAME, kebab_case
+from fxopt_core.naming import NAME
 from fxopt_core.passes.options import options_of
 from fxopt_core.passes.transformation import Transformation
 from fxopt_core.registry.hookspec import HOOKS, PROJECT, SPECS
@@ -24,21 +23,6 @@ from fxopt_core.registry.pipeline import parse_pipeline
 from fxopt_core.registry.shipped import SHIPPED
 
 _UMBRELLA = {"fxopt": "_fxopt_entry_points"}  # a file fxopt.py beside a script is not to be imported for its plugin
-
-
-class PluginEntryPoint(Protocol):
-    """The part of `importlib.metadata.EntryPoint` that loading needs."""
-
-    @property
-    def name(self) -> str:
-        """Name of the plugin."""
-
-    @property
-    def dist(self) -> Any:
-        """The distribution that declares it, or None."""
-
-    def load(self) -> Any:
-        """Return the plugin."""
 
 
 class PluginSource(NamedTuple):
@@ -54,10 +38,10 @@ class PluginSource(NamedTuple):
         return f"{self.name!r} ({origin if self.distribution else 'registered in this process'})"
 
 
-def source_of(point: PluginEntryPoint) -> PluginSource:
+def source_of(point: EntryPoint) -> PluginSource:
     """Return where a plugin comes from; it is part of fxopt if its distribution, name and module all match."""
     try:
-        name, version = str(point.dist.name), str(point.dist.version)
+        name, version = str(point.dist.name), str(point.dist.version)  # type: ignore[union-attr]  # None is caught
     except Exception:  # an entry point made by hand, or a distribution whose metadata cannot be read
         return PluginSource(point.name, "an unknown distribution")
     package = name.replace("-", "_")
@@ -76,54 +60,42 @@ class Offer(NamedTuple):
 
 def read_plugin(load: Callable[[], object], source: PluginSource) -> Offer:
     """Load a plugin, call its hooks, and check everything that they return."""
-    handled = sys.exc_info()[1]
     try:
         given = {hook: function() for hook, function in _implementations(load()).items()}
         pipelines = given.get("fxopt_pipelines", {})
         if not isinstance(pipelines, Mapping):
-            raise PluginLoadError(f"hook fxopt_pipelines returned {describe(pipelines)}, expected a mapping of texts")
+            raise TypeError(f"hook fxopt_pipelines returned {describe(pipelines)}, expected a mapping of texts")
         passes = [_pass_info(cls, source) for cls in dict.fromkeys(_items("fxopt_transformations", given))]
         return Offer(
             [*((info.name, info) for info in passes), *map(_checked_pipeline, pipelines.items())],
             dict(_named("fxopt_layers", given, _is_layer, "a subclass of torch.nn.Module")),
             dict(_named("fxopt_functions", given, _is_function, "a function or an operator")),
         )
+    except KeyboardInterrupt:
+        raise
     except BaseException as error:  # foreign code may raise anything: SystemExit, a cancelled task, a skipped test
-        if interrupt := halted_by(error, handled):
-            raise interrupt from None
-        if isinstance(error, PluginLoadError):
-            raise PluginLoadError(f"plugin {source}: {error}") from error.__cause__
         raise PluginLoadError(f"plugin {source} failed to load: {type(error).__name__}: {error}") from error
 
 
 def _implementations(plugin: object) -> dict[str, Callable[[], Any]]:
     """Return the hooks of a plugin; raise where one is misspelt or unmarked."""
-    for name in dir(plugin):
-        close = difflib.get_close_matches(name, HOOKS, n=1, cutoff=0.8) if name.startswith("fxopt_") else []
-        if close and name not in HOOKS:
-            raise PluginLoadError(f"{name} looks like {close[0]} misspelt; rename it")
     manager = pluggy.PluginManager(PROJECT)  # one of its own: a misspelt hook does not concern the other plugins
     for spec in SPECS:
         manager.add_hookspecs(spec)
     manager.register(plugin)
     manager.check_pending()
     found = {hook: impl.function for hook in HOOKS for impl in getattr(manager.hook, hook).get_hookimpls()}
-    for hook in HOOKS:
-        if hasattr(plugin, hook) and hook not in found:
-            raise PluginLoadError(f"{hook} is not marked as a hook; decorate it with @fxopt_core.hookimpl")
-        if inspect.iscoroutinefunction(found.get(hook)):
-            raise PluginLoadError(f"hook {hook} is a coroutine, which nobody awaits; expected a plain function")
-    if not found:
-        raise PluginLoadError(
-            f"it has no hooks; define one of {', '.join(HOOKS)} in it and decorate it with @fxopt_core.hookimpl"
-        )
+    unmarked = [hook for hook in HOOKS if hasattr(plugin, hook) and hook not in found]
+    if unmarked or not found:
+        problem = f"{unmarked[0]} is not marked as a hook" if unmarked else f"it has no hook, as {', '.join(HOOKS)} are"
+        raise TypeError(f"{problem}; decorate the function with @fxopt_core.hookimpl")
     return found
 
 
 def _items(hook: str, given: Mapping[str, Any]) -> list[Any]:
     result = given.get(hook, ())
     if not isinstance(result, Iterable) or isinstance(result, (str, bytes)):
-        raise PluginLoadError(f"hook {hook} returned {describe(result)}, expected an iterable")
+        raise TypeError(f"hook {hook} returned {describe(result)}, expected an iterable")
     return list(result)
 
 
@@ -133,14 +105,14 @@ def _named(
     """Yield the objects that files may name; an operator is followed by its overloads, which most graphs call."""
     for item in _items(hook, given):
         if not fits(item):
-            raise PluginLoadError(f"hook {hook} gave {describe(item)}, expected {expected}")
+            raise TypeError(f"hook {hook} gave {describe(item)}, expected {expected}")
         packet: Any = item
         overloads = packet.overloads() if isinstance(item, OpOverloadPacket) else ()
         for each in (item, *(getattr(packet, overload) for overload in overloads)):
             name = name_of(each)
             if name is None:
                 found = f"hook {hook} gave {describe(each)}, which files cannot name"
-                raise PluginLoadError(f"{found}; define it at the top of a module")
+                raise TypeError(f"{found}; define it at the top of a module")
             yield name, each
 
 
@@ -153,25 +125,18 @@ def _is_function(item: object) -> bool:
 
 
 def _pass_info(cls: Any, source: PluginSource) -> PassInfo:
-    found = f"hook fxopt_transformations gave {describe(cls)}"
     if not (isinstance(cls, type) and issubclass(cls, Transformation)):
-        raise PluginLoadError(f"{found}, expected a subclass of fxopt_core.Transformation")
-    if inspect.isabstract(cls):
-        raise PluginLoadError(f"{found}, which is abstract; implement {', '.join(sorted(cls.__abstractmethods__))}")
-    options = options_of(cls)
-    required = [option.name for option in options.values() if option.required]
-    if required:
-        raise PluginLoadError(f"{found}, whose constructor needs {', '.join(required)}; give every parameter a default")
-    own = inspect.getattr_static(cls, "name", None)
+        found = f"hook fxopt_transformations gave {describe(cls)}"
+        raise TypeError(f"{found}, expected a subclass of fxopt_core.Transformation")
     return PassInfo(
-        name=_checked_name(own if isinstance(own, str) else kebab_case(cls.__name__)),
-        summary=inspect.cleandoc(cls.__doc__ or "").partition("\n")[0],
+        name=_checked_name(cls().name),  # it is concrete, and its options have defaults
+        summary=inspect.cleandoc(cls.__doc__ or "").partition("\n")[0].replace("``", "`"),
         family=source.name,
         distribution=source.distribution,
         version=source.version,
         reversible=cls.reversible,
         preserves_computation=bool(cls.preserves_computation),
-        options=options,
+        options=options_of(cls),
         transformation=cls,
     )
 
@@ -179,15 +144,12 @@ def _pass_info(cls: Any, source: PluginSource) -> PassInfo:
 def _checked_pipeline(item: tuple[object, object]) -> tuple[str, str]:
     name, text = item
     if not isinstance(text, str):
-        raise PluginLoadError(f"pipeline {name!r} is {describe(text)}, expected pipeline text")
-    try:
-        parse_pipeline(text)
-    except PipelineSyntaxError as error:
-        raise PluginLoadError(f"pipeline {name!r} cannot be read: {error}") from error
+        raise TypeError(f"pipeline {name!r} is {describe(text)}, expected pipeline text")
+    parse_pipeline(text)
     return _checked_name(name), text
 
 
 def _checked_name(name: object) -> str:
     if not (isinstance(name, str) and NAME.fullmatch(name)):
-        raise PluginLoadError(f"{name!r} is not a valid name; use letters, digits and dashes (`merge-linears`)")
+        raise ValueError(f"{name!r} is not a valid name; use letters, digits and dashes (`merge-linears`)")
     return name

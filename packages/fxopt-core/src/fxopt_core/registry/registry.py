@@ -14,8 +14,9 @@ import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
+from importlib.metadata import EntryPoint
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeVar
 
 from torch import nn
 
@@ -27,12 +28,33 @@ from fxopt_core.passes.transformation import Transformation
 from fxopt_core.registry.hookspec import PROJECT, Plugin
 from fxopt_core.registry.pass_info import PassInfo
 from fxopt_core.registry.pipeline import build_pipeline, format_pipeline
-from fxopt_core.registry.plugins import Offer, PluginEntryPoint, PluginSource, read_plugin, source_of
+from fxopt_core.registry.plugins import Offer, PluginSource, read_plugin, source_of
 from fxopt_core.registry.shipped import SHIPPED_NAMES
 from fxopt_core.text import text_table
 
 ALLOW_LIST = "FXOPT_PLUGINS"
 """Environment variable: entry-point names to load, separated by commas. Unset: all; empty: none."""
+
+
+_KINDS: dict[type, str] = {str: "as a pipeline ", PassInfo: "as a pass "}
+_Item = TypeVar("_Item")
+
+
+def _settle(claims: Mapping[str, Sequence[tuple[PluginSource, _Item]]]) -> tuple[dict[str, _Item], dict[str, str]]:
+    """Give each name to its one claimant, or to the one that is part of fxopt; return also why others are contested."""
+    given: dict[str, _Item] = {}
+    contested: dict[str, str] = {}
+    for name, claimed in sorted(claims.items()):
+        first, *others = sorted(claimed, key=lambda claim: not claim[0].shipped)
+        is_kept = not others or first[0].shipped > others[0][0].shipped
+        if is_kept:
+            given[name] = first[1]
+        if others:
+            claimants = " and ".join([f"{_KINDS.get(type(item), '')}by plugin {source}" for source, item in claimed])
+            result = "and stays with the part of fxopt" if is_kept else "so that nobody gets it"
+            remedy = f"uninstall one, or leave it out of {ALLOW_LIST}"
+            contested[name] = f"{name!r} is claimed {claimants}, {result}; {remedy}"
+    return given, contested
 
 
 @dataclass
@@ -45,31 +67,18 @@ class _Contents:
     allowed: Set[str]
 
     def __post_init__(self) -> None:
-        self.names: dict[str, PassInfo | str] = {}
-        self.contested: dict[str, str] = {}
         claims: defaultdict[str, list[tuple[PluginSource, PassInfo | str]]] = defaultdict(list)
-        for source in sorted(self.offers, key=lambda source: not source.shipped):
-            for name, item in self.offers[source].items:
+        for source, offer in self.offers.items():
+            for name, item in offer.items:
                 claims[name].append((source, item))
+        self.names, self.contested = _settle(claims)
         lost: defaultdict[str, dict[str, None]] = defaultdict(dict)
-        for name, claimed in sorted(claims.items()):
-            kept = _first_keeps([source for source, _ in claimed])
-            if kept:
-                self.names[name] = claimed[0][1]
-            if len(claimed) > 1:
-                what = (f"as a {'pipeline' if isinstance(i, str) else 'pass'} by plugin {s}" for s, i in claimed)
-                result = "and stays with the first, a part of fxopt" if kept else "so that nobody gets it"
-                text = f"{name!r} is claimed {' and '.join(what)}, {result}; leave one out of {ALLOW_LIST}"
-                self.contested[name] = text
-                for source, _ in claimed[kept:]:
+        for name, text in self.contested.items():
+            for source, item in claims[name]:
+                if self.names.get(name) is not item:
                     lost[source.name][text] = None
         failed = {**self.broken, **{name: _clash("; ".join(texts)) for name, texts in lost.items()}}
         self.failed = MappingProxyType(dict(sorted(failed.items())))
-
-
-def _first_keeps(sources: Sequence[PluginSource]) -> bool:
-    """Return whether the first claimant of a name keeps it: it is the only one, or the only part of fxopt."""
-    return len(sources) == 1 or sources[0].shipped > sources[1].shipped
 
 
 def _clash(text: str) -> PluginLoadError:
@@ -78,27 +87,22 @@ def _clash(text: str) -> PluginLoadError:
     return error
 
 
-def _read(points: Iterable[PluginEntryPoint]) -> _Contents:
+def _read(points: Iterable[EntryPoint]) -> _Contents:
     """Load the plugins that the allow-list names; an error in one of them concerns only that one."""
-    by_name: defaultdict[str, list[tuple[PluginSource, PluginEntryPoint]]] = defaultdict(list)
+    by_name: defaultdict[str, list[tuple[PluginSource, EntryPoint]]] = defaultdict(list)
     for point in points:
         by_name[point.name].append((source_of(point), point))
     value = os.environ.get(ALLOW_LIST)
     allowed = by_name.keys() if value is None else {name.strip() for name in value.split(",")} - {""}
+    chosen, contested = _settle({name: by_name[name] for name in by_name.keys() & allowed})
+    broken = {name: _clash(text) for name, text in contested.items()}
     offers: dict[PluginSource, Offer] = {}
-    broken: dict[str, PluginLoadError] = {}
-    for name in sorted(by_name.keys() & allowed):
-        claims = sorted(by_name[name], key=lambda claim: not claim[0].shipped)
-        sources = [source for source, _ in claims]
-        kept = _first_keeps(sources)
-        if len(claims) > 1:
-            result = "The first is part of fxopt and keeps it" if kept else "uninstall one"
-            broken[name] = _clash(f"several plugins are named {name!r}: {' and '.join(map(str, sources))}. {result}")
-        if kept:
-            try:
-                offers[sources[0]] = read_plugin(claims[0][1].load, sources[0])
-            except PluginLoadError as error:
-                broken[name] = error
+    for name, point in chosen.items():
+        source = source_of(point)
+        try:
+            offers[source] = read_plugin(point.load, source)
+        except PluginLoadError as error:
+            broken[name] = error
     return _Contents(offers, broken, by_name.keys(), allowed)
 
 
@@ -129,7 +133,7 @@ class Registry:
     'noop{times=2},noop'
     """
 
-    def __init__(self, entry_points: Iterable[PluginEntryPoint] | None = None) -> None:
+    def __init__(self, entry_points: Iterable[EntryPoint] | None = None) -> None:
         self._entry_points = None if entry_points is None else tuple(entry_points)
         self._lock = threading.RLock()
         self._loading = False
@@ -162,8 +166,7 @@ class Registry:
     @property
     def left_out(self) -> tuple[str, ...]:
         """The installed plugins that ``FXOPT_PLUGINS`` does not name, sorted."""
-        contents = self._contents()
-        return tuple(sorted(contents.found - contents.allowed))
+        return tuple(sorted(self._contents().found - self._contents().allowed))
 
     @property
     def missing(self) -> Mapping[str, tuple[str, ...]]:
@@ -178,15 +181,15 @@ class Registry:
         contents = self._contents()
         if name in contents.names:
             return contents.names[name]
-        clash = contents.broken[name].__cause__ if name in contents.broken else None
-        if name in contents.contested or isinstance(clash, DuplicatePassError):
-            raise DuplicatePassError(contents.contested.get(name, str(clash)))
+        if name in contents.contested:
+            raise DuplicatePassError(contents.contested[name])
+        if name in contents.broken and isinstance(contents.broken[name].__cause__, DuplicatePassError):
+            raise DuplicatePassError(str(contents.broken[name]))
         home = SHIPPED_NAMES.get(kebab_case(name))
         if home is not None and home.removeprefix("fxopt-") not in contents.found:
             hint = f": it is in {home}, which is not installed: pip install {home}"
         else:
-            known = f"; print(registry()) or, in a shell, `fxopt list` shows the {len(contents.names)} that are there"
-            hint = close_names(name, contents.names) or known
+            hint = close_names(name, contents.names) or "; print(registry()) or `fxopt list` shows those that are there"
         lines = [f"no pass or pipeline is named {name!r}{hint}"]
         for names, what in (
             (self.failed, "these plugins failed, see registry().failed"),
@@ -265,12 +268,10 @@ class Registry:
 
     def __repr__(self) -> str:
         """List passes, pipelines and failed plugins, one line each."""
-        if self._loading:
-            return "<fxopt registry, loading>"
         passes, pipelines, failed = self.available(), self.pipelines(), self.failed
         lines = [f"fxopt registry: passes {len(passes)}, pipelines {len(pipelines)}, failed plugins {len(failed)}"]
         for heading, rows in (
-            ("passes:", [(info.name, info.family, info.plain_summary) for info in passes.values()]),
+            ("passes:", [(info.name, info.family, info.summary) for info in passes.values()]),
             ("pipelines:", [*pipelines.items()]),
             ("failed:", [(name, str(error).partition("\n")[0]) for name, error in failed.items()]),
         ):
@@ -279,12 +280,10 @@ class Registry:
 
     def _contents(self) -> _Contents:
         """Return the contents, loading plugins on the first call; a call from a plugin being loaded is an error."""
-        if self._loaded is not None:
-            return self._loaded
         with self._lock:
             if self._loading:
                 raise RegistryError("a plugin asks for the registry while plugins are being loaded; ask in a pass")
-            if self._loaded is None:  # no other thread has just loaded it
+            if self._loaded is None:
                 self._loading = True
                 try:
                     points = self._entry_points

@@ -12,7 +12,6 @@ from types import BuiltinFunctionType, FunctionType
 from typing import Any
 
 import torch
-from torch import Tensor
 from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx import Node
@@ -64,13 +63,9 @@ class Containers:
     def __init__(self) -> None:
         self._held: dict[int, tuple[Any, Any]] = {}  # by id: a container, and a plain copy of it; a tuple twice
 
-    def add(self, values: Iterable[object]) -> list[Tensor]:
-        """Record the containers among some values and those inside of them.
-
-        Returns:
-            The tensors with data that were found on the way.
-        """
-        tensors: list[Tensor] = []
+    def add(self, values: Iterable[object]) -> list[Any]:
+        """Record the containers among some values and those inside of them; return the other objects that they hold."""
+        others: list[Any] = []
         kind: type | None
         waiting: list[Any] = [value for value in values if type(value) not in _LEAVES]
         while waiting:
@@ -79,12 +74,12 @@ class Containers:
             if kind not in _WALKED:  # a subclass, or no container
                 kind = next((each for each in _WALKED if isinstance(value, each)), None)
             if kind is None:
-                tensors += [value] if isinstance(value, Tensor) else []
+                others.append(value)
             elif id(value) not in self._held:
                 self._held[id(value)] = value, _COPIES.get(kind, tuple)(value)
                 inside = value.values() if kind is dict else () if kind is bytearray else value
                 waiting += [item for item in inside if type(item) not in _LEAVES]
-        return tensors
+        return others
 
     def restore(self) -> None:
         """Restore the contents of all containers."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 import copy
 import functools
 from collections import ChainMap, OrderedDict
-from collections.abc import Iterable, Iterator
 from types import BuiltinFunctionType, FunctionType, MethodType
 from typing import Any, TypeVar
 
@@ -19,16 +18,16 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx import Graph, GraphModule
 from torch.utils._pytree import TreeSpec
 
-from fxopt_core._torch import OWN_GRAPH_FIELDS, PyTreeInfo, WrappedCall, codegen_of, set_meta, tracer_class
+from fxopt_core._torch import OWN_GRAPH_FIELDS, WrappedCall, codegen_of
 from fxopt_core.errors import FxoptError
 from fxopt_core.graph import check_graph_module, iter_nodes
+from fxopt_core.state.containers import Containers
 from fxopt_core.state.gc_pause import collector_paused
 from fxopt_core.state.graph import GraphRows, own_classes
 
 _GraphModuleT = TypeVar("_GraphModuleT", bound=GraphModule)
 
 _ATOMIC = frozenset({bool, int, float, complex, str, bytes, type(None), type, FunctionType, BuiltinFunctionType})
-_SHARED = frozenset({"shape_env", "_tracer_cls", "_in_spec", "_out_spec"})
 _SHALLOW = frozenset({"meta", "range_constraints", "_tracer_extras", "_lineno_map"})
 _CLASS_FIELDS_LEFT_OUT = frozenset({"__dict__", "__weakref__", "__module__", "__doc__", "_wrapped_call"})
 
@@ -64,84 +63,85 @@ class _Copier:
 
     def __init__(self, root: GraphModule) -> None:
         self._memo: dict[int, Any] = {}
-        self._kept_alive: list[object] = []  # so that no id in the memo is given out twice
         self._root, modules = root, list(root.modules())
         self._in_tree = {id(module) for module in modules}
-        self._memo.update((id(hook), hook) for each in modules for hook in _hooks(each) if not self._is_bound(hook))
+        held = (value for module in modules for key, value in vars(module).items() if key.endswith("_hooks"))
+        hooks = Containers().add(held)  # but for functions, which deepcopy shares
+        hooks += [hook.hook for hook in hooks if hasattr(hook, "with_module")]
+        self._memo.update((id(hook), hook) for hook in hooks if not self._is_bound(hook))
         ordinary = [module for module in modules if _is_ordinary(module)]
         self._memo.update((id(module), type(module).__new__(type(module))) for module in ordinary)
         for tensor in (*root.parameters(), *root.buffers()):  # before objects that deepcopy references to them
-            self._value(tensor)
+            self._memo[id(tensor)] = self._part(tensor)
+        for graph in [module.graph for module in ordinary if isinstance(module, GraphModule)]:
+            if id(graph) not in self._memo:
+                self._copy_graph(graph)
         for module in ordinary:
             self._fill(module, self._memo[id(module)])
         self.twin = self._memo[id(root)]
 
-    def _fill(self, module: nn.Module, twin: Any) -> None:
-        if not isinstance(module, GraphModule):
-            state = module.__getstate__()  # type: ignore[no-untyped-call]  # torch has no type for it
-            self._kept_alive.append(state)
-            twin.__setstate__({key: self._value(value) for key, value in state.items()})
-            return
-        _copy_class(module, twin)
-        if id(module.graph) not in self._memo:
-            self._memo[id(module.graph)] = self._graph(module.graph)
-        for key, value in vars(module).items():
-            if key in _SHALLOW:
-                vars(twin)[key] = copy.copy(value)
-            elif key != "_compiled_call_impl":  # what torch.compile made of the original
-                vars(twin)[key] = value if key in _SHARED else self._value(value)
-        twin.graph.owning_module = self._memo.get(id(module.graph.owning_module), twin)
-
-    def _graph(self, graph: Graph) -> Graph:
-        twin = self._memo[id(graph)] = Graph(tracer_cls=tracer_class(graph))
+    def _copy_graph(self, graph: Graph) -> None:
+        twin = self._memo[id(graph)] = Graph()
         for node, new in GraphRows(graph).fill(twin, self._shared).items():
             self._memo[id(node)] = new
-            set_meta(new, copy.copy(node.meta))
+            new.meta = copy.copy(node.meta)
         for node in filter(vars, iter_nodes(graph)):
-            vars(self._memo[id(node)]).update({key: self._value(value) for key, value in vars(node).items()})
-        for key, value in vars(graph).items():
-            if key not in vars(twin) or key in OWN_GRAPH_FIELDS:
-                vars(twin)[key] = self._value(value)
+            vars(self._memo[id(node)]).update(self._value(vars(node)))
+        own = {key: value for key, value in vars(graph).items() if key not in vars(twin) or key in OWN_GRAPH_FIELDS}
+        vars(twin).update(self._value(own))
         twin.set_codegen(copy.copy(codegen_of(graph)))
-        vars(codegen_of(twin)).update({key: self._value(value) for key, value in vars(codegen_of(graph)).items()})
-        return twin
+        vars(codegen_of(twin)).update(self._value(vars(codegen_of(graph))))
 
     def _shared(self, value: Any) -> Any:
         """Return what stands for a target or an argument: copies of tensors and of the tree's methods, else itself."""
         is_bound = isinstance(value, MethodType) and id(value.__self__) in self._in_tree
         return self._value(value) if is_bound or isinstance(value, Tensor) else self._memo.get(id(value), value)
 
+    def _fill(self, module: nn.Module, twin: Any) -> None:
+        if not isinstance(module, GraphModule):
+            state = module.__getstate__()  # type: ignore[no-untyped-call]  # torch has no type for it
+            twin.__setstate__({key: self._value(value) for key, value in state.items()})
+            return
+        _copy_class(module, twin)
+        for key, value in vars(module).items():
+            if key in _SHALLOW:
+                vars(twin)[key] = copy.copy(value)
+            elif key != "_compiled_call_impl":  # what torch.compile made of the original
+                vars(twin)[key] = value if key == "shape_env" else self._value(value)
+        twin.graph.owning_module = self._memo.get(id(module.graph.owning_module), twin)
+
     def _value(self, value: Any) -> Any:
-        """Copy anything: known objects by the memo, containers item by item, others by their own means."""
+        """Copy an attribute; what refuses to be copied is shared, and containers around it are not."""
         if type(value) in _ATOMIC or isinstance(value, TreeSpec):
             return value
-        if id(value) in self._memo:
-            return self._memo[id(value)]
-        if isinstance(value, Tensor):
-            return self._tensor(value)
-        if type(value) in (dict, OrderedDict):
-            mapping = self._memo[id(value)] = type(value)()
-            mapping.update((self._memo.get(id(key), key), self._value(item)) for key, item in list(value.items()))
-            return mapping
-        if type(value) is list:
-            items = self._memo[id(value)] = []
-            items.extend(map(self._value, value))
-            return items
-        if type(value) in (tuple, set):
-            return self._memo.setdefault(id(value), type(value)(map(self._value, value)))
-        if type(value) is PyTreeInfo:
-            return PyTreeInfo(*map(self._value, value))
-        return self._by_its_own_means(value)
+        if type(value) in (dict, OrderedDict) and not value:  # as the hooks of most modules
+            return self._memo.setdefault(id(value), type(value)())
+        for part in Containers().add((value,)):
+            if id(part) not in self._memo:
+                self._memo[id(part)] = self._part(part)
+        return copy.deepcopy(value, self._memo)
+
+    def _part(self, part: Any) -> Any:
+        """Copy what is no container: a tensor, or any object by its own means."""
+        if isinstance(part, Tensor):
+            return self._tensor(part)
+        layer = ChainMap({}, self._memo)  # a copy that fails half-way leaves nothing behind in the memo
+        try:
+            twin = part if isinstance(part, TreeSpec) else copy.deepcopy(part, layer)  # type: ignore[arg-type]  # any mutable mapping does
+        except Exception as error:
+            if isinstance(part, nn.Module):
+                raise FxoptError(f"module {type(part).__name__} cannot be copied: {error}") from error
+            return part  # a lock, a file, a process group: shared
+        self._memo.update(layer.maps[0])
+        return twin
 
     def _tensor(self, tensor: Tensor) -> Tensor:
         """Copy a tensor; unlike with `copy.deepcopy`, copies of parameters that share memory share memory, too."""
         if not tensor.is_leaf:
             held = (*self._root.named_parameters(), *self._root.named_buffers())
             name = next((name for name, each in held if each is tensor), "a tensor")
-            raise FxoptError(
-                f"{name} is the result of a computation that autograd recorded, and a copy of it would be cut off from "
-                "that; detach it, or compute it in the graph"
-            )
+            found = f"{name} is the result of a computation that autograd recorded"
+            raise FxoptError(f"{found}, from which a copy would be cut off; detach it, or compute it in the graph")
         if type(tensor) not in (Tensor, nn.Parameter) and not isinstance(tensor, FakeTensor):
             own: Tensor = copy.deepcopy(tensor, self._memo)
             return own
@@ -150,42 +150,18 @@ class _Copier:
         is_parameter, flag = isinstance(tensor, nn.Parameter), tensor.requires_grad
         twin: Tensor = nn.Parameter(data, flag) if is_parameter else data.requires_grad_(flag)
         self._memo[id(tensor)] = twin
-        vars(twin).update({key: self._value(value) for key, value in vars(tensor).items()})
-        if tensor.grad is not None:
-            twin.grad = self._value(tensor.grad)
-        return twin
-
-    def _by_its_own_means(self, value: Any) -> Any:
-        layer = ChainMap({}, self._memo)  # a copy that fails half-way leaves nothing behind in the memo
-        try:
-            twin = copy.deepcopy(value, layer)  # type: ignore[arg-type]  # any mutable mapping does
-        except Exception as error:
-            if isinstance(value, nn.Module):
-                raise FxoptError(f"module {type(value).__name__} cannot be copied: {error}") from error
-            self._memo[id(value)] = value  # a lock, a file, a process group: shared
-            return value
-        self._memo.update(layer.maps[0])
+        vars(twin).update(self._value(vars(tensor)))
+        twin.grad = self._value(tensor.grad)
         return twin
 
     def _is_bound(self, hook: Any) -> bool:
         """Return whether a hook refers to a module of the tree, so that its copy has to refer to the module's copy."""
-        if isinstance(hook, MethodType):
-            return id(hook.__self__) in self._in_tree
+        parts = [*getattr(hook, "__dict__", {}).values()]
         if isinstance(hook, functools.partial):
-            parts: Iterable[Any] = (hook.func, *hook.args, *hook.keywords.values())
-            return any(id(part) in self._in_tree or self._is_bound(part) for part in parts)
-        if hasattr(hook, "with_module"):  # torch's wrapper around a hook, which may refer to its module weakly
-            return True
-        return any(id(part) in self._in_tree for part in getattr(hook, "__dict__", {}).values())
-
-
-def _hooks(module: nn.Module) -> Iterator[Any]:
-    for key, value in module.__dict__.items():
-        if key.endswith("_hooks") and isinstance(value, (dict, list)):
-            for hook in value.values() if isinstance(value, dict) else value:
-                yield hook
-                if hasattr(hook, "with_module"):
-                    yield hook.hook
+            parts += (hook.func, *hook.args, *hook.keywords.values())
+        owners = [getattr(part, "__self__", None) for part in (hook, *parts)]
+        # torch's wrapper around a hook may refer to its module weakly.
+        return hasattr(hook, "with_module") or any(id(part) in self._in_tree for part in (*parts, *owners))
 
 
 def _is_ordinary(module: nn.Module) -> bool:

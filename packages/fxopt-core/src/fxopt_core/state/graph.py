@@ -11,7 +11,7 @@ from typing import Any
 from torch.fx import Graph, GraphModule, Node
 from torch.fx.node import map_aggregate
 
-from fxopt_core._torch import STRUCTURE, add_node, codegen_of, names_of, set_arguments, set_meta, set_order, start_anew
+from fxopt_core._torch import STRUCTURE, add_node, codegen_of, names_of, set_arguments, set_order
 from fxopt_core.graph import iter_nodes
 from fxopt_core.state.containers import Containers, put_back
 
@@ -33,40 +33,33 @@ class GraphRows:
 
     def __init__(self, graph: Graph) -> None:
         self.nodes = list(iter_nodes(graph))
-        self._rows = list(map(_ROW, self.nodes))
+        self.rows = list(map(_ROW, self.nodes))
         self._users = [list(node.users) for node in self.nodes]
         names = names_of(graph)
         self._names = set(names.taken), dict(names.counts)
-
-    def names(self) -> set[str]:
-        """Return the names of the nodes."""
-        return {name for _, _, name, *_ in self._rows}
 
     def are_in(self, graph: Graph, *, exactly: bool = True) -> bool:
         """Return whether a graph has these very nodes; if ``exactly``, with users and taken names as they were."""
         nodes = list(iter_nodes(graph))
         same = nodes == self.nodes and all(
-            map(is_, chain.from_iterable(map(_ROW, nodes)), chain.from_iterable(self._rows))
+            map(is_, chain.from_iterable(map(_ROW, nodes)), chain.from_iterable(self.rows))
         )
         exact = not exactly or ([list(node.users) for node in nodes], names_of(graph)) == (self._users, self._names)
         return same and exact
 
-    def apart(self, part: Callable[[Node, str, Any], Any]) -> GraphRows:
-        """Return these rows with nodes replaced by positions, and other objects by what ``part`` returns for them.
-
-        ``part`` gets the node, the role of the object and the object.
-        """
+    def apart(self, form: Callable[[Any], Any]) -> GraphRows:
+        """Return these rows with nodes replaced by positions, and other objects by what ``form`` returns for them."""
         at = {node: NodeAt(position) for position, node in enumerate(self.nodes)}
-        rows = []
-        for node, (op, target, name, kind, args, kwargs) in zip(self.nodes, self._rows, strict=True):
 
-            def leaf(value: Any, node: Node = node) -> Any:
-                return at[value] if type(value) is Node else part(node, "argument", value)
+        def leaf(value: Any) -> Any:
+            return at[value] if type(value) is Node else form(value)
 
-            parts = part(node, "target", target), name, part(node, "type annotation", kind)
-            rows.append((op, *parts, map_aggregate(args, leaf), dict(map_aggregate(kwargs, leaf))))
         twin = copy.copy(self)
-        twin.nodes, twin._rows = range(len(rows)), rows  # type: ignore[assignment]  # positions
+        twin.nodes = range(len(at))  # type: ignore[assignment]  # positions
+        twin.rows = [
+            (op, form(target), name, form(kind), map_aggregate(args, leaf), dict(map_aggregate(kwargs, leaf)))
+            for op, target, name, kind, args, kwargs in self.rows
+        ]
         twin._users = [[int(at[user]) for user in users if user in at] for users in self._users]  # type: ignore[misc]  # positions
         return twin
 
@@ -77,13 +70,13 @@ class GraphRows:
         """
         new = {
             node: add_node(graph, op, of(target), name, kind)
-            for node, (op, target, name, kind, *_) in zip(self.nodes, self._rows, strict=True)
+            for node, (op, target, name, kind, *_) in zip(self.nodes, self.rows, strict=True)
         }
 
         def leaf(value: Any) -> Any:
             return new[value] if type(value) in (Node, NodeAt) else of(value)
 
-        for node, (*_, args, kwargs) in zip(self.nodes, self._rows, strict=True):
+        for node, (*_, args, kwargs) in zip(self.nodes, self.rows, strict=True):
             set_arguments(new[node], map_aggregate(args, leaf), map_aggregate(kwargs, leaf))
         for node, users in zip(self.nodes, self._users, strict=True):
             if len(users) > 1 or len(users) != len(new[node].users):
@@ -104,16 +97,14 @@ class GraphState:
         self._metas = list(map(attrgetter("meta"), self._rows.nodes))
         self._own = {node: dict(vars(node)) for node in filter(vars, self._rows.nodes)}
         self._attributes = [(vars(part), dict(vars(part))) for part in (graph, codegen_of(graph))]
-        containers.add(self._metas)
-        for held in (*self._own.values(), *(held for _, held in self._attributes)):
-            containers.add(held.values())
+        containers.add([*self._metas, *self._own.values(), *(held for _, held in self._attributes)])
 
     def restore(self) -> None:
         """Restore everything except the contents of containers; linear in the number of nodes."""
         new: Mapping[Node, Node] = {}
         unchanged = self._rows.are_in(self._graph)
         if not unchanged:
-            start_anew(self._graph)
+            Graph.__init__(self._graph)  # empties it, without calling hooks
             new = self._rows.fill(self._graph)
         structure = {} if unchanged else {key: vars(self._graph)[key] for key in STRUCTURE}
         for place, (attributes, held) in enumerate(self._attributes):
@@ -121,7 +112,7 @@ class GraphState:
         for node, meta in zip(self._rows.nodes, self._metas, strict=True):
             now = new.get(node, node)
             if now.meta is not meta:
-                set_meta(now, meta)
+                now.meta = meta
             if vars(now) or node in self._own:
                 put_back(vars(now), self._own.get(node, {}))
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import weakref
 from typing import Any
 
 from torch import Tensor, nn
 from torch.fx import GraphModule
 from torch.nn.parameter import is_lazy
+from torch.utils.weak import WeakIdRef
 
 from fxopt_core._torch import codegen_of
 from fxopt_core.state.graph import GraphRows
@@ -36,7 +36,7 @@ class Outline:
 
     def names(self) -> set[str]:
         """Return the names of the nodes."""
-        return self._rows.names()
+        return {name for _, _, name, *_ in self._rows.rows}
 
     def shapes(self) -> dict[str, Any]:
         """Return the shapes of all parameters and buffers by full name."""
@@ -54,7 +54,7 @@ def _modules(graph_module: GraphModule) -> list[tuple[Any, ...]]:
     rows: list[tuple[Any, ...]] = []
     for name, module in graph_module.named_modules(remove_duplicate=False):
         tensors = (*module._parameters.items(), *module._buffers.items())
-        rows.append((name, _Same(module), module.training, *[(key, *_state(tensor)) for key, tensor in tensors]))
+        rows.append((name, WeakIdRef(module), module.training, *[(key, *_state(tensor)) for key, tensor in tensors]))
     return rows
 
 
@@ -64,19 +64,4 @@ def _state(tensor: Tensor | None) -> tuple[object, ...]:
     lazy = type(tensor) not in (nn.Parameter, Tensor) and is_lazy(tensor)
     version = None if lazy or tensor.is_inference() else tensor._version
     shape = None if lazy else tuple(tensor.shape)
-    return _Same(tensor), version, tensor.requires_grad, tensor.dtype, tensor.device, shape
-
-
-class _Same:
-    """A weak reference that equals another one exactly where both refer to the same living object."""
-
-    __slots__ = ("_reference",)
-
-    def __init__(self, item: object) -> None:
-        self._reference = weakref.ref(item)
-
-    def __eq__(self, other: object) -> bool:
-        item = self._reference()
-        return item is not None and isinstance(other, _Same) and other._reference() is item
-
-    __hash__ = None  # type: ignore[assignment]  # Python's own way to say that it has none
+    return tensor.requires_grad, WeakIdRef(tensor), version, tensor.dtype, tensor.device, shape

@@ -115,10 +115,8 @@ class _TensorState:
         assert self.rebuild is not None
         data = self.rebuild().detach()
         if _place(data)[:3] != self.place[:3]:
-            raise FxoptError(
-                f"tensor {self.name!r} was released, and what stands in for it is {_place(data)[:3]} where "
-                f"{self.place[:3]} was expected; release a tensor with a function that returns it as it was"
-            )
+            wanted = f"what stands in for it is {_place(data)[:3]}, expected {self.place[:3]}"
+            raise FxoptError(f"tensor {self.name!r} was released, and {wanted}")
         return data
 
 
@@ -232,10 +230,8 @@ class Snapshot:
                 *(GraphState(graph, self._containers) for graph in graphs.values()),
                 self._containers,
             ]
-        if protect_values is True:
-            self._protect(self._tensors.values())
-        elif protect_values:
-            self._protect(self._tensors[id(tensor)] for tensor in protect_values)
+        chosen = self._tensors if protect_values is True else map(id, protect_values or ())
+        self._protect(self._tensors[key] for key in chosen)
 
     def _module(self, module: nn.Module, name: str) -> _ModuleState:
         """Record a module and everything below it, once, however many names it has."""
@@ -251,8 +247,9 @@ class Snapshot:
                 elif isinstance(value, Tensor):
                     state.attributes[key] = self._tensor(value, prefix + key)
                 else:
-                    for tensor in self._containers.add((value,)):
-                        self._tensor(tensor, f"{prefix}{key}[...]")
+                    for part in self._containers.add((value,)):
+                        if isinstance(part, Tensor):
+                            self._tensor(part, f"{prefix}{key}[...]")
         return state
 
     def _part(self, item: Any, name: str) -> Any:
@@ -285,26 +282,22 @@ class Snapshot:
                     self._saved[key] = memory, memory.clone()
                 state.protected = True
 
-    def release(self, tensor: Tensor, rebuild: Rebuild) -> bool:
+    def release(self, tensor: Tensor, rebuild: Rebuild) -> None:
         """Hold one tensor only weakly, so that its memory is freed as soon as the caller drops it as well.
 
         From then on the snapshot holds submodules only weakly, too. If the tensor is gone on restoring, `rebuild` makes
         the contents again, in the same shape and dtype and on the same device; `requires_grad`, attributes, gradient
         and ties come from the record. A tensor that is still alive comes back itself. A protected tensor stays held.
 
-        Returns:
-            Whether the snapshot held the tensor; False for one that is newer than the snapshot.
+        A tensor that is newer than the snapshot is left alone.
         """
         state = self._tensors.get(id(tensor))
-        if state is None or state.tensor is not tensor:
-            return False
-        if not state.protected:
-            if not self._is_weak:
-                for module in list(self._modules.values())[1:]:
-                    module.to_weak()
-            self._is_weak = True
-            state.release(rebuild)
-        return True
+        if state is None or state.tensor is not tensor or state.protected:
+            return
+        for module in () if self._is_weak else list(self._modules.values())[1:]:
+            module.to_weak()
+        self._is_weak = True
+        state.release(rebuild)
 
     def restore(self) -> tuple[str, ...]:
         """Restore everything.
@@ -318,8 +311,9 @@ class Snapshot:
             FxoptError: something could not be restored, such as a released tensor that is gone and was not rebuilt;
                 everything else was.
         """
+        changed()
         written: dict[str, None] = {}
-        failures: list[tuple[str, Exception]] = []
+        failures: dict[str, Exception] = {}
         tensors, modules = self._tensors.values(), self._modules.values()
         # A gradient must have the form of its tensor, so all contents are restored before any flags.
         steps: list[tuple[str, Callable[[], bool | None]]] = [
@@ -328,23 +322,20 @@ class Snapshot:
             *((each.name, each.restore_flags) for each in tensors),
             *((each.name or "the graph module", each.restore) for each in modules),
         ]
-        try:
-            with _raw_tensors():
-                for module in modules:
-                    module.revive()
-                for name, step in steps:
-                    try:
-                        if step() is False:
-                            written[name] = None
-                    except Exception as error:  # one failure does not keep the rest from being restored
-                        failures.append((name, error))
-                for state in self._graphs:
-                    state.restore()
-        finally:
-            changed()
+        with _raw_tensors():
+            for module in modules:
+                module.revive()
+            for name, step in steps:
+                try:
+                    if step() is False:
+                        written[name] = None
+                except Exception as error:  # one failure does not keep the rest from being restored
+                    failures.setdefault(name, error)
+            for state in self._graphs:
+                state.restore()
         if failures:
-            names = ", ".join(dict.fromkeys(name for name, _ in failures))
-            raise FxoptError(f"rollback restored everything but {names}: {failures[0][1]}") from failures[0][1]
+            first = next(iter(failures.values()))
+            raise FxoptError(f"rollback restored everything but {', '.join(failures)}: {first}") from first
         return tuple(written)
 
     def _restore_values(self) -> None:

@@ -254,7 +254,7 @@ class Editor:
             number = tag.id
             if number is None:
                 number = self._run.new_id()
-                node.meta[META_KEY] = NodeTag(number, tag.marks, tag.origin, node.name, tag.ledger)
+                node.meta[META_KEY] = NodeTag(number, tag.marks, tag.origin, node.name)
             self._ids[node] = number
         return number
 
@@ -270,7 +270,7 @@ class Editor:
         meta, tag = {}, None
         if with_meta:
             meta = {k: v for k, v in node.meta.items() if k not in _NEVER_RECORDED and not isinstance(v, Tensor)}
-            tag = replace(tag_of(node), ledger=None)
+            tag = tag_of(node)
         return edits.NodeRow(
             number, node.op, node.target, args, kwargs, node.name, node.type, before, MappingProxyType(meta), tag
         )

@@ -15,7 +15,7 @@ from typing import Any, Literal, Union
 
 import torch
 
-from fxopt_core import Composition, FxoptError, Registry, Transformation, construct, hookimpl, options_of
+from fxopt_core import Composition, FxoptError, Registry, Transformation, hookimpl, options_of
 from fxopt_testing.findings import Flaw, Property
 from fxopt_testing.pictures import picture
 from fxopt_testing.trial import Subject, Trial
@@ -40,7 +40,7 @@ def _constructible(subject: Subject) -> Iterator[Flaw]:
         else:
             continue
         return
-    construct(cls, {})
+    cls()
 
 
 def _named(subject: Subject) -> Iterator[Flaw]:
@@ -78,7 +78,7 @@ def _variants(transformation: Transformation) -> Iterator[tuple[str, Transformat
             if type(value) is type(current) and value == current:
                 continue
             try:
-                made = construct(cls, {**options, name: value})
+                made = cls(**{**options, name: value})
             except Exception:  # the pass may refuse a value
                 continue
             if isinstance(made, Transformation):

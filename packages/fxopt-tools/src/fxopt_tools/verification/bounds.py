@@ -18,7 +18,6 @@ from fxopt_core import (
     PreconditionError,
     Record,
     Transformation,
-    construct,
     known_class,
     ledger_of,
     registry,
@@ -126,7 +125,7 @@ def promise_of(record: Record) -> float | None:
     if cls is None or not issubclass(cls, Transformation):
         return None
     try:
-        made: object = construct(cls, dict(record.options))
+        made: object = cls(**dict(record.options))
     except Exception:  # for example, options of another version: use the promise of the class
         made = cls
     promised = getattr(made, "promised_sqnr", None)
