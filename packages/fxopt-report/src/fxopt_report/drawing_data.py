@@ -18,14 +18,9 @@ _LONGEST_CAPTION = 34
 _LONGEST_LABEL = 32
 
 
-def drawing_json(picture: Comparison, weights: Mapping[str, str] | None = None) -> Html:
-    """Return everything that the script needs, as JSON that is safe inside a ``script`` element.
-
-    Args:
-        picture: the graphs.
-        weights: what to say about the weights of a module or tensor after the passes, by target.
-    """
-    text = json.dumps(_drawing(picture, weights or {}), separators=(",", ":"), ensure_ascii=True)
+def drawing_json(picture: Comparison) -> Html:
+    """Return everything that the script needs, as JSON that is safe inside a ``script`` element."""
+    text = json.dumps(_drawing(picture), separators=(",", ":"), ensure_ascii=True)
     return Html(text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026"))
 
 
@@ -68,7 +63,7 @@ def _short(text: str, longest: int) -> str:
     return text if len(text) <= longest else f"…{text[1 - longest :]}"
 
 
-def _drawing(picture: Comparison, weights: Mapping[str, str]) -> dict[str, Any]:
+def _drawing(picture: Comparison) -> dict[str, Any]:
     numbers = {name: number for number, name in enumerate(picture.order)}
     layouts = layouts_of(picture)
     frames = _Frames()
@@ -78,7 +73,7 @@ def _drawing(picture: Comparison, weights: Mapping[str, str]) -> dict[str, Any]:
         "row": ROW_HEIGHT,
         "reach": (FURTHEST + 1) * ROW_HEIGHT,
         "total": max(layout.height for _, _, layout in layouts),
-        "nodes": _nodes(picture, numbers, frames, weights)
+        "nodes": _nodes(picture, numbers, frames)
         | {"scope": [scopes.setdefault(picture.node(name).scope, len(scopes)) for name in picture.order]},
         "scopes": [printable(scope) for scope in scopes],
         "panes": [_pane(word, graph, layout, numbers) for word, graph, layout in layouts],
@@ -101,11 +96,8 @@ class _Frames:
         return [self.number(frame) for frame in frames_of(trace) if not frame.internal]
 
 
-def _nodes(
-    picture: Comparison, numbers: Mapping[str, int], frames: _Frames, weights: Mapping[str, str]
-) -> dict[str, list[Any]]:
+def _nodes(picture: Comparison, numbers: Mapping[str, int], frames: _Frames) -> dict[str, list[Any]]:
     nodes = [picture.node(name) for name in picture.order]
-    after = picture.after.nodes
     changes, refused = picture.changes, picture.changes.refused
     former = picture.before.nodes if picture.before is not None else {}
     sites: list[list[int]] = [[] for _ in nodes]
@@ -129,7 +121,6 @@ def _nodes(
         "status": [picture.status(node.name) for node in nodes],
         "refused": [int(node.name in refused) for node in nodes],
         "links": [_links(picture, node.name, numbers) for node in nodes],
-        "weights": [printable(weights.get(node.target, "")) if node.name in after else "" for node in nodes],
         "sites": sites,
         "frames": [frames.of(node.trace) for node in nodes],
     }

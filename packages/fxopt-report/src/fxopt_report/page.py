@@ -49,7 +49,6 @@ class Contents:
         before: size of the original, or None where it is not known.
         verification: how the outputs compare.
         speed: seconds of calls, by what was called; the first is the original.
-        weights: what to say about the weights of a module or tensor after the passes, by target.
     """
 
     title: str
@@ -59,7 +58,6 @@ class Contents:
     before: Size | None = None
     verification: VerificationReport | None = None
     speed: Mapping[str, Sequence[float]] = field(default_factory=dict)
-    weights: Mapping[str, str] = field(default_factory=dict)
 
 
 def page(contents: Contents) -> str:
@@ -86,7 +84,7 @@ def page(contents: Contents) -> str:
         _header(contents),
         tag("main", *_sections(contents)),
         tag("footer", f"Written by {versions}. This file loads nothing from elsewhere."),
-        tag("script", drawing_json(contents.picture, contents.weights), type="application/json", id="fxopt-data"),
+        tag("script", drawing_json(contents.picture), type="application/json", id="fxopt-data"),
         tag("script", Html(script)),
     )
     return f"<!DOCTYPE html>\n{tag('html', head, body, lang='en')}\n"

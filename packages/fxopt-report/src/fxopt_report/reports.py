@@ -17,7 +17,6 @@ from fxopt_report.comparison import kinds_text
 from fxopt_report.drawn import DrawnGraph
 from fxopt_report.page import Contents, page
 from fxopt_report.pictures import Picture, picture
-from fxopt_report.weights import weights_of
 from fxopt_tools import Size, VerificationReport
 from fxopt_tools.verification.report import counted
 
@@ -143,7 +142,6 @@ def report(
         after=Size.of(transformed),
         before=_size_before(original, seen),
         verification=verification,
-        weights=weights_of(transformed),
         speed={name: tuple(map(float, seconds)) for name, seconds in (speed or {}).items()},
     )
     return Report(contents)

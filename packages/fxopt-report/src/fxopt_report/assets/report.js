@@ -63,7 +63,7 @@
     if (!boxes.has(path)) {
       const list = members.get(path), changed = list.filter((node) => nodes.status[node] !== "kept").length;
       const facts = { name: path, op: "", category: "folded", label: path.length > 30 ? `…${path.slice(-29)}` : path, target: path, module: "", value: "",
-        caption: count(list.length, "node") + (changed ? `, ${changed} changed` : ""), arguments: "", former: "", weights: "", links: [], sites: [], frames: [],
+        caption: count(list.length, "node") + (changed ? `, ${changed} changed` : ""), arguments: "", former: "", links: [], sites: [], frames: [],
         status: changed ? "changed" : "kept", refused: Number(list.some((node) => nodes.refused[node])), scope: nodes.scope[list[0]] };
       boxes.set(path, nodes.name.length);
       for (const key in facts) nodes[key].push(facts[key]);
@@ -389,7 +389,6 @@
     links(status === "removed" ? "Became" : "Came from", nodes.links[node].filter((each) => each !== node));
     fact("Operation", `${nodes.op[node]} ${nodes.target[node]}`);
     fact("Module", nodes.module[node]);
-    fact("Weights", nodes.weights[node]);
     fact("Value", nodes.value[node]);
     fact("Arguments", nodes.arguments[node]);
     fact("Arguments before", nodes.former[node]);
