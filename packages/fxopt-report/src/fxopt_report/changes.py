@@ -10,7 +10,7 @@ from torch.fx import GraphModule
 
 from fxopt_core import Record, iter_nodes, ledger_of, tag_of
 from fxopt_report.drawn import DrawnGraph
-from fxopt_report.frames import Frame, model_frame
+from fxopt_report.frames import Frame
 
 Status = Literal["kept", "removed", "added", "changed"]
 _Names = Mapping[str, tuple[str, ...]]
@@ -152,5 +152,4 @@ def _sites(record: Record, before: DrawnGraph, after: DrawnGraph, roots: _Names,
 
 
 def _frame(graph: DrawnGraph, names: Iterable[str]) -> Frame | None:
-    frames = (model_frame(graph.nodes[name].trace) for name in names)
-    return next((frame for frame in frames if frame is not None), None)
+    return next((frame for name in names if (frame := graph.nodes[name].frame) is not None), None)

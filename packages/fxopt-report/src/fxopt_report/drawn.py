@@ -12,7 +12,9 @@ from torch.fx import Graph, GraphModule, Node
 from torch.fx.node import map_arg
 
 from fxopt_core import iter_nodes
-from fxopt_report.node_text import name_of, text_of, without_addresses
+from fxopt_report.frames import Frame, model_frame
+from fxopt_report.markup import printable
+from fxopt_report.node_text import target_text, text_of, without_addresses
 
 Category = Literal["input", "tensor", "module", "function", "output"]
 _CATEGORIES: Mapping[str, Category] = {
@@ -40,7 +42,7 @@ class DrawnNode:
         inputs: names of the nodes that it reads, each once.
         value: dtype and shape of its value, "" where they are unknown.
         module: class and settings of the module that it calls, or "".
-        trace: the stack trace of where it comes from in the model, or "".
+        frame: the line of the model that it comes from, or None.
         scope: the path of the module that it belongs to, as ``"encoder.layer.0"``; "" for the model itself.
     """
 
@@ -54,13 +56,25 @@ class DrawnNode:
     inputs: tuple[str, ...]
     value: str = ""
     module: str = ""
-    trace: str = ""
+    frame: Frame | None = None
     scope: str = ""
 
     @property
-    def caption(self) -> str:
-        """What distinguishes it from others with its label: the path of a module or tensor, or its name."""
-        return self.target if self.op in ("call_module", "get_attr") else self.name
+    def is_tensor(self) -> bool:
+        """Whether it is a constant: it reads nothing, and is drawn right above what reads it."""
+        return not self.inputs and self.category not in ("input", "output")
+
+    @property
+    def lines(self) -> tuple[str, str]:
+        """The two lines in its box: its label, and its path or name, or "" where that would repeat the first."""
+        caption = self.target if self.op in ("call_module", "get_attr") else self.name
+        return _end(self.label, 32), "" if caption == self.label else _end(caption, 34)
+
+    @property
+    def width(self) -> float:
+        """The width of its box."""
+        label, caption = self.lines
+        return round(max(84.0, 39 + 8.4 * len(label), 23 + 6.75 * len(caption)), 1)
 
     @property
     def identity(self) -> tuple[str, ...]:
@@ -134,21 +148,21 @@ def drawn(graph: Graph, modules: Modules) -> DrawnGraph:
 
 
 def _drawn_node(node: Node, modules: Modules) -> DrawnNode:
-    target = name_of(node.target)
+    target = target_text(node.target)
     module = modules.describe(target) if node.op == "call_module" else ""
     outline: Any = map_arg((node.args, node.kwargs), lambda read: _ANY)
     return DrawnNode(
         name=node.name,
         op=node.op,
         category=_CATEGORIES.get(node.op, "function"),
-        label=_label(node.op, target, module),
+        label=_label(node, module),
         target=target,
         arguments=_cut(_arguments(node.args, node.kwargs)),
         outline=_arguments(*outline),
         inputs=tuple(read.name for read in node.all_input_nodes),
         value=_value(node.meta),
         module=_cut(module),
-        trace=str(node.meta.get("stack_trace") or ""),
+        frame=model_frame(str(node.meta.get("stack_trace") or "")),
         scope=_scope(node, target),
     )
 
@@ -164,16 +178,13 @@ def _scope(node: Node, target: str) -> str:
     return around[-1] if around else target.rpartition(".")[0]
 
 
-def _label(op: str, target: str, module: str) -> str:
-    if op in ("placeholder", "output"):
-        return "input" if op == "placeholder" else "output"
-    if op == "get_attr":
-        return target.rpartition(".")[2]
-    if op == "call_module":
+def _label(node: Node, module: str) -> str:
+    if node.op in ("placeholder", "output"):
+        return "input" if node.op == "placeholder" else "output"
+    if node.op == "call_module":
         return module.partition("(")[0] or "module"
-    parts = target.split(".")
-    overloaded = len(parts) > 2 and parts[0] != "torch"  # namespace, name, overload
-    return parts[-2] if overloaded else parts[-1]
+    target: Any = getattr(node.target, "overloadpacket", node.target)
+    return str(getattr(target, "__name__", target)).rpartition(".")[2]
 
 
 def _arguments(args: Iterable[object], kwargs: Mapping[str, object]) -> str:
@@ -197,6 +208,12 @@ def _extra(module: nn.Module) -> str:
         return without_addresses(" ".join(module.extra_repr().split()))
     except Exception:  # foreign code: a picture does not need it
         return "..."
+
+
+def _end(text: str, longest: int) -> str:
+    """Return the end of a text, which says more than its beginning."""
+    text = printable(text)
+    return text if len(text) <= longest else f"…{text[1 - longest :]}"
 
 
 def _cut(text: str) -> str:

@@ -41,26 +41,19 @@ def graph_before(graph_module: GraphModule) -> tuple[DrawnGraph | None, tuple[st
     None where nothing was recorded since.
     """
     records = [record for record in ledger_of(graph_module).records if record.state == "applied" and record.changed]
-    former = _FormerGraph(graph_module)
-    for place in reversed(range(len(records))):
+    former, known = _FormerGraph(graph_module), None
+    for record in reversed(records):
         try:
-            former.take_back(records[place])
+            former.take_back(record)
         except _UnknownError as error:
-            later = records[place + 1 :]
             note = (
-                f"The graph before `{records[place].pass_name}` is not known: {error}. "
-                f"{'Shown is the graph after it' if later else 'Only the graph after it is shown'}; "
+                f"The graph before `{record.pass_name}` is not known: {error}. "
+                f"{'Shown is the graph after it' if known else 'Only the graph after it is shown'}; "
                 "give the original graph module to see it."
             )
-            return (_taken_back(graph_module, later) if later else None), (note,)
+            return known, (note,)
+        known = former.drawn()  # what the next record leaves half done if it does not fit
     return former.drawn(), ()
-
-
-def _taken_back(graph_module: GraphModule, records: list[Record]) -> DrawnGraph:
-    former = _FormerGraph(graph_module)
-    for record in reversed(records):
-        former.take_back(record)
-    return former.drawn()
 
 
 class _UnknownError(FxoptError):
@@ -165,6 +158,7 @@ class _Named:
 
     def __init__(self, value: Unresolved) -> None:
         self._name = value.name.replace(":", ".").removeprefix("torch.ops.")
+        self.__name__ = self._name.removesuffix(".default").rpartition(".")[2]
 
     def __repr__(self) -> str:
         return self._name

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import re
-import statistics
 from collections import Counter
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from itertools import zip_longest
 
 from fxopt_core import Record, meaning
 from fxopt_report.changes import DrawnSite
-from fxopt_report.comparison import Kinds
 from fxopt_report.frames import Frame
 from fxopt_report.markup import Content, Html, joined, tag
+from fxopt_report.pictures import Kinds
 from fxopt_tools import OutputReport, Size, VerificationReport
 from fxopt_tools.speed import Times, doubt
 
@@ -194,39 +193,21 @@ def change_text(before: int | None, after: int, show: Callable[[int], str] = str
     return show(after) if before is None or show(before) == show(after) else f"{show(before)} → {show(after)}"
 
 
-def speed_table(seconds: Mapping[str, Sequence[float]]) -> Html:
-    """Return the times of calls by what was called: median, middle half, and each measurement as a dot."""
-    base = statistics.median(next(iter(seconds.values())))
-    largest = max(map(max, seconds.values()))
-    rows, why = [], doubt([Times(tuple(each)) for each in seconds.values()])
-    for name, each in seconds.items():
-        low, middle, high = quartiles(each)
-        speed = f"{base / middle:.2f} ×" if middle and not why else "–"
-        times = f"{middle * 1e3:.2f} ms", f"{low * 1e3:.2f} to {high * 1e3:.2f} ms"
-        rows.append((name, *times, speed, str(len(each)), _strip(each, (low, middle, high), largest)))
-    return table("Time of a call", ("", "#median", "#middle half", "#speed", "#calls", "each call, from zero"), rows)
-
-
-def quartiles(seconds: Sequence[float]) -> tuple[float, float, float]:
-    """Return the lower quartile, the median and the upper quartile.
-
-    >>> quartiles([1.0, 2.0, 3.0])
-    (1.0, 2.0, 3.0)
-    """
-    low, middle, high = statistics.quantiles(seconds, n=4) if len(seconds) > 1 else [seconds[0]] * 3
-    return low, middle, high
-
-
-def _strip(seconds: Sequence[float], middle_half: tuple[float, float, float], largest: float) -> Html:
-    def at(value: float) -> float:
-        return round(5 + 250 * value / largest if largest else 5, 1)
-
-    low, middle, high = map(at, middle_half)
-    box = tag("rect", class_="middle", x=low, y="3", width=round(high - low, 1), height="16")
-    dots = (tag("circle", class_="dot", cx=at(each), cy="11", r="3") for each in seconds)
-    line = tag("line", class_="median", x1=middle, x2=middle, y1="2", y2="20")
-    label = "each call as a dot"
-    return tag("svg", box, dots, line, class_="strip", viewBox="0 0 260 22", role="img", aria_label=label)
+def speed_table(speed: Mapping[str, Times]) -> Html:
+    """Return the times of calls by what was called."""
+    base = next(iter(speed.values())).median
+    why = doubt([*speed.values()])
+    rows = [
+        (
+            name,
+            f"{times.median * 1e3:.2f} ms",
+            f"{times.spread * 1e3:.2f} ms",
+            f"{base / times.median:.2f} ×" if times.median and not why else "–",
+            str(len(times.seconds)),
+        )
+        for name, times in speed.items()
+    ]
+    return table("Time of a call", ("", "#median", "#spread", "#speed", "#calls"), rows)
 
 
 def _show(place: int, site: DrawnSite) -> Html:
