@@ -100,7 +100,7 @@ class DrawnGraph:
         >>> [node.label for node in DrawnGraph.of(torch.fx.symbolic_trace(torch.nn.ReLU())).nodes.values()]
         ['input', 'relu', 'output']
         """
-        return drawn(graph_module.graph, Modules(graph_module))
+        return drawn(graph_module.graph, module_texts(graph_module))
 
     def kinds(self) -> Counter[str]:
         """Return how many operations of each kind there are: layers by class, functions by name.
@@ -117,39 +117,20 @@ class DrawnGraph:
             yield from ((source, node.name) for source in node.inputs)
 
 
-class Modules:
-    """Class and settings of the modules of a graph by their full names: of its own modules and of added ones."""
-
-    def __init__(self, graph_module: GraphModule) -> None:
-        self._graph_module = graph_module
-        self._known: dict[str, str] = {}
-
-    def add(self, name: str, description: str) -> None:
-        """Add a module that was there once."""
-        self._known[name] = description
-
-    def describe(self, name: str) -> str:
-        """Return ``"Linear(in_features=4, ...)"``; "" for what is not known."""
-        if name not in self._known:
-            self._known[name] = self._describe(name)
-        return self._known[name]
-
-    def _describe(self, name: str) -> str:
-        try:
-            module = self._graph_module.get_submodule(name)
-        except AttributeError:
-            return ""
-        return f"{type(module).__name__}({_extra(module)})"
+def module_texts(graph_module: GraphModule) -> dict[str, str]:
+    """Return class and settings of each module, such as ``"Linear(in_features=4, ...)"``, by its full name."""
+    modules = graph_module.named_modules(remove_duplicate=False)
+    return {name: f"{type(module).__name__}({_extra(module)})" for name, module in modules}
 
 
-def drawn(graph: Graph, modules: Modules) -> DrawnGraph:
-    """Return a graph as data to draw."""
+def drawn(graph: Graph, modules: Mapping[str, str]) -> DrawnGraph:
+    """Return a graph as data to draw, with the texts of its modules by name."""
     return DrawnGraph({node.name: _drawn_node(node, modules) for node in iter_nodes(graph)})
 
 
-def _drawn_node(node: Node, modules: Modules) -> DrawnNode:
+def _drawn_node(node: Node, modules: Mapping[str, str]) -> DrawnNode:
     target = target_text(node.target)
-    module = modules.describe(target) if node.op == "call_module" else ""
+    module = modules.get(target, "") if node.op == "call_module" else ""
     outline: Any = map_arg((node.args, node.kwargs), lambda read: _ANY)
     return DrawnNode(
         name=node.name,

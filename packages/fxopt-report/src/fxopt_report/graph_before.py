@@ -14,7 +14,7 @@ from torch.fx import Graph, GraphModule, Node
 from torch.fx.node import map_arg
 
 from fxopt_core import FxoptError, Record, Transformation, iter_nodes, known_class, ledger_of, tag_of
-from fxopt_report.drawn import DrawnGraph, Modules, drawn
+from fxopt_report.drawn import DrawnGraph, drawn, module_texts
 from fxopt_report.node_text import text_of
 from fxopt_rewrite import (
     EditVisitor,
@@ -64,7 +64,7 @@ class _FormerGraph(EditVisitor):
     """A copy of a graph, on which records are taken back, the latest first."""
 
     def __init__(self, graph_module: GraphModule) -> None:
-        self._modules = Modules(graph_module)
+        self._modules = module_texts(graph_module)
         self._graph = Graph()
         self._by_number: dict[int, list[Node]] = {}
         copies: dict[Node, Node] = {}
@@ -92,7 +92,7 @@ class _FormerGraph(EditVisitor):
 
     def module_removed(self, edit: ModuleRemoved) -> None:
         """Add the description of the module again."""
-        self._modules.add(edit.row.name, _description(edit.row))
+        self._modules[edit.row.name] = _description(edit.row)
 
     def _note(self, node: Node, name: str, number: int | None) -> None:
         node.name = name
