@@ -111,7 +111,7 @@ class TestHistory:
         heading, merged, sites, idle = fxopt("history", path).stdout.splitlines()
         assert (heading[:3], merged.split()[:2]) == ("run", ["0.1", "merge-linears"])
         assert sites == "     + 0: q + k -> q_k_merged, and 2 more sites"
-        assert idle == "1 pass found nothing to do: fuse-batch-norm1d-in-linear"
+        assert idle == "nothing to do for fuse-batch-norm1d-in-linear"
         assert len(fxopt("history", path, "-v").stdout.splitlines()) == 6
 
     def test_it_says_something_before_torch_is_loaded(self) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from command_models import Plugin
 from command_runs import fxopt, fxopt_json, use_registry
+from typer.testing import CliRunner
 
 import fxopt as umbrella
 from fxopt import pass_links
@@ -207,19 +208,12 @@ class TestCompletion:
             ("merge-l", ["merge-linears"]),
             ("inference,merge-l", ["inference,merge-linears"]),
             ("merge-linears{min-group=3},merge-l", ["merge-linears{min-group=3},merge-linears"]),
-            ("merge-linears{mi", ["merge-linears{min-group="]),
-            ("inference,merge-linears{min-group=3 wh", ["inference,merge-linears{min-group=3 where="]),
-            ("unknown{x", []),
+            ("merge-linears{mi", []),
             ("zzz", []),
         ],
     )
     def test_pipelines(self, incomplete: str, expected: list[str]) -> None:
         assert [text for text, _ in completion.complete_pipeline(incomplete)] == expected
-
-    def test_options_of_an_empty_brace(self) -> None:
-        found = [text for text, _ in completion.complete_pipeline("merge-linears{")]
-        options = ("min-group", "where", "share-storage")
-        assert found == [f"merge-linears{{{option}=" for option in options]
 
     def test_families(self) -> None:
         assert completion.complete_family("n") == ["norm"]
@@ -232,6 +226,15 @@ class TestHelp:
         assert output.startswith("Usage: ")
         assert "--json" in output
         assert command in fxopt("--help").stdout
+
+    @pytest.mark.parametrize("plain", [True, False])
+    def test_summaries_are_whole(self, plain: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+        """At 80 columns, in a terminal and elsewhere."""
+        monkeypatch.setenv("COLUMNS", "80")
+        output = CliRunner().invoke(build_app(plain=plain), ["--help"]).stdout.partition("Commands")[2]
+        lines = [line.strip("│ ") for line in output.splitlines()[1:] if line.strip("─╭╮╰╯│ \n")]
+        assert len(lines) == 10
+        assert all(line.endswith(".") and not line.endswith("...") for line in lines)
 
     def test_version(self) -> None:
         assert fxopt("--version").stdout == f"fxopt {umbrella.__version__}\n"

@@ -20,7 +20,15 @@ from fxopt.guarded_graphs import GuardedGraphs, accepts
 from fxopt_capture import capture
 from fxopt_capture.capture import read_call
 from fxopt_capture.one_at_a_time import one_at_a_time
-from fxopt_core import PreconditionError, Transformation, compose, faithful_copy, registry, type_text
+from fxopt_core import (
+    PreconditionError,
+    Transformation,
+    check_is_transformation,
+    compose,
+    faithful_copy,
+    registry,
+    type_text,
+)
 from fxopt_cpu import calibrated
 from fxopt_rewrite import infer_shapes, tensor_facts
 from fxopt_tools import Inputs, verify as verify_outputs
@@ -252,16 +260,8 @@ def named_pipelines(model: nn.Module) -> tuple[str, ...]:
     return "inference", "cpu-inference", "cpu-inference-bf16", "cpu-inference-int8"
 
 
-def _transformation(pipeline: object) -> Transformation:
-    if isinstance(pipeline, Transformation):
-        return pipeline
-    if isinstance(pipeline, type):
-        raise PreconditionError(
-            f"pipeline is the class {pipeline.__name__}, expected an instance: {pipeline.__name__}()"
-        )
-    if not isinstance(pipeline, str):
-        raise PreconditionError(
-            f"pipeline is {type_text(pipeline)}, expected text such as 'merge-linears,fold-batch-norm', or an "
-            "instance of a pass such as MergeLinears()"
-        )
-    return registry().pipeline(pipeline)
+def _transformation(pipeline: str | Transformation) -> Transformation:
+    if isinstance(pipeline, str):
+        return registry().pipeline(pipeline)
+    check_is_transformation(pipeline, "pipeline")
+    return pipeline

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -68,7 +69,7 @@ def bisect(
             from fxopt_tools import bisect as search
 
             function = None if check is None else named_function(check)
-            graph_module, transformation, calls = prepared(
+            _, graph_module, transformation, calls = prepared(
                 step, source, pipeline, inputs, seed, run_pickled_code=run_pickled_code
             )
             step("checking")
@@ -87,21 +88,10 @@ def bisect(
 
 
 def _data(found: Bisection) -> dict[str, Any]:
-    culprit = found.culprit
-    problems = {trial.limit: trial.problem for trial in found.trials}
-    return {
-        "verdict": found.verdict,
-        "rewrites": found.total,
-        "checks": [{"limit": trial.limit, "problem": trial.problem} for trial in found.trials],
-        "culprit": None
-        if culprit is None
-        else {
-            "number": culprit.number,
-            "pass": culprit.pass_name,
-            "index": culprit.index,
-            "site": culprit.site,
-            "nodes": culprit.nodes,
-            "sources": culprit.sources,
-            "problem": problems.get(culprit.number or 0),
-        },
-    }
+    culprit = None
+    if found.culprit is not None:
+        problems = {trial.limit: trial.problem for trial in found.trials}
+        culprit = asdict(found.culprit)
+        culprit |= {"pass": culprit.pop("pass_name"), "problem": problems.get(culprit["number"] or 0)}
+    checks = [asdict(trial) for trial in found.trials]
+    return {"verdict": found.verdict, "rewrites": found.total, "checks": checks, "culprit": culprit}

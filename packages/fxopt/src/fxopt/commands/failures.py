@@ -63,13 +63,6 @@ class FileError(CommandError):
         super().__init__(message, ExitCode.FILE)
 
 
-class Interrupted(CommandError):
-    """Ctrl-C, or a request to terminate."""
-
-    def __init__(self, code: ExitCode) -> None:
-        super().__init__("interrupted; no file was left half-written", code)
-
-
 class Terminated(KeyboardInterrupt):
     """A request to terminate, which cleans up on its way out as Ctrl-C does."""
 
@@ -96,7 +89,8 @@ def explained(error: BaseException) -> CommandError | None:
     if isinstance(error, CommandError):
         return error
     if isinstance(error, KeyboardInterrupt):
-        return Interrupted(ExitCode.TERMINATED if isinstance(error, Terminated) else ExitCode.INTERRUPTED)
+        code = ExitCode.TERMINATED if isinstance(error, Terminated) else ExitCode.INTERRUPTED
+        return CommandError("interrupted; no file was left half-written", code, kind="Interrupted")
     if isinstance(error, OSError):
         return FileError(f"{type(error).__name__}: {error}")
     from fxopt_core import FxoptError

@@ -87,9 +87,7 @@ class Job:
     verify: bool
     strict: bool
     expect: int | None
-    rtol: float | None
-    atol: float | None
-    sqnr: float | None
+    bounds: Mapping[str, float | None]
     run_pickled_code: bool
     dtype: str | None = None
     device: str | None = None

@@ -8,7 +8,7 @@ import typer
 from rich import filesize
 
 from fxopt.commands.answer import Answer, answer
-from fxopt.commands.checks import check_archives
+from fxopt.commands.checks import check_archive
 from fxopt.commands.failures import CommandError, ExitCode, blaming
 from fxopt.commands.parameters import ArchiveArgument, ForceOption, JsonOption, OutputOption, PickleOption
 from fxopt.commands.terminal import Terminal
@@ -33,7 +33,7 @@ def undo(
     """
 
     def work(terminal: Terminal) -> Answer:
-        check_archives(archive)
+        check_archive(archive)
         from fxopt.commands.outputs import check_output
 
         path = check_output(output, force=force)

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import json
-import re
-import zipfile
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -25,7 +22,6 @@ from fxopt_capture.huggingface.dummy_inputs import default_names
 from fxopt_tools import Inputs
 
 _OF_SENTENCE_TRANSFORMERS = ("SentenceTransformer", "SparseEncoder", "CrossEncoder")
-_ARCHIVES = ("models/model.json", "fxopt.json")
 # What sentence-transformers loads by these names is what transformers does.
 _ENCODERS = frozenset(
     f"{name}Model"
@@ -36,15 +32,6 @@ _ENCODERS = frozenset(
 )  # fmt: skip
 _TOKENIZERS = ("tokenizer*", "vocab*", "*.model", "*.tiktoken")
 _DESCRIPTIONS = ("modules.json", "config.json", "config_sentence_transformers.json", "sentence_bert_config.json")
-
-
-def is_program(path: Path) -> bool:
-    """Whether a file is an archive, of fxopt or of ``torch.export``."""
-    try:
-        with zipfile.ZipFile(path) as archive:
-            return any(name.endswith(_ARCHIVES) for name in archive.namelist())
-    except (OSError, zipfile.BadZipFile):
-        return False
 
 
 def from_pickle(path: Path) -> nn.Module:
@@ -215,11 +202,8 @@ def _class_for(folder: Path, transformers: Any) -> Any:
     found = getattr(transformers, name, None) if isinstance(name, str) and name.isidentifier() else None
     if isinstance(found, type) and issubclass(found, transformers.PreTrainedModel):
         return found
-    models = [known for known in dir(transformers) if re.search(r"(Model|LM|For[A-Z]\w+)$", known)]
-    close = " or ".join(difflib.get_close_matches(str(name), models))
-    hint = f"did you mean {close}? " if close else ""
     raise FileError(
         f"{folder / 'config.json'} names the architecture {name!r}, which is not a model of transformers "
-        f"{transformers.__version__}; {hint}A model with code of its own can be loaded by a factory: "
+        f"{transformers.__version__}; a model with code of its own can be loaded by a factory: "
         "package.module:factory"
     )

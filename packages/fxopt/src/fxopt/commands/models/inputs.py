@@ -72,11 +72,8 @@ def read_file_of_inputs(path: Path, *, run_pickled_code: bool = False) -> list[I
     Raises:
         FileError: There is no such file, or it holds something else.
     """
-    kind = special_kind(path)
-    if kind is not None:
+    if kind := special_kind(path):
         raise FileError(f"{path} is {kind}; expected a file with {_FORMS}, written by torch.save")
-    if not path.is_file():
-        raise FileError(f"there is no file {str(path)!r} with inputs; expected {_FORMS}, written by torch.save")
     found = _safetensors(path) if path.suffix == ".safetensors" else _saved(path, run_pickled_code)
     try:
         return read_inputs(found)
@@ -98,11 +95,7 @@ def _saved(path: Path, run_pickled_code: bool) -> Any:
 
 def _safetensors(path: Path) -> dict[str, torch.Tensor]:
     try:
-        reader = importlib.import_module("safetensors.torch")
-    except ImportError as error:
-        raise FileError(f"reading {path} needs safetensors: pip install safetensors") from error
-    try:
-        return dict(reader.load_file(path))
+        return dict(importlib.import_module("safetensors.torch").load_file(path))
     except Exception as error:  # its class is defined in an extension module
         raise FileError(f"{path} cannot be read as safetensors: {error}") from error
 
@@ -184,8 +177,11 @@ def prepared(
     *,
     run_pickled_code: bool,
     wanted: Wanted | None = None,
-) -> tuple[GraphModule, Transformation, list[Inputs]]:
-    """Return the graph of a source, a pipeline, and inputs; the steps "reading" and "capturing" are announced.
+    compare: bool = True,
+) -> tuple[Source, GraphModule, Transformation, list[Inputs]]:
+    """Return a source, its graph, a pipeline, and inputs; the steps "reading" and "capturing" are announced.
+
+    Without a text, the pipeline is the default one of the model.
 
     Raises:
         CommandError: There is no such source, file of inputs or pass, or the model cannot be captured.
@@ -195,5 +191,5 @@ def prepared(
     source = read_source(text, run_pickled_code=run_pickled_code, wanted=wanted, pipeline=pipeline)
     calls = inputs_for(source, inputs, seed, run_pickled_code=run_pickled_code, wanted=wanted)
     step("capturing")
-    graph_module = graph_of(source, calls[0], None if wanted is None else wanted.dynamic)
-    return graph_module, chosen or registry().pipeline(default_pipeline(graph_module)), calls
+    graph_module = graph_of(source, calls[0], None if wanted is None else wanted.dynamic, compare=compare)
+    return source, graph_module, chosen or registry().pipeline(default_pipeline(graph_module)), calls
