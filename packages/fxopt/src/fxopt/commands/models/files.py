@@ -22,16 +22,7 @@ from fxopt_capture.huggingface.dummy_inputs import default_names
 from fxopt_tools import Inputs
 
 _OF_SENTENCE_TRANSFORMERS = ("SentenceTransformer", "SparseEncoder", "CrossEncoder")
-# What sentence-transformers loads by these names is what transformers does.
-_ENCODERS = frozenset(
-    f"{name}Model"
-    for name in (
-        "Albert", "Bert", "Camembert", "DebertaV2", "DistilBert", "Electra", "MPNet", "ModernBert", "Roberta",
-        "XLMRoberta",
-    )
-)  # fmt: skip
 _TOKENIZERS = ("tokenizer*", "vocab*", "*.model", "*.tiktoken")
-_DESCRIPTIONS = ("modules.json", "config.json", "config_sentence_transformers.json", "sentence_bert_config.json")
 
 
 def from_pickle(path: Path) -> nn.Module:
@@ -65,13 +56,10 @@ def opened(
         FileError: The folder holds no such model, or it cannot be loaded.
         PreconditionError: No graph can stand for what is in it.
     """
-    has_library = (folder / "modules.json").is_file() and find_spec("sentence_transformers")
-    if not has_library or _is_usual(folder):
-        model = from_folder(folder, dtype)
-        calls = _prepared_calls(folder, taker or model)
-        if calls or not has_library:
-            return model, calls
-    return _from_library(folder, dtype)
+    if (folder / "modules.json").is_file() and find_spec("sentence_transformers"):
+        return _from_library(folder, dtype)
+    model = from_folder(folder, dtype)
+    return model, _prepared_calls(folder, taker or model)
 
 
 def from_folder(folder: Path, dtype: torch.dtype | None = None) -> nn.Module:
@@ -121,29 +109,6 @@ def _from_library(folder: Path, dtype: torch.dtype | None) -> tuple[nn.Module, l
         reason = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
         raise FileError(f"sentence-transformers cannot load {folder}: {type(error).__name__}: {reason}") from error
     return calls_of(client.eval())
-
-
-def _is_usual(folder: Path) -> bool:
-    """Whether transformers alone opens a folder as sentence-transformers, which takes a second to import, would.
-
-    What cannot be read is left to sentence-transformers, which says what is wrong.
-    """
-    try:
-        modules, config, client, settings = (
-            json.loads((folder / name).read_text(encoding="utf-8")) if (folder / name).is_file() else {}
-            for name in _DESCRIPTIONS
-        )
-        kind, path = modules[0]["type"].split("."), modules[0]["path"]
-        return bool(
-            config["architectures"][0] in _ENCODERS
-            and not config.get("is_decoder")
-            and (kind[0], kind[-1], path) == ("sentence_transformers", "Transformer", "")
-            and client.get("model_type", "SentenceTransformer") == "SentenceTransformer"
-            and settings.get("transformer_task", "feature-extraction") == "feature-extraction"
-            and not (folder / "adapter_config.json").exists()
-        )
-    except (OSError, ValueError, RecursionError, TypeError, KeyError, IndexError, AttributeError):
-        return False
 
 
 def _prepared_calls(folder: Path, model: Any) -> list[Inputs]:
