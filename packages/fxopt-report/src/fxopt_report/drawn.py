@@ -15,6 +15,7 @@ from fxopt_core import iter_nodes
 from fxopt_report.frames import Frame, model_frame
 from fxopt_report.markup import printable
 from fxopt_report.node_text import target_text, text_of, without_addresses
+from fxopt_rewrite import tensor_facts
 
 Category = Literal["input", "tensor", "module", "function", "output"]
 _CATEGORIES: Mapping[str, Category] = {
@@ -141,7 +142,7 @@ def _drawn_node(node: Node, modules: Mapping[str, str]) -> DrawnNode:
         arguments=_cut(_arguments(node.args, node.kwargs)),
         outline=_arguments(*outline),
         inputs=tuple(read.name for read in node.all_input_nodes),
-        value=_value(node.meta),
+        value=_value(node),
         module=_cut(module),
         frame=model_frame(str(node.meta.get("stack_trace") or "")),
         scope=_scope(node, target),
@@ -173,13 +174,9 @@ def _arguments(args: Iterable[object], kwargs: Mapping[str, object]) -> str:
     return ", ".join([*texts, *(f"{key}={text_of(value)}" for key, value in kwargs.items())])
 
 
-def _value(meta: Mapping[str, Any]) -> str:
-    for key in ("val", "tensor_meta"):
-        value: Any = meta.get(key)
-        if hasattr(value, "shape") and hasattr(value, "dtype"):
-            sizes = ", ".join(map(str, value.shape))
-            return f"{str(value.dtype).removeprefix('torch.')}[{sizes}]"
-    return ""
+def _value(node: Node) -> str:
+    facts = tensor_facts(node)
+    return "" if facts is None else f"{str(facts.dtype).removeprefix('torch.')}[{', '.join(map(str, facts.shape))}]"
 
 
 def _extra(module: nn.Module) -> str:

@@ -6,12 +6,10 @@ No tensor is touched, only names are copied, so that this works also for passes 
 from __future__ import annotations
 
 import sys
-from typing import Any
 
 import torch
 from torch import nn
 from torch.fx import Graph, GraphModule, Node
-from torch.fx.node import map_arg
 
 from fxopt_core import FxoptError, Record, Transformation, iter_nodes, known_class, ledger_of, tag_of
 from fxopt_report.drawn import DrawnGraph, drawn, module_texts
@@ -23,7 +21,6 @@ from fxopt_rewrite import (
     NodeAdded,
     NodeRemoved,
     NodeReplaced,
-    NodeRow,
     TensorRow,
     Unresolved,
     edits_of,
@@ -120,21 +117,12 @@ class _FormerGraph(EditVisitor):
         row = edit.row
         known = row.target, row.args, dict(row.kwargs)
         target, args, kwargs = mapped(known, lambda ref: self._node(ref.id), _Named)
-        place = self._place(row, (args, kwargs))
+        former = [] if row.previous is None else self._by_number.get(row.previous, [])
         first = next(iter_nodes(self._graph), None)
-        with self._graph.inserting_before(first) if place is None else self._graph.inserting_after(place):
+        with self._graph.inserting_after(former[0]) if former else self._graph.inserting_before(first):
             node = self._graph.create_node(row.op, target, args, kwargs, row.name)
         node.meta = dict(row.meta)
         self._note(node, row.name, row.id)
-
-    def _place(self, row: NodeRow, arguments: Any) -> Node | None:
-        """Return the node that a node came after, or a substitute for it; None for the beginning."""
-        found = [] if row.previous is None else self._by_number.get(row.previous, [])
-        if found:
-            return found[0]
-        inputs: list[Node] = []
-        map_arg(arguments, inputs.append)
-        return max(inputs, default=None)
 
     def node_replaced(self, edit: NodeReplaced) -> None:
         """Let users read the old node again."""

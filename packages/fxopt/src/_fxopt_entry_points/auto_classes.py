@@ -33,7 +33,9 @@ class Opener:
         keys = ("archive", "dtype", "model_type")
         if not isinstance(own, dict) or not all(isinstance(own.get(key), str) for key in keys) or others:
             raise ValueError(f"the config.json of {path} says that fxopt wrote it, and is not as fxopt writes it")
-        _check_head(path, head, own["model_type"], cls.auto_class)
+        if not _fits(head, own["model_type"], cls.auto_class):
+            name = cls.auto_class.__name__
+            raise ValueError(f"{path} holds a {head}, which {name} does not open: optimize the model that is needed")
         given = [name for name in _DECIDED if kwargs.get(name) is not None]
         dtype = kwargs.get("dtype") or kwargs.get("torch_dtype") or "auto"
         if dtype != "auto" and _name(dtype) != own["dtype"]:
@@ -67,14 +69,6 @@ def auto_class_for(config: Mapping[str, Any]) -> Any:
     head, model_type = config["architectures"][0], config["fxopt"]["model_type"]
     classes = (getattr(modeling_auto, name) for name in modeling_auto.__all__ if name.startswith("AutoModel"))
     return next((each for each in classes if _fits(head, model_type, each)), None)
-
-
-def _check_head(path: str, name: str, model_type: str, auto_class: Any) -> None:
-    """Refuse to return a model with another head than the class has."""
-    if not _fits(name, model_type, auto_class):
-        raise ValueError(
-            f"{path} holds a {name}, which {auto_class.__name__} does not open: optimize the model that is needed"
-        )
 
 
 def _fits(name: str, model_type: str, auto_class: Any) -> bool:

@@ -148,12 +148,12 @@ def optimize(
     transformation = None if pipeline is None else _transformation(pipeline)
 
     def transformed(
-        model: nn.Module, example: Inputs, noted: Sequence[Inputs], dynamic_shapes: Any, first: Transformation | None
+        model: nn.Module, example: Inputs, noted: Sequence[Inputs], shapes: Any, first: Transformation | None
     ) -> GraphModule:
         if isinstance(model, GraphModule):
             graph_module = _with_shapes(faithful_copy(model), example)
         else:
-            graph_module = capture(model, example.args, example.kwargs, dynamic_shapes=dynamic_shapes, compare=verify)
+            graph_module = capture(model, example.args, example.kwargs, dynamic_shapes=shapes, compare=verify)
         if also is not None:
             noted = [call for call in noted if accepts(graph_module, call)] or [example]
         chosen = transformation or registry().pipeline(default_pipeline(graph_module))
@@ -166,13 +166,9 @@ def optimize(
         return graph_module
 
     def optimized(
-        model: nn.Module,
-        calls: Sequence[Inputs],
-        noted: Sequence[Inputs],
-        dynamic_shapes: Any,
-        first: Transformation | None = None,
+        model: nn.Module, calls: Sequence[Inputs], noted: Sequence[Inputs], shapes: Any, first: Transformation | None
     ) -> GraphModule:
-        return verified(model, transformed(model, calls[0], noted, dynamic_shapes, first), calls)
+        return verified(model, transformed(model, calls[0], noted, shapes, first), calls)
 
     with one_at_a_time():  # to the end: verifying calls the model, which a capture in another thread changes meanwhile
         if not is_client(model):
@@ -185,8 +181,6 @@ def optimize(
             first = slow_dtype(model, transformation) if fits and computes else None
             if first is not None:
                 model = computed_in_float32(model, first.dtype, calls)
-            if also is None:
-                return optimized(model, calls, noted, dynamic_shapes, first)
             ways: list[tuple[GraphModule, list[Inputs]]] = []
             for call, shapes in zip(calls, _shapes_of(model, calls, dynamic_shapes), strict=True):
                 taken = next((own for graph_module, own in ways if accepts(graph_module, call)), None)
@@ -194,10 +188,10 @@ def optimize(
                     ways.append((transformed(model, call, noted, shapes, first), [call]))
                 else:
                     taken.append(call)
-            guarded = GuardedGraphs(graph_module for graph_module, _ in ways)
+            made = ways[0][0] if also is None else GuardedGraphs(graph_module for graph_module, _ in ways)
             for graph_module, own in ways:
                 verified(model, graph_module, own)
-            return guarded
+            return made
         if args or kwargs or dynamic_shapes is not None:
             raise PreconditionError(
                 f"a {type(model).__name__} makes its example inputs itself: leave out args, kwargs and dynamic_shapes"
@@ -207,7 +201,7 @@ def optimize(
 
 def _shapes_of(model: nn.Module, calls: Sequence[Inputs], dynamic_shapes: Any) -> list[Any]:
     """Return the dynamic shapes of each call: of a mapping, those of the inputs that it has and others lack."""
-    if not isinstance(dynamic_shapes, Mapping):
+    if not isinstance(dynamic_shapes, Mapping) or len(calls) == 1:
         return [dynamic_shapes] * len(calls)
     names = [read_call(model, call.args, call.kwargs).form.inputs for call in calls]
     return [

@@ -35,7 +35,6 @@ CheckOption = Annotated[
         "module has to compute the same as the untransformed one, on the inputs and within the tolerances.",
     ),
 ]
-_EXPECTED_CHECKS = 12
 
 
 def bisect(
@@ -73,14 +72,8 @@ def bisect(
                 step, source, pipeline, inputs, seed, run_pickled_code=run_pickled_code
             )
             step("checking")
-            done: list[str] = []
-
-            def report(line: str) -> None:
-                done.append(line)
-                step.part(min(len(done), _EXPECTED_CHECKS), _EXPECTED_CHECKS)
-
             with blaming(ExitCode.FILE):
-                found = search(graph_module, transformation, function or calls, **bounds, report=report)
+                found = search(graph_module, transformation, function or calls, **bounds)
         code = ExitCode.DONE if found else ExitCode.NOTHING_FOUND
         return Answer(_data(found), lambda terminal: terminal.print(str(found)), code)
 

@@ -93,16 +93,13 @@ def _show_list(terminal: Terminal, data: dict[str, list[Any]]) -> None:
         terminal.print()
         terminal.table(("pipeline", "passes"), [(row["name"], row["text"]) for row in data["pipelines"]])
     for row in data["failed"]:
-        terminal.print()
-        terminal.print(f"failed: {row['error']}", style="red")
+        terminal.print(f"\nfailed: {row['error']}", style="red")
     for row in data["missing"]:
         hint = f"; did you mean {' or '.join(row['close'])}?" if row["close"] else ""
-        terminal.print()
         text = f"missing: FXOPT_PLUGINS names {row['plugin']!r}, which is not an installed plugin{hint}"
-        terminal.print(text, style="red")
+        terminal.print(f"\n{text}", style="red")
     if data["left_out"]:
-        terminal.print()
-        terminal.print(f"left out: FXOPT_PLUGINS does not name {', '.join(data['left_out'])}", style="yellow")
+        terminal.print(f"\nleft out: FXOPT_PLUGINS does not name {', '.join(data['left_out'])}", style="yellow")
 
 
 PassArgument = Annotated[

@@ -70,19 +70,13 @@ def take_back(graph_module: GraphModule, *, everything: bool) -> list[str]:
     names: list[str] = []
     with blaming(ExitCode.UNDO):
         while True:
-            applied = _applied(graph_module)
+            before = history(graph_module)
             undo_last(graph_module)
-            left = _applied(graph_module)
-            names += [history(graph_module)[place].pass_name for place in reversed(applied) if place not in left]
-            if left == applied or not everything:
+            pairs = zip(reversed(before), reversed(history(graph_module)), strict=True)
+            undone = [old.pass_name for old, new in pairs if old.changed and old.state != new.state]
+            names += undone
+            if not undone or not everything:
                 return names
-
-
-def _applied(graph_module: GraphModule) -> list[int]:
-    from fxopt_core import history
-
-    records = enumerate(history(graph_module))
-    return [place for place, record in records if record.state == "applied" and record.changed]
 
 
 def _show(terminal: Terminal, data: dict[str, Any]) -> None:

@@ -83,7 +83,8 @@ def with_models_replaced(
                 [Inputs(*map(_wide, call.args), **pytree.tree_map(_wide, dict(call.kwargs))) for call in each]
                 for each in (calls, noted)
             )
-            _holder(recording).float()  # layers after the model, which get its results
+            around: Any = recording if isinstance(recording, nn.Module) else recording.model
+            around.float()  # layers after the model, which get its results
         memo[id(recorder)] = optimize(model, calls, noted, varying_sizes(calls[0]), first)
     return copy.deepcopy(recording, memo)
 
@@ -144,8 +145,9 @@ class _Recorder(nn.Module):
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Record a call, and make it."""
         with torch.inference_mode(False):  # clients call in it, and its tensors are of no use outside
-            noted = {name: pytree.tree_map(_own, value) for name, value in kwargs.items() if _counts(value)}
-            self.calls.append(Inputs(*pytree.tree_map(_own, args), **noted))
+            noted = {name: value for name, value in kwargs.items() if _counts(value)}
+            args_noted, noted = pytree.tree_map_only(torch.Tensor, torch.clone, (args, noted))
+            self.calls.append(Inputs(*args_noted, **noted))
         return self.model(*args, **kwargs)
 
     def __getattr__(self, name: str) -> Any:
@@ -157,16 +159,6 @@ class _Recorder(nn.Module):
 
 def _wide(value: Any) -> Any:
     return value.float() if isinstance(value, torch.Tensor) and value.is_floating_point() else value
-
-
-def _holder(client: Any) -> nn.Module:
-    """Return the module in which a client has its model."""
-    holder: nn.Module = client if isinstance(client, nn.Module) else client.model
-    return holder
-
-
-def _own(value: object) -> object:
-    return value.clone() if isinstance(value, torch.Tensor) else value
 
 
 def _counts(value: object) -> bool:

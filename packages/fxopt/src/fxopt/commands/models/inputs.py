@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
 from torch.fx import GraphModule, Node
 from torch.utils import _pytree as pytree
 
@@ -22,13 +21,12 @@ from fxopt.optimization import default_pipeline
 from fxopt_capture.archive.export import call_of
 from fxopt_capture.huggingface.dummy_inputs import default_names, dummy_inputs
 from fxopt_core import CaptureError, PreconditionError, Transformation, iter_nodes, registry, type_text
-from fxopt_rewrite import special_kind
+from fxopt_rewrite import EmbeddingCall, GraphIndex, read_embedding, special_kind
 from fxopt_tools import Inputs
 from fxopt_tools.inputs import read_inputs
 
 _GIVE = "give them by --inputs FILE"
 _FORMS = "a tensor, a tuple of positional inputs, a dictionary of inputs by name, or a list of these for several calls"
-_EMBEDDINGS = (torch.ops.aten.embedding.default, torch.nn.functional.embedding)
 _PICKLE = b"\x80"  # the first byte of files in torch's older format
 _REACH = 200  # how many nodes to search for the embedding that an input indexes
 
@@ -113,7 +111,8 @@ def drawn(graph_module: GraphModule, seed: int) -> Inputs:
     leaves, spec = pytree.tree_flatten(dict(call.inputs))
     placeholders = [node for node in iter_nodes(graph_module.graph) if node.op == "placeholder"]
     nodes = placeholders if len(placeholders) == len(leaves) else [None] * len(leaves)
-    values = [_draw(leaf, node, graph_module, generator) for leaf, node in zip(leaves, nodes, strict=True)]
+    index = GraphIndex(graph_module)
+    values = [_draw(leaf, node, index, generator) for leaf, node in zip(leaves, nodes, strict=True)]
     named: Mapping[str, Any] = pytree.tree_unflatten(values, spec)
     names = list(named)
     return Inputs(
@@ -121,7 +120,7 @@ def drawn(graph_module: GraphModule, seed: int) -> Inputs:
     )
 
 
-def _draw(leaf: object, node: Node | None, module: nn.Module, generator: torch.Generator) -> object:
+def _draw(leaf: object, node: Node | None, index: GraphIndex, generator: torch.Generator) -> object:
     if not isinstance(leaf, torch.Tensor):
         return leaf
     if leaf.is_floating_point() or leaf.is_complex():
@@ -132,40 +131,23 @@ def _draw(leaf: object, node: Node | None, module: nn.Module, generator: torch.G
     elif leaf.dtype is torch.uint8:
         values = torch.randint(256, leaf.shape, generator=generator)
     else:
-        rows = None if node is None else min(_tables(node, module), default=None)
+        rows = None if node is None else min(_tables(node, index), default=None)
         values = torch.ones(leaf.shape) if rows is None else torch.randint(rows, leaf.shape, generator=generator)
     return values.to(dtype=leaf.dtype, device=leaf.device)
 
 
-def _tables(node: Node, module: nn.Module) -> Iterator[int]:
+def _tables(node: Node, index: GraphIndex) -> Iterator[int]:
     """Yield the numbers of rows of the embeddings that a value, or what is computed from it, indexes."""
     waiting, seen = [node], {node}
     while waiting and len(seen) < _REACH:
         value = waiting.pop()
         for user in value.users:
-            if (rows := _rows(user, value, module)) is not None:
-                yield rows
+            call = read_embedding(index, user)
+            if isinstance(call, EmbeddingCall) and call.input is value:
+                yield len(call.weight.tensor)
             elif user not in seen and user.args and user.args[0] is value:
                 seen.add(user)
                 waiting.append(user)
-
-
-def _rows(user: Node, index: Node, module: nn.Module) -> int | None:
-    """Return the number of rows of the table in which a node looks up an index; None for other nodes."""
-    if user.op == "call_module":
-        called = module.get_submodule(str(user.target))
-        if isinstance(called, nn.Embedding | nn.EmbeddingBag) and user.args[:1] == (index,):
-            return called.num_embeddings
-        return None
-    if user.target not in _EMBEDDINGS or index not in user.args[:2]:
-        return None
-    table = next(arg for arg in user.args[:2] if arg is not index)
-    if not isinstance(table, Node) or table.op != "get_attr":
-        return None
-    weight: Any = module
-    for name in str(table.target).split("."):
-        weight = getattr(weight, name)
-    return int(weight.shape[0])
 
 
 def prepared(
