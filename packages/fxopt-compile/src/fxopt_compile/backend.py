@@ -8,7 +8,7 @@ import re
 import threading
 import weakref
 from collections import Counter
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from itertools import count
 from typing import Any, cast
@@ -241,7 +241,7 @@ class LiveGraph:
         if binding is not None:
             if binding.refresh(values):
                 return binding
-            self.forget(binding)
+            self.drop(lambda each: each is binding)
         try:
             return self._bind(values)
         except FxoptError:
@@ -258,17 +258,9 @@ class LiveGraph:
         self._bindings.append(binding)
         return binding
 
-    def forget(self, binding: Binding) -> None:
-        """Drop the rewritten graph of a set of weights."""
-        self._bindings = [each for each in self._bindings if each is not binding]
-
-    def forget_left(self, held: Mapping[int, int]) -> None:
-        """Drop rewritten graphs whose weights have moved, or which alone hold them: ``held`` counts the holders."""
-        self._bindings = [each for each in self._bindings if not each.is_left(held)]
-
-    def forget_weights(self, ids: Container[int]) -> None:
-        """Drop the rewritten graphs that read tensors with these ids."""
-        self._bindings = [each for each in self._bindings if not each.reads(ids)]
+    def drop(self, is_dropped: Callable[[Binding], bool]) -> None:
+        """Drop rewritten graphs."""
+        self._bindings = [each for each in self._bindings if not is_dropped(each)]
 
     def is_of(self, tensors: Mapping[int, Tensor]) -> bool:
         """Return whether the graph was compiled, or is kept, for one of these tensors (by id)."""
@@ -302,7 +294,7 @@ def sweep() -> None:
     graphs = list(GRAPHS)
     held = Counter(id(each) for graph in graphs for binding in graph._bindings for each in binding.tensors)
     for graph in graphs:
-        graph.forget_left(held)
+        graph.drop(lambda binding: binding.is_left(held))
 
 
 def _after_collection(phase: str, info: Mapping[str, int]) -> None:
@@ -321,4 +313,4 @@ def forget(model: nn.Module) -> None:
     """Drop everything derived from a model's weights."""
     ids = {id(tensor) for tensor in (*model.parameters(), *model.buffers())}
     for graph in list(GRAPHS):
-        graph.forget_weights(ids)
+        graph.drop(lambda binding: binding.reads(ids))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -102,15 +101,6 @@ class DrawnGraph:
         ['input', 'relu', 'output']
         """
         return drawn(graph_module.graph, module_texts(graph_module))
-
-    def kinds(self) -> Counter[str]:
-        """Return how many operations of each kind there are: layers by class, functions by name.
-
-        >>> import torch
-        >>> DrawnGraph.of(torch.fx.symbolic_trace(torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.ReLU()))).kinds()
-        Counter({'Linear': 1, 'ReLU': 1})
-        """
-        return Counter(node.label for node in self.nodes.values() if node.category in ("module", "function"))
 
     def edges(self) -> Iterator[tuple[str, str]]:
         """Yield the pairs of a node that is read and one that reads it."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -77,9 +78,12 @@ class Picture:
         """
         if self.before is None:
             return ()
-        nodes = (*self.former.values(), *self.after.nodes.values())
-        layers = {node.label for node in nodes if node.category == "module"}
-        old, new = self.before.kinds(), self.after.kinds()
+        graphs = [
+            [node for node in graph.nodes.values() if node.category in ("module", "function")]
+            for graph in (self.before, self.after)
+        ]
+        layers = {node.label for nodes in graphs for node in nodes if node.category == "module"}
+        old, new = (Counter(node.label for node in nodes) for nodes in graphs)
         rows = [(kind, old[kind], new[kind]) for kind in {**old, **new}]
         return tuple(sorted(rows, key=lambda row: (row[0] not in layers, -abs(row[2] - row[1]))))
 

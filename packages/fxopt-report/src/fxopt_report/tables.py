@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import zip_longest
 
 from fxopt_core import Record, meaning
@@ -47,9 +47,8 @@ def table(label: str, headings: Sequence[str], rows: Iterable[Sequence[Content]]
     return Html(framed(lines[:_ROWS]) + more)
 
 
-def sites_table(sites: Sequence[DrawnSite], shown: Container[int], *, rewritten: bool) -> Html:
-    """Return the sites of these identities, with what became of them, or with the reasons why they were refused."""
-    chosen = [(place, site) for place, site in enumerate(sites) if id(site) in shown]
+def sites_table(sites: Sequence[tuple[int, DrawnSite]], *, rewritten: bool) -> Html:
+    """Return numbered sites with what became of them, or with the reasons why they were refused."""
     rows = (
         [
             _show(place, site),
@@ -58,34 +57,33 @@ def sites_table(sites: Sequence[DrawnSite], shown: Container[int], *, rewritten:
             *([_became(site)] if rewritten else _refused(site)),
             _source(site.frame),
         ]
-        for place, site in chosen
+        for place, site in sites
     )
     label, headings = ("Rewrites", ["before → after"]) if rewritten else ("Refusals", ["reason", "what was found"])
-    return table(label, ["", "pass", "site", *headings, "in the model"], rows, [f"site-{place}" for place, _ in chosen])
+    return table(label, ["", "pass", "site", *headings, "in the model"], rows, [f"site-{place}" for place, _ in sites])
 
 
 def grouped_sites(sites: Sequence[DrawnSite], *, rewritten: bool) -> list[Html]:
     """Return tables of sites; equal rewrites of layers whose names differ in numbers only are folded into one line."""
-    groups: dict[tuple[str, ...], list[DrawnSite]] = {}
-    for site in sites:
+    groups: dict[tuple[str, ...], list[tuple[int, DrawnSite]]] = {}
+    for place, site in enumerate(sites):
         if site.rewritten == rewritten:
             alike = (_NUMBER.sub("*", text) for text in (site.site, *site.was, *site.became))
-            groups.setdefault((site.record.pass_name, site.record.state, site.reason, *alike), []).append(site)
-    shown, single = [], set[int]()
+            key = site.record.pass_name, site.record.state, site.reason, *alike
+            groups.setdefault(key, []).append((place, site))
+    shown = []
     for (name, _, reason, *_), group in groups.items():
-        chosen = {id(each) for each in group}
-        if len(group) < _ALIKE:
-            single |= chosen
-            continue
-        count, result = f"{len(group)} × ", f" {reason or 'rewritten'} by "
-        title = tag("summary", count, tag("code", _in_common(group)), result, tag("code", name))
-        shown.append(tag("details", title, sites_table(sites, chosen, rewritten=rewritten), class_="more"))
-    return [*shown, sites_table(sites, single, rewritten=rewritten)] if single else shown
+        if len(group) >= _ALIKE:
+            count, result = f"{len(group)} × ", f" {reason or 'rewritten'} by "
+            title = tag("summary", count, tag("code", _in_common(group)), result, tag("code", name))
+            shown.append(tag("details", title, sites_table(group, rewritten=rewritten), class_="more"))
+    single = sorted(place for group in groups.values() if len(group) < _ALIKE for place, _ in group)
+    return [*shown, sites_table([(place, sites[place]) for place in single], rewritten=rewritten)] if single else shown
 
 
-def _in_common(group: Sequence[DrawnSite]) -> str:
+def _in_common(group: Sequence[tuple[int, DrawnSite]]) -> str:
     """Return the name of sites with a star for each number that differs."""
-    parts = zip(*(_NUMBER.split(site.site) for site in group), strict=True)
+    parts = zip(*(_NUMBER.split(site.site) for _, site in group), strict=True)
     return "".join(part[0] if len({*part}) == 1 else "*" for part in parts)
 
 

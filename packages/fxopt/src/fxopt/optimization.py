@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, overload
 
+import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import GraphModule
@@ -180,7 +181,7 @@ def optimize(
             computes = named.startswith("cpu-inference") or narrows(transformation)
             first = slow_dtype(model, transformation) if fits and computes else None
             if first is not None:
-                model = computed_in_float32(model, first.dtype, calls)
+                model = computed_in_float32(model, getattr(torch, first.stored), calls)
             ways: list[tuple[GraphModule, list[Inputs]]] = []
             for call, shapes in zip(calls, _shapes_of(model, calls, dynamic_shapes), strict=True):
                 taken = next((own for graph_module, own in ways if accepts(graph_module, call)), None)

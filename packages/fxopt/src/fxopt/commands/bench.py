@@ -15,6 +15,7 @@ from fxopt.commands.parameters import (
     DtypeOption,
     DynamicOption,
     InputsOption,
+    Job,
     JsonOption,
     PickleOption,
     PipelineOption,
@@ -59,19 +60,11 @@ def bench(
         check_sources(source, inputs=inputs)
         with terminal.steps(4) as step:
             from fxopt.commands.models.inputs import prepared
-            from fxopt.commands.models.wanted import Wanted
             from fxopt.optimization import named_pipelines
             from fxopt_tools import bench as measure, compare_pipelines
 
-            _, graph_module, transformation, calls = prepared(
-                step,
-                source,
-                pipeline,
-                inputs,
-                seed,
-                run_pickled_code=run_pickled_code,
-                wanted=Wanted.read(dtype, device, varying),
-            )
+            job = Job(source, pipeline, inputs, seed, run_pickled_code, dtype=dtype, device=device, dynamic=varying)
+            _, graph_module, transformation, calls = prepared(step, job)
             step("measuring")
             with blaming(ExitCode.PASS):
                 if pipeline is None and per == "pipeline":

@@ -13,6 +13,7 @@ from fxopt.commands.failures import CommandError, ExitCode, blaming
 from fxopt.commands.parameters import (
     AtolOption,
     InputsOption,
+    Job,
     JsonOption,
     PickleOption,
     PipelineOption,
@@ -68,9 +69,8 @@ def bisect(
             from fxopt_tools import bisect as search
 
             function = None if check is None else named_function(check)
-            _, graph_module, transformation, calls = prepared(
-                step, source, pipeline, inputs, seed, run_pickled_code=run_pickled_code
-            )
+            job = Job(source, pipeline, inputs, seed, run_pickled_code)
+            _, graph_module, transformation, calls = prepared(step, job)
             step("checking")
             with blaming(ExitCode.FILE):
                 found = search(graph_module, transformation, function or calls, **bounds)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -54,17 +55,7 @@ def optimized(
     Raises:
         CommandError: Anything that goes wrong before the archive is saved; then nothing is saved.
     """
-    wanted = Wanted.read(job.dtype, job.device, job.dynamic)
-    source, graph_module, transformation, calls = prepared(
-        step,
-        job.source,
-        job.pipeline,
-        job.inputs,
-        job.seed,
-        run_pickled_code=job.run_pickled_code,
-        wanted=wanted,
-        compare=job.verify,
-    )
+    source, graph_module, transformation, calls = prepared(step, job)
     before, known = size_data(graph_module), len(history(graph_module))
     kinds = operations_of(graph_module)
     drawn = None
@@ -93,7 +84,8 @@ def optimized(
                 reason = str(error).replace(str(folder), str(path))
                 hint = "save model and tokenizer with their save_pretrained, and start from that folder"
                 raise FileError(f"{path} was not written, as nobody could use it: {reason}; {hint}") from error
-            own = [] if job.inputs else [Wanted(dtype_of(source.model), wanted.device).moved(call) for call in own]
+            wanted = replace(Wanted.read(None, job.device, {}), dtype=dtype_of(source.model))
+            own = [] if job.inputs else [wanted.moved(call) for call in own]
             verification = _verified(source, found, own or calls, job)
 
     if not is_archive:

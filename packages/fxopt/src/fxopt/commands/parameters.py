@@ -78,18 +78,18 @@ JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON, for script
 
 @dataclass(frozen=True)
 class Job:
-    """What `fxopt optimize` is asked to do, option by option."""
+    """What a command is asked to do, option by option; the last five are those of `fxopt optimize`."""
 
     source: str
     pipeline: str | None
     inputs: str | None
     seed: int
-    verify: bool
-    strict: bool
-    expect: int | None
-    bounds: Mapping[str, float | None]
     run_pickled_code: bool
     dtype: str | None = None
     device: str | None = None
     dynamic: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    verify: bool = True
+    strict: bool = False
+    expect: int | None = None
+    bounds: Mapping[str, float | None] = field(default_factory=dict)
     times: bool = False

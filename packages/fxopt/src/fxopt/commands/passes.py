@@ -120,12 +120,12 @@ def _found(terminal: Terminal, name: str) -> Answer:
         from fxopt_core import registry
 
         found = registry().lookup(name)
-    if isinstance(found, str):
-        members = registry().pipeline_text(registry().pipeline(found)).split(",")
-        data: dict[str, Any] = {"name": name, "pipeline": found, "passes": members}
-        return Answer(data, lambda terminal: _show_pipeline(terminal, data))
-    data = _described(found)
-    return Answer(data, lambda terminal: _show(terminal, data))
+    if not isinstance(found, str):
+        data = _described(found)
+        return Answer(data, lambda terminal: _show(terminal, data))
+    members = registry().pipeline_text(registry().pipeline(found)).split(",")
+    text = "\n  ".join([f"{name}, a pipeline", *members])
+    return Answer({"name": name, "pipeline": found, "passes": members}, lambda terminal: terminal.print(text))
 
 
 def _described(info: PassInfo) -> dict[str, Any]:
@@ -146,12 +146,6 @@ def _described(info: PassInfo) -> dict[str, Any]:
         "reasons": dict(sorted(cls.reasons.items(), key=lambda item: (item[0] in REASONS, item))),  # its own come first
         "docs": documentation_of(info),
     }
-
-
-def _show_pipeline(terminal: Terminal, data: dict[str, Any]) -> None:
-    terminal.print(f"{data['name']}, a pipeline", style="bold")
-    for name in data["passes"]:
-        terminal.print(f"  {name}")
 
 
 def _show(terminal: Terminal, data: dict[str, Any]) -> None:

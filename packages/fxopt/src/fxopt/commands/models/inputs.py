@@ -16,6 +16,7 @@ from fxopt.commands.checks import FLAG
 from fxopt.commands.failures import FileError
 from fxopt.commands.models.sources import Source, graph_of, read_source
 from fxopt.commands.models.wanted import Wanted
+from fxopt.commands.parameters import Job
 from fxopt.commands.terminal import Steps
 from fxopt.optimization import default_pipeline
 from fxopt_capture.archive.export import call_of
@@ -150,17 +151,7 @@ def _tables(node: Node, index: GraphIndex) -> Iterator[int]:
                 waiting.append(user)
 
 
-def prepared(
-    step: Steps,
-    text: str,
-    pipeline: str | None,
-    inputs: str | None,
-    seed: int,
-    *,
-    run_pickled_code: bool,
-    wanted: Wanted | None = None,
-    compare: bool = True,
-) -> tuple[Source, GraphModule, Transformation, list[Inputs]]:
+def prepared(step: Steps, job: Job) -> tuple[Source, GraphModule, Transformation, list[Inputs]]:
     """Return a source, its graph, a pipeline, and inputs; the steps "reading" and "capturing" are announced.
 
     Without a text, the pipeline is the default one of the model.
@@ -168,10 +159,11 @@ def prepared(
     Raises:
         CommandError: There is no such source, file of inputs or pass, or the model cannot be captured.
     """
-    chosen = None if pipeline is None else registry().pipeline(pipeline)
+    chosen = None if job.pipeline is None else registry().pipeline(job.pipeline)
     step("reading")
-    source = read_source(text, run_pickled_code=run_pickled_code, wanted=wanted, pipeline=pipeline)
-    calls = inputs_for(source, inputs, seed, run_pickled_code=run_pickled_code, wanted=wanted)
+    wanted, trusted = Wanted.read(job.dtype, job.device, job.dynamic), job.run_pickled_code
+    source = read_source(job.source, run_pickled_code=trusted, wanted=wanted, pipeline=job.pipeline)
+    calls = inputs_for(source, job.inputs, job.seed, run_pickled_code=trusted, wanted=wanted)
     step("capturing")
-    graph_module = graph_of(source, calls[0], None if wanted is None else wanted.dynamic, compare=compare)
+    graph_module = graph_of(source, calls[0], wanted.dynamic, compare=job.verify)
     return source, graph_module, chosen or registry().pipeline(default_pipeline(graph_module)), calls
