@@ -37,7 +37,7 @@ WRONG = [
     (["history", "someone/model"], 3, "expected a .fxopt archive"),
     (["view", "sub"], 3, "'sub' is a directory, and no file"),
     (["bench", "sub"], 3, "sub has no config.json"),
-    (["bench", "bert"], 3, "bert/model.safetensors is a FIFO"),
+    (["bench", "bert"], 3, "bert/model.safetensors is a special file"),
 ]
 
 SCRIPT = """

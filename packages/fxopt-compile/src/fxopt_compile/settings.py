@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from types import NoneType
 from typing import Any, Literal, cast
 
 import torch
@@ -41,7 +40,7 @@ class Settings:
         >>> Settings.read({"pipeline": "merge-linears"})
         Settings(pipeline='merge-linears', then='eager', verify=False)
         """
-        taken = {"pipeline": (str, NoneType), "then": str, "verify": bool}
+        taken: dict[str, Any] = {"pipeline": str | None, "then": str, "verify": bool}
         for name, value in (options or {}).items():
             wrong = name not in taken or not isinstance(value, taken[name])
             if wrong or (name == "then" and value not in ("eager", "inductor")):

@@ -82,7 +82,11 @@ def changes_between(before: DrawnGraph | None, after: DrawnGraph, graph_module: 
     made = {node.name: tag.origin[1] for node in iter_nodes(graph_module.graph) if (tag := tag_of(node)).origin}
     former = DrawnGraph({}) if before is None else before
     roots, images = _roots(applied, former), _images(applied, after)
-    ours, theirs = _statuses(former, after)
+    ours: dict[str, Status] = {}
+    for name, node in former.nodes.items():
+        other = after.nodes.get(name)
+        ours[name] = "removed" if other is None else "kept" if node.identity == other.identity else "changed"
+    theirs: dict[str, Status] = {name: ours.get(name, "added") for name in after.nodes}
     sources: dict[str, tuple[str, ...]] = {}
     if before is None:
         theirs = {name: "added" if name in made else "kept" for name in after.nodes}
@@ -95,14 +99,6 @@ def changes_between(before: DrawnGraph | None, after: DrawnGraph, graph_module: 
             results.setdefault(source, []).append(name)
     sites = tuple(site for record in records for site in _sites(record, former, after, roots, images))
     return Changes(ours, theirs, sources, {name: tuple(each) for name, each in results.items()}, sites)
-
-
-def _statuses(before: DrawnGraph, after: DrawnGraph) -> tuple[dict[str, Status], dict[str, Status]]:
-    ours: dict[str, Status] = {}
-    for name, node in before.nodes.items():
-        other = after.nodes.get(name)
-        ours[name] = "removed" if other is None else "kept" if node.identity == other.identity else "changed"
-    return ours, {name: ours.get(name, "added") for name in after.nodes}
 
 
 def _roots(records: Iterable[Record], before: DrawnGraph) -> _Names:

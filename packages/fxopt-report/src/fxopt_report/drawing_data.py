@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from fxopt_report.changes import DrawnSite
@@ -49,7 +49,7 @@ def _drawing(picture: Picture) -> dict[str, Any]:
         "scopes": [printable(scope) for scope in scopes],
         "panes": [_pane(word, graph, layout, numbers) for word, graph, layout in layouts],
         "sites": [_site(site, numbers, frames) for site in picture.changes.sites],
-        "stops": list(_stops(picture, numbers)),
+        "stops": _stops(picture, numbers),
         "frames": [(frame.place, frame.function, frame.code) for frame in frames if frame is not None],
     }
 
@@ -123,8 +123,8 @@ def _site(site: DrawnSite, numbers: Mapping[str, int], frames: dict[Frame | None
     }
 
 
-def _stops(picture: Picture, numbers: Mapping[str, int]) -> Iterator[dict[str, Any]]:
-    """Yield groups of changed nodes to step through: the nodes of a site, and runs of others that no site names."""
+def _stops(picture: Picture, numbers: Mapping[str, int]) -> list[dict[str, Any]]:
+    """Return groups of changed nodes to step through: the nodes of a site, and runs of others that no site names."""
     sites = [(place, site) for place, site in enumerate(picture.changes.sites) if site.rewritten]
     where = {name: (place, 0) for place, site in sites for name in (*site.before, *site.after)}
     groups: dict[tuple[int, int], list[int]] = {}
@@ -134,5 +134,4 @@ def _stops(picture: Picture, numbers: Mapping[str, int]) -> Iterator[dict[str, A
             run += 1
         else:
             groups.setdefault(where.get(name, (-1, run)), []).append(numbers[name])
-    for (site, _), nodes in groups.items():
-        yield {"site": site, "nodes": nodes}
+    return [{"site": site, "nodes": nodes} for (site, _), nodes in groups.items()]

@@ -18,17 +18,24 @@ from fxopt_core import PreconditionError, Record, registry
 from fxopt_report import tables
 from fxopt_report.drawing_data import drawing_json
 from fxopt_report.markup import Content, Html, hash_source, tag
-from fxopt_report.pictures import Picture, kinds_text
+from fxopt_report.pictures import Picture
 from fxopt_tools import Size, VerificationReport
 from fxopt_tools.speed import Times, doubt
 from fxopt_tools.verification.report import counted
 
 _FRAME_HEIGHT = 760
+_MOST_KINDS = 6
 _LEGEND = (
     ("removed", "−", "removed"),
     ("added", "+", "new"),
     ("changed", "~", "changed in place"),
     ("refused", "!", "refused"),
+)
+_BUTTONS = (
+    (("previous", "‹ change"), ("next", "change ›")),
+    (("out", "−", "Zoom out"), ("one", "1:1", "Full size"), ("in", "+", "Zoom in"), ("fit", "fit", "Show all")),
+    (("fold", "fold", "Fold modules into boxes"), ("unfold", "unfold", "Unfold modules")),
+    (("svg", "SVG", "Save the graph as SVG"), ("png", "PNG", "Save the graph as PNG")),
 )
 _KEYS = (
     ("wheel, + −", "zoom"),
@@ -100,7 +107,9 @@ class Report:
         seen = self.picture
         lines = [f"{self.title}: {counted(len(seen.rewritten), 'site')} rewritten, {len(seen.refused)} refused"]
         before = "?" if seen.before is None else str(len(seen.before.nodes))
-        lines.append(f"operations: {kinds_text(seen.kinds)}; nodes: {before} -> {len(seen.after.nodes)}")
+        changed = [f"{kind} {old} -> {new}" for kind, old, new in seen.kinds if old != new]
+        kinds = ", ".join(changed[:_MOST_KINDS] + ["..."] * (len(changed) > _MOST_KINDS)) or "unchanged"
+        lines.append(f"operations: {kinds}; nodes: {before} -> {len(seen.after.nodes)}")
         if self.verification is not None:
             lines.append(str(self.verification).partition("\n")[0])
         return "\n".join([*lines, *(f"note: {note}" for note in seen.notes)])
@@ -235,14 +244,8 @@ def _hints() -> Html:
 
 
 def _tools(both: bool) -> Html:
-    steps = tag("span", _button("previous", "‹ change"), _button("next", "change ›"), class_="group")
-    zooms = (("out", "−", "Zoom out"), ("one", "1:1", "Full size"), ("in", "+", "Zoom in"), ("fit", "fit", "Show all"))
-    zoom = tag("span", (_button(name, text, label) for name, text, label in zooms), class_="group")
-    folds = (("fold", "fold", "Fold modules into boxes"), ("unfold", "unfold", "Unfold modules"))
-    fold = tag("span", (_button(name, text, label) for name, text, label in folds), class_="group")
+    steps, zoom, fold, saving = (tag("span", (_button(*each) for each in group), class_="group") for group in _BUTTONS)
     label = "Search nodes and modules"
-    kinds = (("svg", "SVG", "Save the graph as SVG"), ("png", "PNG", "Save the graph as PNG"))
-    saving = tag("span", (_button(name, text, label) for name, text, label in kinds), class_="group")
     search = tag("input", type="search", id="search", placeholder=label, aria_label=label)
     views = (("both", "Both", "true"), ("pane-before", "Before", "false"), ("pane-after", "After", "false"))
     view = (tag("button", text, type="button", data_open=name, aria_pressed=pressed) for name, text, pressed in views)

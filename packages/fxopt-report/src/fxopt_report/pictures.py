@@ -22,7 +22,6 @@ from fxopt_report.rows import shared_rows
 Side = Literal["both", "before", "after"]
 Kinds = tuple[tuple[str, int, int], ...]
 _MOST = 400  # nodes that a notebook draws
-_MOST_KINDS = 6
 _SIGNS = {"removed": "−", "added": "+", "changed": "~", "refused": "!"}
 _COLOURS = {
     "kept": ("#f6f8fa", "#8c959f", "#1f2328"),
@@ -213,17 +212,6 @@ def _edge(points: Sequence[tuple[float, float]], side: Side) -> Html:
     tip = f"{x - 3:.1f},{y - 5:.1f} {x + 3:.1f},{y - 5:.1f} {x:.1f},{y:.1f}"
     line = tag("path", d="".join(path), fill="none", stroke=colour, stroke_width="1.3", stroke_dasharray=dashes)
     return Html(line + tag("polygon", points=tip, fill=colour))
-
-
-def kinds_text(kinds: Kinds) -> str:
-    """Return the largest differences in a line, or "unchanged".
-
-    >>> kinds_text((("Linear", 37, 0), ("PanelLinear", 0, 25), ("add", 3, 3)))
-    'Linear 37 -> 0, PanelLinear 0 -> 25'
-    """
-    changed = [f"{kind} {old} -> {new}" for kind, old, new in kinds if old != new]
-    more = ["..."] if len(changed) > _MOST_KINDS else []
-    return ", ".join([*changed[:_MOST_KINDS], *more]) or "unchanged"
 
 
 def picture(graph_module: GraphModule, original: nn.Module | DrawnGraph | None = None) -> Picture:

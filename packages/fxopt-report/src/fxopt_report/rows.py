@@ -57,11 +57,10 @@ def shared_rows(
 ) -> list[dict[str, int]]:
     """Return the rows of each graph: from both graphs together, or from each alone if together they have a cycle."""
     together = rows_of(order, edges, tensors)
-    if together is not None:
-        return [{name: together[name] for name in graph} for graph in graphs]
     found = []
     for graph in graphs:
         inside = [edge for edge in edges if edge[0] in graph and edge[1] in graph]
         names = [name for name in order if name in graph]
-        found.append(rows_of(names, inside, tensors & graph.keys()) or {name: i for i, name in enumerate(names)})
+        rows = together or rows_of(names, inside, tensors & graph.keys()) or {name: i for i, name in enumerate(names)}
+        found.append({name: row for name, row in rows.items() if name in graph})
     return found

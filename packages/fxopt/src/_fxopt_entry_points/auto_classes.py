@@ -53,22 +53,22 @@ class Opener:
 def register() -> None:
     """Let transformers open the folders that fxopt writes."""
     transformers = importlib.import_module("transformers")
-    modeling_auto = importlib.import_module("transformers.models.auto.modeling_auto")
     config_class = type("FxoptConfig", (transformers.PreTrainedConfig,), {"model_type": MODEL_TYPE})
     transformers.AutoConfig.register(MODEL_TYPE, config_class, exist_ok=True)
-    for name in modeling_auto.__all__:
-        auto_class = getattr(modeling_auto, name)
-        if name.startswith("AutoModel"):
-            opener = type("Opener", (Opener,), {"auto_class": auto_class, "config_class": config_class})
-            auto_class.register(config_class, opener, exist_ok=True)
+    for auto_class in _auto_classes():
+        opener = type("Opener", (Opener,), {"auto_class": auto_class, "config_class": config_class})
+        auto_class.register(config_class, opener, exist_ok=True)
 
 
 def auto_class_for(config: Mapping[str, Any]) -> Any:
     """Return the class ``AutoModel...`` that opens a folder with this config.json of fxopt; None if there is none."""
-    modeling_auto = importlib.import_module("transformers.models.auto.modeling_auto")
     head, model_type = config["architectures"][0], config["fxopt"]["model_type"]
-    classes = (getattr(modeling_auto, name) for name in modeling_auto.__all__ if name.startswith("AutoModel"))
-    return next((each for each in classes if _fits(head, model_type, each)), None)
+    return next((each for each in _auto_classes() if _fits(head, model_type, each)), None)
+
+
+def _auto_classes() -> list[Any]:
+    modeling_auto = importlib.import_module("transformers.models.auto.modeling_auto")
+    return [getattr(modeling_auto, name) for name in modeling_auto.__all__ if name.startswith("AutoModel")]
 
 
 def _fits(name: str, model_type: str, auto_class: Any) -> bool:

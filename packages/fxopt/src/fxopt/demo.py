@@ -124,9 +124,6 @@ def main() -> int:
         show("all-MiniLM-L6-v2", *load_minilm(), "merge-linears", console),
         show("EfficientNet-Lite0", *load_efficientnet(), "fold-batch-norm", console),
     ]
-    console.rule("[bold]fxopt")
-    passes = registry().available()
-    console.print(f"{len(passes)} passes are installed: {', '.join(passes)}")
     result = "All checks held" if all(held) else "[red]Some checks failed[/]"
     console.print(f"{result}, after {time.monotonic() - started:.0f} s.")
     return 0 if all(held) else 1

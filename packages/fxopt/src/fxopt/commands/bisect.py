@@ -59,7 +59,7 @@ def bisect(
     def work(terminal: Terminal) -> Answer:
         check_pipeline(pipeline)
         check_sources(source, inputs=inputs)
-        bounds = {"rtol": rtol, "atol": atol, "sqnr": sqnr}
+        bounds: dict[str, Any] = {"rtol": rtol, "atol": atol, "sqnr": sqnr}
         if check is not None and any(value is not None for value in bounds.values()):
             message = "--rtol, --atol and --sqnr are for comparing outputs; --check does not use them"
             raise CommandError(message, ExitCode.USAGE)

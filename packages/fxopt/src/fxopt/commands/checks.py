@@ -148,8 +148,8 @@ def _check_path(text: str, expected: str) -> None:
     path = Path(text)
     if path.suffix == ".py" and path.is_file():
         raise FileError(f"{text} is Python source; name the function in it that makes the model: {path.stem}:FUNCTION")
-    if special(path):
-        raise FileError(f"{text!r} is {special(path)}, and no file; {expected}")
+    if is_special(path):
+        raise FileError(f"{text!r} is a special file, such as a FIFO or a device; {expected}")
     if not path.exists():
         raise FileError(f"there is no file or folder {text!r}; {expected}")
 
@@ -157,9 +157,9 @@ def _check_path(text: str, expected: str) -> None:
 def _check_folder(folder: Path) -> None:
     """Raise if a folder has no configuration, as `save_pretrained` writes it, or if transformers is not installed."""
     expected = "in Hugging Face format, as save_pretrained writes it"
-    odd = next((path for path in folder.iterdir() if special(path)), None)
+    odd = next((path for path in folder.iterdir() if is_special(path)), None)
     if odd is not None:
-        raise FileError(f"{odd} is {special(odd)}; expected a folder of files {expected}")
+        raise FileError(f"{odd} is a special file, such as a FIFO; expected a folder of files {expected}")
     if not (folder / "config.json").is_file():
         raise FileError(f"{folder} has no config.json; expected a folder {expected}")
     if importlib.util.find_spec("transformers") is None:
@@ -168,10 +168,6 @@ def _check_folder(folder: Path) -> None:
         )
 
 
-def special(path: Path) -> str:
-    """Return what a path is, if it is neither a file nor a folder; reading a FIFO waits for a writer."""
-    if path.is_fifo():
-        return "a FIFO"
-    if path.is_socket():
-        return "a socket"
-    return "a device" if path.is_char_device() or path.is_block_device() else ""
+def is_special(path: Path) -> bool:
+    """Whether a path is neither a file nor a folder: reading a FIFO waits for a writer, and a device may never end."""
+    return path.exists() and not path.is_file() and not path.is_dir()

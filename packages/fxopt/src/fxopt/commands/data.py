@@ -12,8 +12,10 @@ from torch.fx import GraphModule
 from fxopt_core import iter_nodes
 from fxopt_tools import OutputReport, Size, VerificationReport
 
-_OUTPUT = ("path", "passed", "problem", "excused", "unseen", "shape", "max_absolute_error", "max_relative_error")
-_OUTPUT += ("sqnr_db", "original_sqnr_db", "least_sqnr_db", "cosine")
+_OUTPUT = [
+    *("path", "passed", "problem", "excused", "unseen", "shape"),
+    *("max_absolute_error", "max_relative_error", "sqnr_db", "original_sqnr_db", "least_sqnr_db", "cosine"),
+]
 
 
 def size_data(graph_module: GraphModule) -> dict[str, int]:

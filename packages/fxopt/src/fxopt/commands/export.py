@@ -47,8 +47,8 @@ def export(
 
             from fxopt.commands.models.inputs import inputs_for
             from fxopt.commands.models.sources import graph_of, read_source
-            from fxopt.commands.outputs import knows_its_inputs
             from fxopt_capture import export as export_program
+            from fxopt_capture.archive.export import guards_in
 
             step("reading")
             model = read_source(source, run_pickled_code=run_pickled_code)
@@ -57,8 +57,9 @@ def export(
             graph_module = graph_of(model, call)
             step("exporting")
             with blaming(ExitCode.CAPTURE):
-                given = () if knows_its_inputs(graph_module) else (call.args, call.kwargs)
-                program = export_program(graph_module, *given)
+                inputs_known = all("val" in node.meta for node in graph_module.graph.find_nodes(op="placeholder"))
+                known = inputs_known or guards_in(graph_module) is not None
+                program = export_program(graph_module, *(() if known else (call.args, call.kwargs)))
             try:
                 torch.export.save(program, Path(made, path.name))
             except Exception as error:  # whatever torch cannot serialize

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from fxopt.commands.checks import ARCHIVE, DESCRIBING, downloaded, folders_of_modules, is_hub_name, special
+from fxopt.commands.checks import ARCHIVE, DESCRIBING, downloaded, folders_of_modules, is_hub_name, is_special
 from fxopt.commands.failures import ExitCode, FileError, blaming
 
 if TYPE_CHECKING:
@@ -31,7 +31,8 @@ def check_output(text: str, *, force: bool, suffix: str = ".fxopt") -> Path:
     path = Path(text)
     if path.suffix != suffix:
         raise FileError(f"the output {text!r} does not end in {suffix!r}, the format that is written")
-    if kind := "a folder" if path.is_dir() else special(path):
+    if path.is_dir() or is_special(path):
+        kind = "a folder" if path.is_dir() else "a special file"
         raise FileError(f"the output {text!r} is {kind}; give the path of a file")
     if not path.parent.is_dir():
         raise FileError(f"the output {text!r} cannot be written: there is no folder {str(path.parent)!r}")
@@ -186,12 +187,3 @@ def _name_tokenizer(origin: Path, file: Path) -> None:
         config = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
         config["tokenizer_class"] = type(tokenizer).__name__
         file.write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
-
-
-def knows_its_inputs(graph_module: GraphModule) -> bool:
-    """Whether a graph module knows the shapes of its inputs, as captured ones do."""
-    from fxopt_capture.archive.export import guards_in
-    from fxopt_core import iter_nodes
-
-    inputs = (node for node in iter_nodes(graph_module.graph) if node.op == "placeholder")
-    return guards_in(graph_module) is not None or all("val" in node.meta for node in inputs)

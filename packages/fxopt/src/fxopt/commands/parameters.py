@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -91,5 +91,5 @@ class Job:
     verify: bool = True
     strict: bool = False
     expect: int | None = None
-    bounds: Mapping[str, float | None] = field(default_factory=dict)
+    bounds: Mapping[str, Any] = field(default_factory=dict)
     times: bool = False

@@ -80,4 +80,5 @@ def _summary(record: Record) -> Iterator[str]:
 def _all_sites(record: Record) -> Iterator[str]:
     from fxopt_core import site_text
 
-    return map(site_text, (*record.rewrites, *record.refusals))
+    yield from map(site_text, record.rewrites)
+    yield from map(site_text, record.refusals)

@@ -83,7 +83,8 @@ def with_models_replaced(
                 [Inputs(*map(_wide, call.args), **pytree.tree_map(_wide, dict(call.kwargs))) for call in each]
                 for each in (calls, noted)
             )
-            around: Any = recording if isinstance(recording, nn.Module) else recording.model
+            around: Any = recording
+            around = around if isinstance(around, nn.Module) else around.model
             around.float()  # layers after the model, which get its results
         memo[id(recorder)] = optimize(model, calls, noted, varying_sizes(calls[0]), first)
     return copy.deepcopy(recording, memo)
@@ -115,16 +116,15 @@ def _recorded(client: ClientT) -> tuple[ClientT, list[_Recorder]]:
     """Return a copy of a client with recorders in place of its models, which hold the calls with examples."""
     recorders = [_Recorder(model) for model in _models(client)]
     recording = copy.deepcopy(client, {id(recorder.model): recorder for recorder in recorders})
-    for recorder in recorders:
+    names = [f"the {type(recorder.model).__name__} of this {type(client).__name__}" for recorder in recorders]
+    for name, recorder in zip(names, recorders, strict=True):
         if recorder.model.training:
-            name = f"the {type(recorder.model).__name__} of this {type(client).__name__}"
             raise PreconditionError(f"{name} is in training mode, where it is random: call eval() first")
     for call in _calls(recording):
         call()
-    unused = [recorder for recorder in recorders if not recorder.calls]
-    if unused:
-        name = f"the {type(unused[0].model).__name__} of this {type(client).__name__}"
-        raise PreconditionError(f"{name} was not called with the examples; {_OTHERWISE}")
+    for name, recorder in zip(names, recorders, strict=True):
+        if not recorder.calls:
+            raise PreconditionError(f"{name} was not called with the examples; {_OTHERWISE}")
     return recording, recorders
 
 

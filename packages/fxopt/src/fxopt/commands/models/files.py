@@ -94,16 +94,13 @@ def _from_library(folder: Path, dtype: torch.dtype | None) -> tuple[nn.Module, l
     library = importlib.import_module("sentence_transformers")
     library.base.modules.transformer.transformers_logging.disable_progress_bar()
     described = folder / "config_sentence_transformers.json"
+    chosen = {} if dtype is None else {"dtype": dtype}
     try:
         config = json.loads(described.read_text(encoding="utf-8")) if described.is_file() else {}
         name = config.get("model_type", "SentenceTransformer")
-    except (ValueError, RecursionError, AttributeError) as error:
-        raise FileError(f"{described} is not as sentence-transformers writes it: {error!r}") from error
-    if name not in _OF_SENTENCE_TRANSFORMERS:
-        known = ", ".join(_OF_SENTENCE_TRANSFORMERS)
-        raise FileError(f"{described} names the model {name!r}, expected one of {known}")
-    chosen = {} if dtype is None else {"dtype": dtype}
-    try:
+        if name not in _OF_SENTENCE_TRANSFORMERS:
+            known = ", ".join(_OF_SENTENCE_TRANSFORMERS)
+            raise ValueError(f"{described.name} names the model {name!r}, expected one of {known}")
         client = getattr(library, name)(str(folder), device="cpu", local_files_only=True, model_kwargs=chosen)
     except Exception as error:  # either library raises errors of many kinds
         reason = next((line.strip() for line in str(error).splitlines() if line.strip()), "")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -114,11 +114,9 @@ def drawn(graph_module: GraphModule, seed: int) -> Inputs:
     nodes = placeholders if len(placeholders) == len(leaves) else [None] * len(leaves)
     index = GraphIndex(graph_module)
     values = [_draw(leaf, node, index, generator) for leaf, node in zip(leaves, nodes, strict=True)]
-    named: Mapping[str, Any] = pytree.tree_unflatten(values, spec)
-    names = list(named)
-    return Inputs(
-        *(named[name] for name in names[: call.positional]), **{name: named[name] for name in names[call.positional :]}
-    )
+    named: dict[str, Any] = pytree.tree_unflatten(values, spec)
+    positional = [named.pop(name) for name in list(named)[: call.positional]]
+    return Inputs(*positional, **named)
 
 
 def _draw(leaf: object, node: Node | None, index: GraphIndex, generator: torch.Generator) -> object:

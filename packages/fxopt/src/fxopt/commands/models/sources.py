@@ -72,8 +72,8 @@ def read_source(
         if path.is_dir() and wanted.dtype is None and wanted.device is None and (note := slow_dtype(model, pipeline)):
             model.float()
             calls = [Wanted(torch.float32).moved(call) for call in calls]
-    calls = [wanted.moved(call) for call in calls]
-    return Source(text, *wanted.placed(text, model, inputs), calls, note)
+    wanted.place(text, model)
+    return Source(text, model, inputs and wanted.moved(inputs), [wanted.moved(call) for call in calls], note)
 
 
 def read_archive(text: str, *, run_pickled_code: bool = False) -> GraphModule:
