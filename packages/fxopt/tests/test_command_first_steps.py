@@ -91,6 +91,8 @@ def test_no_folder_with_other_files_is_replaced(folder: Path) -> None:
         check_output_folder("mine", source="bert", force=True)
     with pytest.raises(FileError, match="'sub' exists and was not written by fxopt, which keeps it"):
         check_output_folder("sub", source="bert", force=True)
+    with pytest.raises(FileError, match="there is no folder 'nowhere'"):
+        check_output_folder("nowhere/out", source="bert", force=True)
 
 
 def test_inputs_of_a_wrong_size_are_one_line(folder: Path) -> None:

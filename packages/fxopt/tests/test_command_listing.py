@@ -147,9 +147,6 @@ class TestReasons:
         assert reasons[:3] == ["group-too-small", "mixed-mode", "opaque-call"]
         assert reasons[3:] == sorted(REASONS)
 
-    def test_a_pass_that_is_no_site_pass_has_none(self) -> None:
-        assert not umbrella.DeepCopy.reasons
-
 
 class TestDocs:
     """Where `show` says that a pass is documented."""
@@ -196,12 +193,6 @@ def test_a_class_without_docstring_has_empty_parts() -> None:
 
 
 class TestCompletion:
-    def test_names_of_passes_and_pipelines(self) -> None:
-        assert dict(completion.complete_pass("merge-l")) == {
-            "merge-linears": registry().available()["merge-linears"].summary
-        }
-        assert [name for name, _ in completion.complete_pass("inf")] == ["inference"]
-
     @pytest.mark.parametrize(
         ("incomplete", "expected"),
         [
@@ -214,9 +205,6 @@ class TestCompletion:
     )
     def test_pipelines(self, incomplete: str, expected: list[str]) -> None:
         assert [text for text, _ in completion.complete_pipeline(incomplete)] == expected
-
-    def test_families(self) -> None:
-        assert completion.complete_family("n") == ["norm"]
 
 
 class TestHelp:

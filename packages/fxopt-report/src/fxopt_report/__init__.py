@@ -1,4 +1,4 @@
-"""Reports on what passes did to a model, as a page that opens from disk, and pictures of graphs as SVG or text."""
+"""Reports on what passes did to a model, as a page that opens from disk, and pictures of graphs as SVG."""
 
 from fxopt_report.changes import Changes, DrawnSite
 from fxopt_report.drawn import DrawnGraph, DrawnNode
