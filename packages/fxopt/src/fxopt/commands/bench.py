@@ -103,13 +103,8 @@ def _table_data(found: Comparison) -> dict[str, Any]:
         "doubt": found.doubt,
         "original": _times_data(found.original),
         "pipelines": [
-            {
-                "name": each.name,
-                "problem": each.problem,
-                "exact": each.exact,
-                "sqnr_db": each.sqnr_db,
-                "speedup": None if each.speedup is None or found.doubt else asdict(each.speedup),
-            }
+            {name: getattr(each, name) for name in ("name", "problem", "exact", "sqnr_db")}
+            | {"speedup": None if each.speedup is None or found.doubt else asdict(each.speedup)}
             for each in found.candidates
         ],
     }

@@ -55,23 +55,16 @@ def pass_data(info: PassInfo) -> dict[str, Any]:
 
     from fxopt_core import option_text, show_annotation
 
-    return {
-        "name": info.name,
-        "family": info.family,
-        "distribution": info.distribution,
-        "version": info.version,
-        "reversible": info.reversible,
-        "preserves_computation": info.preserves_computation,
-        "summary": info.summary,
-        "options": [
-            {
-                "name": option_text(option.name),
-                "type": "" if option.annotation is Parameter.empty else show_annotation(option.annotation),
-                "default": option.default,
-            }
-            for option in info.options.values()
-        ],
-    }
+    names = "name", "family", "distribution", "version", "reversible", "preserves_computation", "summary"
+    options = [
+        {
+            "name": option_text(option.name),
+            "type": "" if option.annotation is Parameter.empty else show_annotation(option.annotation),
+            "default": option.default,
+        }
+        for option in info.options.values()
+    ]
+    return {name: getattr(info, name) for name in names} | {"options": options}
 
 
 def _failure_data(name: str, error: PluginLoadError) -> dict[str, str]:

@@ -46,7 +46,10 @@ def undo(
             graph_module = read_archive(archive, run_pickled_code=run_pickled_code)
             before = size_data(graph_module)
             step("undoing")
-            undone = take_back(graph_module, everything=everything)
+            undone = last = _undone(graph_module)
+            while last and everything:
+                last = _undone(graph_module)
+                undone = [*undone, *last]
             if not undone:
                 message = f"{archive} has no run to undo; nothing was written"
                 raise CommandError(message, ExitCode.UNDO, kind="NothingToUndo")
@@ -59,24 +62,15 @@ def undo(
     answer(work, as_json=as_json)
 
 
-def take_back(graph_module: GraphModule, *, everything: bool) -> list[str]:
-    """Undo the last run on a graph module, or all runs; return the names of the undone passes, the last one first.
-
-    Raises:
-        CommandError: One of them cannot be undone.
-    """
+def _undone(graph_module: GraphModule) -> list[str]:
+    """Undo the last run on a graph module; return the names of the undone passes, the last one first."""
     from fxopt_core import history, undo as undo_last
 
-    names: list[str] = []
+    before = history(graph_module)
     with blaming(ExitCode.UNDO):
-        while True:
-            before = history(graph_module)
-            undo_last(graph_module)
-            pairs = zip(reversed(before), reversed(history(graph_module)), strict=True)
-            undone = [old.pass_name for old, new in pairs if old.changed and old.state != new.state]
-            names += undone
-            if not undone or not everything:
-                return names
+        undo_last(graph_module)
+    pairs = zip(reversed(before), reversed(history(graph_module)), strict=True)
+    return [old.pass_name for old, new in pairs if old.changed and old.state != new.state]
 
 
 def _show(terminal: Terminal, data: dict[str, Any]) -> None:
