@@ -99,13 +99,10 @@ def history(graph_module: GraphModule) -> History:
 
 def _cells(record: Record) -> tuple[str, ...]:
     run = str(record.run) if record.index is None else f"{record.run}.{record.index}"
+    options = " ".join(record.options_text.split())
+    shortened = options if len(options) <= 40 else f"{options[:37]}..."
     counts = str(len(record.rewrites)), str(len(record.refusals)), f"{record.seconds * 1e3:.1f}"
-    return run, record.pass_name, _short(record.options_text), record.state, *counts
-
-
-def _short(text: str, width: int = 40) -> str:
-    line = " ".join(text.split())
-    return line if len(line) <= width else f"{line[: width - 3]}..."
+    return run, record.pass_name, shortened, record.state, *counts
 
 
 def _sites(record: Record) -> Iterator[str]:
@@ -124,14 +121,10 @@ def site_text(site: Rewrite | Refusal) -> str:
     note = f" ({site.note})" if site.note else ""
     if before == after:
         return f"+ {site.site}: changed in place{note}"
-    return f"+ {site.site} -> {', '.join(_within_parent(before, after)) or 'nothing'}{note}"
-
-
-def _within_parent(before: Sequence[str], after: Sequence[str]) -> list[str]:
-    """Return names without the parent that all of the names share."""
     parents = {name.rpartition(".")[0] for name in (*before, *after)}
-    parent = parents.pop() if len(parents) == 1 else ""
-    return [name.removeprefix(f"{parent}.") for name in after]
+    shared = f"{parents.pop()}." if len(parents) == 1 else ""
+    names = ", ".join(name.removeprefix(shared) for name in after) or "nothing"
+    return f"+ {site.site} -> {names}{note}"
 
 
 _FIELDS = ("signature", "state", "run", "index", "reversible", "changed", "seconds")

@@ -47,8 +47,7 @@ def export(
 
             from fxopt.commands.models.inputs import inputs_for
             from fxopt.commands.models.sources import graph_of, read_source
-            from fxopt_capture import export as export_program
-            from fxopt_capture.archive.export import guards_in
+            from fxopt_capture import CapturedModule, export as export_program
 
             step("reading")
             model = read_source(source, run_pickled_code=run_pickled_code)
@@ -57,9 +56,8 @@ def export(
             graph_module = graph_of(model, call)
             step("exporting")
             with blaming(ExitCode.CAPTURE):
-                inputs_known = all("val" in node.meta for node in graph_module.graph.find_nodes(op="placeholder"))
-                known = inputs_known or guards_in(graph_module) is not None
-                program = export_program(graph_module, *(() if known else (call.args, call.kwargs)))
+                given = () if isinstance(graph_module, CapturedModule) else (call.args, call.kwargs)
+                program = export_program(graph_module, *given)
             try:
                 torch.export.save(program, Path(made, path.name))
             except Exception as error:  # whatever torch cannot serialize
