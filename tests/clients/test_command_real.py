@@ -56,7 +56,7 @@ def test_inputs_in_safetensors(folder: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("config", "words"),
     [
-        ('{"model_type": "bert"', "is not valid JSON"),
+        ('{"model_type": "bert"', "transformers cannot load"),
         ('{"model_type": "no-such-model"}', "no-such-model"),
         ('{"model_type": "mine", "auto_map": {"AutoModel": "code.Mine"}}', "by a factory"),
     ],

@@ -17,8 +17,6 @@ from typer.testing import CliRunner
 
 import fxopt
 from fxopt.commands.main import build_app
-from fxopt.commands.models.files import opened
-from fxopt.drop_in.clients import calls_of
 from fxopt_core import kept
 
 numpy = pytest.importorskip("numpy")
@@ -200,19 +198,6 @@ def test_a_stored_dtype_that_is_slow_here_is_not_computed_in(model: Any) -> None
         torch.tensor(half.encode(TEXTS)).float(), torch.tensor(found.encode(TEXTS)).float()
     )
     assert (similarity > 0.99).all()
-
-
-def test_a_usual_encoder_is_read_as_the_library_reads_it_and_without_it() -> None:
-    path = Path(weights.get_model_path())
-    read, calls = opened(path)
-    expected, expected_calls = calls_of(original().eval())
-    assert type(read) is type(expected)
-    torch.testing.assert_close(read.state_dict(), expected.state_dict(), rtol=0, atol=0)
-    for found, call in zip(calls, expected_calls, strict=True):
-        rows = [{name: sorted(value.tolist()) for name, value in each.kwargs.items()} for each in (found, call)]
-        assert rows[0] == rows[1]  # the library sorts texts by length
-    code = f"import sys, pathlib, fxopt.commands.models.files as files; files.opened(pathlib.Path({str(path)!r}))"
-    subprocess.run([sys.executable, "-c", f"{code}; assert 'sentence_transformers' not in sys.modules"], check=True)
 
 
 def test_plans_made_while_a_result_was_verified_see_what_is_replaced_later(fast: Any) -> None:

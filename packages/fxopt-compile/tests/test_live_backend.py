@@ -55,10 +55,10 @@ def test_without_options_the_pipeline_fits_the_device() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"pipelin": "merge-linears"}, "has no option 'pipelin'; expected \"pipeline\""),
-        ({"pipeline": 3}, 'option "pipeline" is an int'),
-        ({"then": "aot"}, "option \"then\" is 'aot'"),
-        ({"verify": "yes"}, "option \"verify\" is 'yes'"),
+        ({"pipelin": "merge-linears"}, "no option 'pipelin' of 'merge-linears'; expected \"pipeline\""),
+        ({"pipeline": 3}, "no option 'pipeline' of 3"),
+        ({"then": "aot"}, "no option 'then' of 'aot'"),
+        ({"verify": "yes"}, "no option 'verify' of 'yes'"),
         ({"pipeline": "merge-liners"}, "'merge-liners'.*merge-linears"),
         ({"pipeline": "merge-linears{group=2}"}, "group"),
     ],

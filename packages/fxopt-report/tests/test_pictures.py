@@ -1,4 +1,4 @@
-"""Pictures: what is gone, new and changed; the graph before from the ledger alone; text, Mermaid, DOT, SVG."""
+"""Pictures: what is gone, new and changed; the graph before from the ledger alone; the drawing."""
 
 from __future__ import annotations
 

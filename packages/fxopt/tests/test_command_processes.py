@@ -52,17 +52,6 @@ def test_importing_fxopt_loads_nothing_of_the_command() -> None:
     subprocess.run([sys.executable, "-W", "ignore", "-c", script], check=True, env=environment())
 
 
-def test_help_and_mistakes_do_not_wait_for_torch() -> None:
-    script = (
-        "import sys; from typer.testing import CliRunner; from fxopt.commands.main import build_app; "
-        "app = build_app(plain=True); "
-        "assert CliRunner().invoke(app, ['optimize', '--help']).exit_code == 0; "
-        "assert CliRunner().invoke(app, ['optimise']).exit_code == 2; "
-        "assert 'torch' not in sys.modules"
-    )
-    subprocess.run([sys.executable, "-W", "ignore", "-c", script], check=True, env=environment())
-
-
 def test_a_broken_plugin_of_another_distribution_is_listed(tmp_path: Path) -> None:
     info = tmp_path / "fxopt_wrecked-3.1.dist-info"
     info.mkdir()

@@ -14,7 +14,6 @@ from command_models import attention, seeded
 from command_runs import fxopt, fxopt_json, process
 from torch import Tensor, nn
 
-from fxopt.commands.models.factories import brief_traceback
 from fxopt.commands.models.inputs import drawn
 from fxopt_capture.archive.files import load, save
 from fxopt_capture.capture import capture
@@ -56,18 +55,7 @@ class TestFiles:
         assert fxopt("history", "saved").stdout.strip() == "nothing was applied"
         (folder / "saved" / "1_Other").mkdir()
         save(capture(*attention()), "saved/1_Other/model.fxopt")
-        said = fxopt("history", "saved", code=3).stderr
-        assert "give one of those in it, saved/0_Transformer/model.fxopt or saved/1_Other/model.fxopt" in said
-
-    def test_a_missing_file_names_close_ones(self, folder: Path) -> None:
-        (folder / "model.fxopt").touch()
-        assert "did you mean model.fxopt" in failure("modle.fxopt")
-        assert "expected a .fxopt archive, a folder" in failure("xyz")
-        assert "did you mean" in fxopt("history", "modle.fxopt", code=3).stderr
-
-    def test_a_file_that_is_no_archive(self, folder: Path) -> None:
-        (folder / "notes.fxopt").write_text("notes")
-        assert "is no archive" in failure("notes.fxopt")
+        assert "'saved' is a directory, and no file" in fxopt("history", "saved", code=3).stderr
 
     def test_an_archive_that_is_cut_off(self, folder: Path) -> None:
         save(capture(*attention()), "whole.fxopt")
@@ -75,9 +63,6 @@ class TestFiles:
         Path("half.fxopt").write_bytes(content[: len(content) // 2])
         assert "cut off or damaged" in failure("half.fxopt")
         assert not Path("out.fxopt").exists()
-
-    def test_a_folder_without_a_model(self, folder: Path) -> None:
-        assert "has no config.json" in failure(folder)
 
     def test_pickles_are_not_opened(self) -> None:
         torch.save({"weight": Marker()}, "weights.pt")
@@ -129,13 +114,12 @@ class TestFactories:
     @pytest.mark.parametrize(
         ("name", "words"),
         [
-            ("command_models:atention", "did you mean attention"),
-            ("command_models:nothing_like_it", "has no 'nothing_like_it'"),
+            ("command_models:nothing_like_it", "has no attribute 'nothing_like_it'"),
             ("command_models:NOT_A_FACTORY", "is an int, expected a function"),
             ("command_models:number", "returned an int; expected a model, or (model, args)"),
             ("command_models:model_and_tensor", "args as Tensor"),
-            ("no_such_module:make", "there is no module 'no_such_module'"),
-            ("command_models.sub:make", "there is no module 'command_models.sub'"),
+            ("no_such_module:make", "No module named 'no_such_module'"),
+            ("command_models.sub:make", "No module named 'command_models.sub'"),
             ("command_models:seeded", "comes without inputs"),
         ],
     )
@@ -165,8 +149,8 @@ class TestFactories:
 
     def test_a_tuple_of_something_else(self, folder: Path) -> None:
         (folder / "tuples.py").write_text("def make():\n    return 1, 2\ndef nothing():\n    return ()\n")
-        assert "returned a tuple of int, int" in failure("tuples:make")
-        assert "returned a tuple of nothing" in failure("tuples:nothing")
+        assert "returned a tuple; expected a model" in failure("tuples:make")
+        assert "returned a tuple; expected a model" in failure("tuples:nothing")
 
     def test_a_model_that_cannot_be_captured(self, folder: Path) -> None:
         said = process("optimize", "command_models:branching", "-o", "out.fxopt", folder=folder).stderr
@@ -180,9 +164,6 @@ class TestFactories:
         said = failure("command_models:reading_values", code=4)
         assert "`fxopt optimize --no-verify` takes the graph all the same" in said
         fxopt("optimize", "command_models:reading_values", "-o", "out.fxopt", "--no-verify")
-
-    def test_frames_of_python_itself_are_left_out(self) -> None:
-        assert brief_traceback(ValueError("no frames")) == "ValueError: no frames"
 
 
 @pytest.mark.usefixtures("folder")
@@ -201,9 +182,6 @@ class TestInputFiles:
     def test_other_forms(self, form: Any) -> None:
         torch.save(form, "inputs.pt")
         assert "expected a tensor, a tuple of positional inputs" in self.optimize(3)
-
-    def test_a_missing_file(self) -> None:
-        assert "there is no file 'inputs.pt' with inputs" in self.optimize(3)
 
     def test_a_file_that_torch_has_not_written(self) -> None:
         Path("inputs.pt").write_text("1 2 3")
@@ -288,16 +266,8 @@ class TestDrawnInputs:
         assert "--inputs FILE" in message
 
 
-@pytest.mark.usefixtures("folder")
-class TestMissingLibraries:
-    def test_a_folder_without_transformers(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        (folder / "model").mkdir()
-        (folder / "model" / "config.json").write_text("{}")
-        monkeypatch.setitem(sys.modules, "transformers", None)
-        assert "pip install 'fxopt[transformers]'" in failure("model")
-
-    def test_safetensors_without_safetensors(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        Path("x.safetensors").touch()
-        monkeypatch.setitem(sys.modules, "safetensors.torch", None)
-        result = fxopt("optimize", "command_models:seeded", "-o", "out.fxopt", "--inputs", "x.safetensors", code=3)
-        assert "pip install safetensors" in result.stderr
+def test_a_folder_without_transformers(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (folder / "model").mkdir()
+    (folder / "model" / "config.json").write_text("{}")
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    assert "pip install 'fxopt[transformers]'" in failure("model")

@@ -42,12 +42,6 @@ def test_what_cannot_be_had(option: str, value: str, words: str, code: int, fold
     assert not list(folder.iterdir())
 
 
-def test_a_folder_is_written_for_a_folder_alone_and_replaces_no_other(folder: Path) -> None:
+def test_a_folder_is_written_for_a_folder_alone() -> None:
     said = fxopt("optimize", ATTENTION, "-o", "out", code=3).stderr
     assert "names a folder, and command_models:attention is not a folder in Hugging Face format" in said
-    (folder / "bert").mkdir()
-    (folder / "bert" / "config.json").write_text("{}")
-    (folder / "mine").mkdir()
-    pytest.importorskip("transformers")
-    assert "was not written by fxopt, which keeps it" in fxopt("optimize", "bert", "-o", "mine", code=3).stderr
-    assert "there is no folder 'nowhere'" in fxopt("optimize", "bert", "-o", "nowhere/out", code=3).stderr

@@ -8,7 +8,7 @@ import re
 import threading
 import weakref
 from collections import Counter
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from itertools import count
 from typing import Any, cast
@@ -16,16 +16,17 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 from torch.fx import GraphModule
+from torch.utils._pytree import tree_leaves
 
 from fxopt_compile._torch import dispatch_modes, fix_numbers, forward_level, functorch_level
 from fxopt_compile.binding import Binding
-from fxopt_compile.comparison import check_same
 from fxopt_compile.lifting import Inputs, enables_gradients
 from fxopt_compile.settings import Settings
 from fxopt_core import (
     FxoptError,
     Record,
     Refusal,
+    VerificationError,
     iter_nodes,
 )
 from fxopt_rewrite import (
@@ -35,6 +36,7 @@ from fxopt_rewrite import (
     on_refresh,
     state_of,
 )
+from fxopt_tools import differing
 from fxopt_tools.verification.bounds import promise_of
 
 Compiled = Callable[..., Any]
@@ -177,12 +179,30 @@ class LiveGraph:
         return self._compare(binding, values, inputs)
 
     def _compare(self, binding: Binding, values: Sequence[Any], inputs: Sequence[Any]) -> Any:
-        """Run the rewritten graph, and dynamo's own on copies."""
+        """Run the rewritten graph, and dynamo's own on copies; return the result of the rewritten one.
+
+        Raises:
+            VerificationError: Results, or inputs that the graph writes, are different.
+        """
         self._is_verified = self._is_wrong = True
+        copies = [value.detach().clone() if isinstance(value, Tensor) else value for value in values]
+        devices = {each.device.index for each in values if isinstance(each, Tensor) and each.device.type == "cuda"}
+        with torch.random.fork_rng(devices=sorted(devices)):
+            expected = tree_leaves(self._graph_module.forward(*copies))
+        result = binding.call(*inputs)
+        found = tree_leaves(result)
+        places = [f"result {place}" for place in range(len(found))] + [f"input {place}" for place in range(len(values))]
+        before, after = (
+            {what: each for what, each in zip(places, tree, strict=True) if isinstance(each, Tensor)}
+            for tree in ([*expected, *copies], [*found, *values])
+        )
         promises = (promise_of(record) for record in self.records if record.changed)
         promised = min((each for each in promises if each is not None), default=None)
-        original = self._graph_module.forward
-        result = check_same(original, lambda: binding.call(*inputs), values, self.name, promised)
+        for each in differing(before, after, values, sqnr=promised):
+            raise VerificationError(
+                f"graph {self.name}: {each.path} of the rewritten graph {each.problem}. The graph runs as dynamo made "
+                "it from now on; find the pass with a shorter pipeline"
+            )
         self._is_wrong = False
         return result
 
@@ -221,7 +241,7 @@ class LiveGraph:
         if binding is not None:
             if binding.refresh(values):
                 return binding
-            self.forget(binding)
+            self.drop(lambda each: each is binding)
         try:
             return self._bind(values)
         except FxoptError:
@@ -238,17 +258,9 @@ class LiveGraph:
         self._bindings.append(binding)
         return binding
 
-    def forget(self, binding: Binding) -> None:
-        """Drop the rewritten graph of a set of weights."""
-        self._bindings = [each for each in self._bindings if each is not binding]
-
-    def forget_left(self, held: Mapping[int, int]) -> None:
-        """Drop rewritten graphs whose weights have moved, or which alone hold them: ``held`` counts the holders."""
-        self._bindings = [each for each in self._bindings if not each.is_left(held)]
-
-    def forget_weights(self, ids: Container[int]) -> None:
-        """Drop the rewritten graphs that read tensors with these ids."""
-        self._bindings = [each for each in self._bindings if not each.reads(ids)]
+    def drop(self, is_dropped: Callable[[Binding], bool]) -> None:
+        """Drop rewritten graphs."""
+        self._bindings = [each for each in self._bindings if not is_dropped(each)]
 
     def is_of(self, tensors: Mapping[int, Tensor]) -> bool:
         """Return whether the graph was compiled, or is kept, for one of these tensors (by id)."""
@@ -282,7 +294,7 @@ def sweep() -> None:
     graphs = list(GRAPHS)
     held = Counter(id(each) for graph in graphs for binding in graph._bindings for each in binding.tensors)
     for graph in graphs:
-        graph.forget_left(held)
+        graph.drop(lambda binding: binding.is_left(held))
 
 
 def _after_collection(phase: str, info: Mapping[str, int]) -> None:
@@ -301,4 +313,4 @@ def forget(model: nn.Module) -> None:
     """Drop everything derived from a model's weights."""
     ids = {id(tensor) for tensor in (*model.parameters(), *model.buffers())}
     for graph in list(GRAPHS):
-        graph.forget_weights(ids)
+        graph.drop(lambda binding: binding.reads(ids))

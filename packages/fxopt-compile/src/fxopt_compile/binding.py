@@ -64,7 +64,8 @@ class Binding:
             self._map: KeyMap = key_map(rewritten)
             by_id = {id(alias): weight for weight, alias in aliases.items()}
             self._module, read = rewritten, lift_again(rewritten, by_id)
-        others = sorted({*range(_inputs_of(graph_module))} - {weight.place for weight in weights})
+        inputs = range(len(graph_module.graph.find_nodes(op="placeholder")))
+        others = sorted({*inputs} - {weight.place for weight in weights})
         self.takes = (*(weight.place for weight in read), *others)
         self.call: Run = self._module.forward
         self._places: list[tuple[nn.Module, str, str, Weight]] = []
@@ -169,10 +170,6 @@ def _tensors_of(module: nn.Module) -> Iterator[Tensor]:
     for each in module.modules():
         yield from (value for value in vars(each).values() if isinstance(value, Tensor))
         yield from (value for value in (*each._parameters.values(), *each._buffers.values()) if value is not None)
-
-
-def _inputs_of(graph_module: GraphModule) -> int:
-    return sum(node.op == "placeholder" for node in graph_module.graph.nodes)
 
 
 @contextmanager

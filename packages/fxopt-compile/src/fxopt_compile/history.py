@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
 from typing import TypeVar
 
 from torch import Tensor, nn
 
-from fxopt_compile.backend import GRAPHS, LiveGraph
+from fxopt_compile.backend import GRAPHS
 from fxopt_core import (
     PreconditionError,
     Record,
@@ -71,32 +72,25 @@ class CompileHistory(tuple[GraphHistory, ...]):
         if not self:
             return _NO_GRAPHS
         rows: list[tuple[str, ...]] = [("graph", "rewritten", "refused", "calls", "plain calls", "refreshes")]
-        rows += [
-            (
-                each.name,
-                *map(str, (each.rewritten, len(each.refused), each.calls, each.plain_calls, each.refreshes)),
-            )
-            for each in self
-        ]
-        heading, *lines = text_table(rows, right=range(1, 6))
-        return "\n".join(
-            [heading, *(text for graph, line in zip(self, lines, strict=True) for text in (line, *_details(graph)))]
-        )
+        for each in self:
+            numbers = each.rewritten, len(each.refused), each.calls, each.plain_calls, each.refreshes
+            rows.append((each.name, *map(str, numbers)))
+        heading, *table = text_table(rows, right=range(1, 6))
+        lines = [heading]
+        for each, line in zip(self, table, strict=True):
+            lines += [line, *(f"    {detail}" for detail in _details(each))]
+        return "\n".join(lines)
 
 
-def _details(graph: GraphHistory) -> list[str]:
+def _details(graph: GraphHistory) -> Iterator[str]:
     if graph.reason is not None:
-        return [f"    left alone, {graph.reason.reason}: {graph.reason.message}"]
-    lines = []
+        yield f"left alone, {graph.reason.reason}: {graph.reason.message}"
     for record in graph.records:
         reasons = Counter(refusal.reason for refusal in record.refusals)
         refused = ", ".join(f"{count} {reason}" for reason, count in reasons.most_common())
         if record.rewrites or record.changed or refused:
-            lines.append(
-                f"    {record.pass_name}: {len(record.rewrites)} rewritten"
-                + (f"; refused: {refused}" if refused else "")
-            )
-    return lines
+            more = f"; refused: {refused}" if refused else ""
+            yield f"{record.pass_name}: {len(record.rewrites)} rewritten{more}"
 
 
 ModuleT = TypeVar("ModuleT", bound=nn.Module)
@@ -112,15 +106,13 @@ def history(model: nn.Module | None = None) -> CompileHistory:
         model: the model, compiled or not; None for all graphs of this process.
     """
     tensors = _tensors_of(model, "history") if model is not None else None
-    graphs = (graph for graph in GRAPHS if tensors is None or graph.is_of(tensors))
-    return CompileHistory(map(_history_of, sorted(graphs, key=lambda graph: graph.number)))
-
-
-def _history_of(graph: LiveGraph) -> GraphHistory:
-    return GraphHistory(
-        graph.name, graph.nodes, graph.pipeline, graph.records, graph.reason,
-        graph.calls, graph.plain_calls, graph.refreshes,
-    )  # fmt: skip
+    graphs = sorted(GRAPHS, key=lambda graph: graph.number)
+    names = [field.name for field in fields(GraphHistory)]
+    return CompileHistory(
+        GraphHistory(**{name: getattr(graph, name) for name in names})
+        for graph in graphs
+        if tensors is None or graph.is_of(tensors)
+    )
 
 
 def undo(model: nn.Module) -> nn.Module:

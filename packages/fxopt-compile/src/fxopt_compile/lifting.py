@@ -6,7 +6,7 @@ import operator
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import Any
 
 from torch import Tensor, nn
@@ -15,6 +15,7 @@ from torch.nn.parameter import Buffer
 
 from fxopt_compile._torch import set_grad_enabled
 from fxopt_core import iter_nodes
+from fxopt_rewrite import GraphIndex
 
 _STEP = re.compile(r"\._(modules|parameters|buffers)\['([^']+)'\]")
 _IN_PLACE: dict[Any, str] = {
@@ -56,7 +57,7 @@ class Inputs:
     def of(cls, graph_module: GraphModule, values: Sequence[object]) -> Inputs:
         """Read the inputs of dynamo's graph."""
         nodes = [node for node in iter_nodes(graph_module.graph) if node.op == "placeholder"]
-        weights, sharded, taken = [], [], _Names()
+        weights, sharded, taken = [], [], set[str]()
         for place, (node, value) in enumerate(zip(nodes, values, strict=True)):
             source = getattr(node, "_dynamo_source", None)
             path = "" if source is None else str(source.name)
@@ -65,27 +66,20 @@ class Inputs:
             if type(value) not in _PLAIN or (source is not None and source.guard_source.is_fsdp_module()):
                 sharded.append(_name_of(path) or node.name)
             elif (isinstance(value, nn.Parameter) or "._buffers[" in path) and not value.is_inference():
-                weights.append(Weight(place, taken.take(_name_of(path), node.name)))
+                weights.append(Weight(place, _take(_name_of(path), node.name, taken)))
         return cls(tuple(weights), tuple(sharded))
 
 
-class _Names:
-    """The names of attributes so far, and of the modules that hold them: no name may be both."""
+def _take(name: str | None, otherwise: str, taken: set[str]) -> str:
+    """Return a name if it is free, and else another; add it, and the modules that hold it with a dot, to those taken.
 
-    def __init__(self) -> None:
-        self._tensors, self._modules = set[str](), set[str]()
-
-    def take(self, name: str | None, otherwise: str) -> str:
-        """Return a name if it is free, and else another, and count it as taken."""
-        if name is not None:
-            parts = name.split(".")
-            owners = {".".join(parts[:end]) for end in range(1, len(parts))}
-            if name not in self._tensors | self._modules and not owners & self._tensors:
-                self._modules |= owners
-                self._tensors.add(name)
-                return name
-        self._tensors.add(otherwise)
-        return otherwise
+    No name may be that of a tensor and of a module.
+    """
+    *owners, name = accumulate((name or otherwise).split("."), "{}.{}".format)
+    if name in taken or f"{name}." in taken or not taken.isdisjoint(owners):
+        owners, name = [], otherwise
+    taken.update((name, *(f"{owner}." for owner in owners)))
+    return name
 
 
 def _name_of(path: str) -> str | None:
@@ -159,10 +153,10 @@ def lift_again(graph_module: GraphModule, aliases: Mapping[int, Weight]) -> tupl
         graph_module: the rewritten one, which is edited in place: passes may have replaced its code generator.
         aliases: the weights, by the id of the tensor that stands for each.
     """
-    graph, inputs = graph_module.graph, dict[Weight, Node]()
-    nodes = list(iter_nodes(graph))
+    graph, inputs, index = graph_module.graph, dict[Weight, Node](), GraphIndex(graph_module)
+    nodes = index.nodes
     for node in nodes:
-        weight = aliases.get(id(_value_of(graph_module, node)))
+        weight = aliases.get(id(index.attribute_of(node)))
         if weight is None:
             continue
         if weight not in inputs:
@@ -188,15 +182,6 @@ def _drop_unread(graph_module: GraphModule, aliases: Mapping[int, Weight]) -> No
         if owner in modules and not {owner, weight.name} & called:
             for table in (modules[owner]._parameters, modules[owner]._buffers):
                 table.pop(last, None)
-
-
-def _value_of(graph_module: GraphModule, node: Node) -> Any:
-    if node.op != "get_attr":
-        return None
-    value: Any = graph_module
-    for part in str(node.target).split("."):
-        value = getattr(value, part)
-    return value
 
 
 def enables_gradients(graph_module: GraphModule) -> bool:

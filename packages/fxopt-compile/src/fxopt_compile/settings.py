@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal, cast
 
 import torch
 
-from fxopt_core import FxoptError, PassOptionError, PreconditionError, Transformation, registry, type_text
+from fxopt_core import FxoptError, PassOptionError, PreconditionError, Transformation, registry
 
 Then = Literal["eager", "inductor"]
 
@@ -40,18 +40,12 @@ class Settings:
         >>> Settings.read({"pipeline": "merge-linears"})
         Settings(pipeline='merge-linears', then='eager', verify=False)
         """
-        given = dict(options or {})
-        pipeline, then, verify = given.pop("pipeline", None), given.pop("then", "eager"), given.pop("verify", False)
-        if given:
-            names = ", ".join(repr(name) for name in given)
-            raise PassOptionError(f'backend "fxopt" has no option {names}; {_EXPECTED}')
-        if not (pipeline is None or isinstance(pipeline, str)):
-            raise PassOptionError(f'option "pipeline" is {type_text(pipeline)}; {_EXPECTED}')
-        if then not in ("eager", "inductor"):
-            raise PassOptionError(f'option "then" is {then!r}; {_EXPECTED}')
-        if not isinstance(verify, bool):
-            raise PassOptionError(f'option "verify" is {verify!r}; {_EXPECTED}')
-        return cls(pipeline, "inductor" if then == "inductor" else "eager", verify)
+        taken: dict[str, Any] = {"pipeline": str | None, "then": str, "verify": bool}
+        for name, value in (options or {}).items():
+            wrong = name not in taken or not isinstance(value, taken[name])
+            if wrong or (name == "then" and value not in ("eager", "inductor")):
+                raise PassOptionError(f'backend "fxopt" takes no option {name!r} of {value!r}; {_EXPECTED}')
+        return cls(**cast("dict[str, Any]", options or {}))
 
     def passes(self, tensors: Iterable[torch.Tensor]) -> tuple[str, Transformation]:
         """Return the pipeline for a graph with these tensors, as text and to be called.

@@ -110,35 +110,26 @@ class InductorPass:
                 "inductor's: call the transformation itself with a graph module",
                 pass_name=self.transformation.name,
             )
-        with _values_lent(graph):
-            self._run(owner)
-
-    def _run(self, owner: GraphModule) -> None:
-        called = bool(owner.graph.find_nodes(op="call_module"))
-        traces = {node.name: node.meta.get(META_KEY) for node in iter_nodes(owner.graph)}
+        calls_modules = bool(graph.find_nodes(op="call_module"))
+        traces = {node.name: node.meta.get(META_KEY) for node in iter_nodes(graph)}
         ledger = owner.meta.get(META_KEY)
         known, run = len(ledger_of(owner).records), new_run(self.transformation, owner)
-        with transaction(run):
-            self._check(perform(run, run), owner, called)
+        with _values_lent(graph), transaction(run):
+            if perform(run, run) is not owner:
+                raise PostconditionError(
+                    f"pass `{self.transformation.name}` returned another graph module, and {_IN_PLACE}: omit what "
+                    "copies (deep-copy, inplace=False)"
+                )
+            for node in () if calls_modules else owner.graph.find_nodes(op="call_module"):
+                raise PostconditionError(
+                    f"pass `{self.transformation.name}` left node `{node.name}`, which calls module {node.target}; "
+                    "inductor's graphs call only functions. Run this pass before torch.compile"
+                )
             lint_and_recompile(owner, self.transformation)
-            records = ledger_of(owner).records[known:]
+            self.records += ledger_of(owner).records[known:]
             _put_back(owner.meta, ledger)
             for node in iter_nodes(owner.graph):
                 _put_back(node.meta, traces.get(node.name))
-        self.records += records
-
-    def _check(self, result: GraphModule, owner: GraphModule, called_modules: bool) -> None:
-        if result is not owner:
-            raise PostconditionError(
-                f"pass `{self.transformation.name}` returned another graph module, and {_IN_PLACE}: omit what copies "
-                "(deep-copy, inplace=False)"
-            )
-        module = None if called_modules else next(iter(owner.graph.find_nodes(op="call_module")), None)
-        if module is not None:
-            raise PostconditionError(
-                f"pass `{self.transformation.name}` left node `{module.name}`, which calls module {module.target}; "
-                "inductor's graphs call only functions. Run this pass before torch.compile"
-            )
 
     def uuid(self) -> str | None:
         """Return a key of class, options, code and version for inductor's cache; None, which turns that cache off,

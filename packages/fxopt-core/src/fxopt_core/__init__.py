@@ -33,7 +33,7 @@ from fxopt_core.errors import (
     VetoError,
 )
 from fxopt_core.graph import check_graph_module as check_graph_module, iter_nodes
-from fxopt_core.ledger.history import History, history
+from fxopt_core.ledger.history import History, history, site_text as site_text
 from fxopt_core.ledger.marks import (
     META_KEY as META_KEY,
     NodeTag as NodeTag,

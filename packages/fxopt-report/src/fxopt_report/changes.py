@@ -10,7 +10,7 @@ from torch.fx import GraphModule
 
 from fxopt_core import Record, iter_nodes, ledger_of, tag_of
 from fxopt_report.drawn import DrawnGraph
-from fxopt_report.frames import Frame, model_frame
+from fxopt_report.frames import Frame
 
 Status = Literal["kept", "removed", "added", "changed"]
 _Names = Mapping[str, tuple[str, ...]]
@@ -82,7 +82,11 @@ def changes_between(before: DrawnGraph | None, after: DrawnGraph, graph_module: 
     made = {node.name: tag.origin[1] for node in iter_nodes(graph_module.graph) if (tag := tag_of(node)).origin}
     former = DrawnGraph({}) if before is None else before
     roots, images = _roots(applied, former), _images(applied, after)
-    ours, theirs = _statuses(former, after)
+    ours: dict[str, Status] = {}
+    for name, node in former.nodes.items():
+        other = after.nodes.get(name)
+        ours[name] = "removed" if other is None else "kept" if node.identity == other.identity else "changed"
+    theirs: dict[str, Status] = {name: ours.get(name, "added") for name in after.nodes}
     sources: dict[str, tuple[str, ...]] = {}
     if before is None:
         theirs = {name: "added" if name in made else "kept" for name in after.nodes}
@@ -95,14 +99,6 @@ def changes_between(before: DrawnGraph | None, after: DrawnGraph, graph_module: 
             results.setdefault(source, []).append(name)
     sites = tuple(site for record in records for site in _sites(record, former, after, roots, images))
     return Changes(ours, theirs, sources, {name: tuple(each) for name, each in results.items()}, sites)
-
-
-def _statuses(before: DrawnGraph, after: DrawnGraph) -> tuple[dict[str, Status], dict[str, Status]]:
-    ours: dict[str, Status] = {}
-    for name, node in before.nodes.items():
-        other = after.nodes.get(name)
-        ours[name] = "removed" if other is None else "kept" if node.identity == other.identity else "changed"
-    return ours, {name: ours.get(name, "added") for name in after.nodes}
 
 
 def _roots(records: Iterable[Record], before: DrawnGraph) -> _Names:
@@ -152,5 +148,4 @@ def _sites(record: Record, before: DrawnGraph, after: DrawnGraph, roots: _Names,
 
 
 def _frame(graph: DrawnGraph, names: Iterable[str]) -> Frame | None:
-    frames = (model_frame(graph.nodes[name].trace) for name in names)
-    return next((frame for frame in frames if frame is not None), None)
+    return next((frame for name in names if (frame := graph.nodes[name].frame) is not None), None)

@@ -3,111 +3,61 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from fxopt_report.changes import DrawnSite
-from fxopt_report.comparison import Comparison
-from fxopt_report.drawn import DrawnGraph, DrawnNode
-from fxopt_report.frames import Frame, frames_of
+from fxopt_report.drawn import DrawnGraph
+from fxopt_report.frames import Frame
 from fxopt_report.markup import Html, printable
+from fxopt_report.pictures import Picture
 from fxopt_report.places import FURTHEST, NODE_HEIGHT, ROW_HEIGHT, Layout, lay_out
 from fxopt_report.rows import shared_rows
 
-_LONGEST_CAPTION = 34
-_LONGEST_LABEL = 32
 
-
-def drawing_json(picture: Comparison, weights: Mapping[str, str] | None = None) -> Html:
-    """Return everything that the script needs, as JSON that is safe inside a ``script`` element.
-
-    Args:
-        picture: the graphs.
-        weights: what to say about the weights of a module or tensor after the passes, by target.
-    """
-    text = json.dumps(_drawing(picture, weights or {}), separators=(",", ":"), ensure_ascii=True)
+def drawing_json(picture: Picture) -> Html:
+    """Return everything that the script needs, as JSON that is safe inside a ``script`` element."""
+    text = json.dumps(_drawing(picture), separators=(",", ":"), ensure_ascii=True)
     return Html(text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026"))
 
 
-def layouts_of(picture: Comparison) -> list[tuple[str, DrawnGraph, Layout]]:
+def _layouts(picture: Picture) -> list[tuple[str, DrawnGraph, Layout]]:
     """Return the graphs of a picture, before and after, each with its layout; their rows are the same."""
     graphs = [("before", picture.before)] if picture.before is not None else []
     graphs.append(("after", picture.after))
-    tensors = frozenset(name for name in picture.order if is_tensor(picture.node(name)))
+    tensors = frozenset(name for name in picture.order if picture.node(name).is_tensor)
     rows = shared_rows(picture.order, list(picture.edges), tensors, [graph.nodes for _, graph in graphs])
     found = []
     for (word, graph), each in zip(graphs, rows, strict=True):
-        widths = {name: width_of(graph.nodes[name]) for name in each}
+        widths = {name: graph.nodes[name].width for name in each}
         found.append((word, graph, lay_out(each, list(graph.edges()), widths)))
     return found
 
 
-def is_tensor(node: DrawnNode) -> bool:
-    """Whether a node is a constant: it reads nothing, and is drawn right above what reads it."""
-    return not node.inputs and node.category not in ("input", "output")
-
-
-def label_of(node: DrawnNode) -> str:
-    """Return the first line in the box of a node."""
-    return _short(node.label, _LONGEST_LABEL)
-
-
-def caption_of(node: DrawnNode) -> str:
-    """Return the second line in the box of a node; "" where it would repeat the first."""
-    return "" if node.caption == node.label else _short(node.caption, _LONGEST_CAPTION)
-
-
-def width_of(node: DrawnNode) -> float:
-    """Return the width of the box of a node."""
-    return round(max(84.0, 13 + 8.4 * len(label_of(node)) + 26, 13 + 6.75 * len(caption_of(node)) + 10), 1)
-
-
-def _short(text: str, longest: int) -> str:
-    """Return the end of a text, which says more than its beginning."""
-    text = printable(text)
-    return text if len(text) <= longest else f"…{text[1 - longest :]}"
-
-
-def _drawing(picture: Comparison, weights: Mapping[str, str]) -> dict[str, Any]:
+def _drawing(picture: Picture) -> dict[str, Any]:
     numbers = {name: number for number, name in enumerate(picture.order)}
-    layouts = layouts_of(picture)
-    frames = _Frames()
+    layouts = _layouts(picture)
+    frames: dict[Frame | None, int] = {None: -1}
     scopes: dict[str, int] = {}
     return {
         "height": NODE_HEIGHT,
         "row": ROW_HEIGHT,
         "reach": (FURTHEST + 1) * ROW_HEIGHT,
         "total": max(layout.height for _, _, layout in layouts),
-        "nodes": _nodes(picture, numbers, frames, weights)
+        "nodes": _nodes(picture, numbers, frames)
         | {"scope": [scopes.setdefault(picture.node(name).scope, len(scopes)) for name in picture.order]},
         "scopes": [printable(scope) for scope in scopes],
         "panes": [_pane(word, graph, layout, numbers) for word, graph, layout in layouts],
         "sites": [_site(site, numbers, frames) for site in picture.changes.sites],
-        "stops": list(_stops(picture, numbers)),
-        "frames": list(frames.numbers),
+        "stops": _stops(picture, numbers),
+        "frames": [(frame.place, frame.function, frame.code) for frame in frames if frame is not None],
     }
 
 
-class _Frames:
-    """Lines of source, each once: its number by what the page shows of it."""
-
-    def __init__(self) -> None:
-        self.numbers: dict[tuple[str, str, str], int] = {}
-
-    def number(self, frame: Frame) -> int:
-        return self.numbers.setdefault((frame.place, frame.function, frame.code), len(self.numbers))
-
-    def of(self, trace: str) -> list[int]:
-        return [self.number(frame) for frame in frames_of(trace) if not frame.internal]
-
-
-def _nodes(
-    picture: Comparison, numbers: Mapping[str, int], frames: _Frames, weights: Mapping[str, str]
-) -> dict[str, list[Any]]:
+def _nodes(picture: Picture, numbers: Mapping[str, int], frames: dict[Frame | None, int]) -> dict[str, list[Any]]:
     nodes = [picture.node(name) for name in picture.order]
-    after = picture.after.nodes
     changes, refused = picture.changes, picture.changes.refused
-    former = picture.before.nodes if picture.before is not None else {}
+    former = picture.former
     sites: list[list[int]] = [[] for _ in nodes]
     for place, site in enumerate(changes.sites):
         for name in dict.fromkeys((*site.before, *site.after)):
@@ -116,8 +66,8 @@ def _nodes(
         "name": [printable(node.name) for node in nodes],
         "op": [node.op for node in nodes],
         "category": [node.category for node in nodes],
-        "label": [label_of(node) for node in nodes],
-        "caption": [caption_of(node) for node in nodes],
+        "label": [node.lines[0] for node in nodes],
+        "caption": [node.lines[1] for node in nodes],
         "target": [printable(node.target) for node in nodes],
         "module": [printable(node.module) for node in nodes],
         "value": [node.value for node in nodes],
@@ -129,13 +79,12 @@ def _nodes(
         "status": [picture.status(node.name) for node in nodes],
         "refused": [int(node.name in refused) for node in nodes],
         "links": [_links(picture, node.name, numbers) for node in nodes],
-        "weights": [printable(weights.get(node.target, "")) if node.name in after else "" for node in nodes],
         "sites": sites,
-        "frames": [frames.of(node.trace) for node in nodes],
+        "frame": [frames.setdefault(node.frame, len(frames) - 1) for node in nodes],
     }
 
 
-def _links(picture: Comparison, name: str, numbers: Mapping[str, int]) -> list[int]:
+def _links(picture: Picture, name: str, numbers: Mapping[str, int]) -> list[int]:
     """Return the nodes of the other graph that a node comes from, or that replaced it."""
     linked = (*picture.changes.sources.get(name, ()), *picture.changes.results.get(name, ()))
     return [numbers[each] for each in dict.fromkeys(linked) if each != name]
@@ -151,7 +100,7 @@ def _pane(word: str, graph: DrawnGraph, layout: Layout, numbers: Mapping[str, in
         "nodes": [numbers[name] for name in names],
         "xs": [round(layout.places[name][0], 1) for name in names],
         "ys": [round(layout.places[name][1], 1) for name in names],
-        "widths": [width_of(graph.nodes[name]) for name in names],
+        "widths": [graph.nodes[name].width for name in names],
         "inputs": [[numbers[each] for each in graph.nodes[name].inputs] for name in names],
         "tops": [round(points[0][1], 1) for _, points in paths],
         "edges": [
@@ -162,7 +111,7 @@ def _pane(word: str, graph: DrawnGraph, layout: Layout, numbers: Mapping[str, in
     }
 
 
-def _site(site: DrawnSite, numbers: Mapping[str, int], frames: _Frames) -> dict[str, Any]:
+def _site(site: DrawnSite, numbers: Mapping[str, int], frames: dict[Frame | None, int]) -> dict[str, Any]:
     return {
         "pass": printable(site.record.pass_name),
         "site": printable(site.site),
@@ -170,12 +119,12 @@ def _site(site: DrawnSite, numbers: Mapping[str, int], frames: _Frames) -> dict[
         "reason": printable(site.reason),
         "message": printable(site.message),
         "nodes": [numbers[name] for name in dict.fromkeys((*site.before, *site.after))],
-        "frame": -1 if site.frame is None else frames.number(site.frame),
+        "frame": frames.setdefault(site.frame, len(frames) - 1),
     }
 
 
-def _stops(picture: Comparison, numbers: Mapping[str, int]) -> Iterator[dict[str, Any]]:
-    """Yield groups of changed nodes to step through: the nodes of a site, and runs of others that no site names."""
+def _stops(picture: Picture, numbers: Mapping[str, int]) -> list[dict[str, Any]]:
+    """Return groups of changed nodes to step through: the nodes of a site, and runs of others that no site names."""
     sites = [(place, site) for place, site in enumerate(picture.changes.sites) if site.rewritten]
     where = {name: (place, 0) for place, site in sites for name in (*site.before, *site.after)}
     groups: dict[tuple[int, int], list[int]] = {}
@@ -185,5 +134,4 @@ def _stops(picture: Comparison, numbers: Mapping[str, int]) -> Iterator[dict[str
             run += 1
         else:
             groups.setdefault(where.get(name, (-1, run)), []).append(numbers[name])
-    for (site, _), nodes in groups.items():
-        yield {"site": site, "nodes": nodes}
+    return [{"site": site, "nodes": nodes} for (site, _), nodes in groups.items()]

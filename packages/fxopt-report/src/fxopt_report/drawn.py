@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -12,7 +11,10 @@ from torch.fx import Graph, GraphModule, Node
 from torch.fx.node import map_arg
 
 from fxopt_core import iter_nodes
-from fxopt_report.node_text import name_of, text_of, without_addresses
+from fxopt_report.frames import Frame, model_frame
+from fxopt_report.markup import printable
+from fxopt_report.node_text import target_text, text_of, without_addresses
+from fxopt_rewrite import tensor_facts
 
 Category = Literal["input", "tensor", "module", "function", "output"]
 _CATEGORIES: Mapping[str, Category] = {
@@ -40,7 +42,7 @@ class DrawnNode:
         inputs: names of the nodes that it reads, each once.
         value: dtype and shape of its value, "" where they are unknown.
         module: class and settings of the module that it calls, or "".
-        trace: the stack trace of where it comes from in the model, or "".
+        frame: the line of the model that it comes from, or None.
         scope: the path of the module that it belongs to, as ``"encoder.layer.0"``; "" for the model itself.
     """
 
@@ -54,13 +56,25 @@ class DrawnNode:
     inputs: tuple[str, ...]
     value: str = ""
     module: str = ""
-    trace: str = ""
+    frame: Frame | None = None
     scope: str = ""
 
     @property
-    def caption(self) -> str:
-        """What distinguishes it from others with its label: the path of a module or tensor, or its name."""
-        return self.target if self.op in ("call_module", "get_attr") else self.name
+    def is_tensor(self) -> bool:
+        """Whether it is a constant: it reads nothing, and is drawn right above what reads it."""
+        return not self.inputs and self.category not in ("input", "output")
+
+    @property
+    def lines(self) -> tuple[str, str]:
+        """The two lines in its box: its label, and its path or name, or "" where that would repeat the first."""
+        caption = self.target if self.op in ("call_module", "get_attr") else self.name
+        return _end(self.label, 32), "" if caption == self.label else _end(caption, 34)
+
+    @property
+    def width(self) -> float:
+        """The width of its box."""
+        label, caption = self.lines
+        return round(max(84.0, 39 + 8.4 * len(label), 23 + 6.75 * len(caption)), 1)
 
     @property
     def identity(self) -> tuple[str, ...]:
@@ -86,16 +100,7 @@ class DrawnGraph:
         >>> [node.label for node in DrawnGraph.of(torch.fx.symbolic_trace(torch.nn.ReLU())).nodes.values()]
         ['input', 'relu', 'output']
         """
-        return drawn(graph_module.graph, Modules(graph_module))
-
-    def kinds(self) -> Counter[str]:
-        """Return how many operations of each kind there are: layers by class, functions by name.
-
-        >>> import torch
-        >>> DrawnGraph.of(torch.fx.symbolic_trace(torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.ReLU()))).kinds()
-        Counter({'Linear': 1, 'ReLU': 1})
-        """
-        return Counter(node.label for node in self.nodes.values() if node.category in ("module", "function"))
+        return drawn(graph_module.graph, module_texts(graph_module))
 
     def edges(self) -> Iterator[tuple[str, str]]:
         """Yield the pairs of a node that is read and one that reads it."""
@@ -103,52 +108,33 @@ class DrawnGraph:
             yield from ((source, node.name) for source in node.inputs)
 
 
-class Modules:
-    """Class and settings of the modules of a graph by their full names: of its own modules and of added ones."""
-
-    def __init__(self, graph_module: GraphModule) -> None:
-        self._graph_module = graph_module
-        self._known: dict[str, str] = {}
-
-    def add(self, name: str, description: str) -> None:
-        """Add a module that was there once."""
-        self._known[name] = description
-
-    def describe(self, name: str) -> str:
-        """Return ``"Linear(in_features=4, ...)"``; "" for what is not known."""
-        if name not in self._known:
-            self._known[name] = self._describe(name)
-        return self._known[name]
-
-    def _describe(self, name: str) -> str:
-        try:
-            module = self._graph_module.get_submodule(name)
-        except AttributeError:
-            return ""
-        return f"{type(module).__name__}({_extra(module)})"
+def module_texts(graph_module: GraphModule) -> dict[str, str]:
+    """Return class and settings of each module, such as ``"Linear(in_features=4, ...)"``, by its full name."""
+    modules = graph_module.named_modules(remove_duplicate=False)
+    return {name: f"{type(module).__name__}({_extra(module)})" for name, module in modules}
 
 
-def drawn(graph: Graph, modules: Modules) -> DrawnGraph:
-    """Return a graph as data to draw."""
+def drawn(graph: Graph, modules: Mapping[str, str]) -> DrawnGraph:
+    """Return a graph as data to draw, with the texts of its modules by name."""
     return DrawnGraph({node.name: _drawn_node(node, modules) for node in iter_nodes(graph)})
 
 
-def _drawn_node(node: Node, modules: Modules) -> DrawnNode:
-    target = name_of(node.target)
-    module = modules.describe(target) if node.op == "call_module" else ""
+def _drawn_node(node: Node, modules: Mapping[str, str]) -> DrawnNode:
+    target = target_text(node.target)
+    module = modules.get(target, "") if node.op == "call_module" else ""
     outline: Any = map_arg((node.args, node.kwargs), lambda read: _ANY)
     return DrawnNode(
         name=node.name,
         op=node.op,
         category=_CATEGORIES.get(node.op, "function"),
-        label=_label(node.op, target, module),
+        label=_label(node, module),
         target=target,
         arguments=_cut(_arguments(node.args, node.kwargs)),
         outline=_arguments(*outline),
         inputs=tuple(read.name for read in node.all_input_nodes),
-        value=_value(node.meta),
+        value=_value(node),
         module=_cut(module),
-        trace=str(node.meta.get("stack_trace") or ""),
+        frame=model_frame(str(node.meta.get("stack_trace") or "")),
         scope=_scope(node, target),
     )
 
@@ -164,16 +150,13 @@ def _scope(node: Node, target: str) -> str:
     return around[-1] if around else target.rpartition(".")[0]
 
 
-def _label(op: str, target: str, module: str) -> str:
-    if op in ("placeholder", "output"):
-        return "input" if op == "placeholder" else "output"
-    if op == "get_attr":
-        return target.rpartition(".")[2]
-    if op == "call_module":
+def _label(node: Node, module: str) -> str:
+    if node.op in ("placeholder", "output"):
+        return "input" if node.op == "placeholder" else "output"
+    if node.op == "call_module":
         return module.partition("(")[0] or "module"
-    parts = target.split(".")
-    overloaded = len(parts) > 2 and parts[0] != "torch"  # namespace, name, overload
-    return parts[-2] if overloaded else parts[-1]
+    target: Any = getattr(node.target, "overloadpacket", node.target)
+    return str(getattr(target, "__name__", target)).rpartition(".")[2]
 
 
 def _arguments(args: Iterable[object], kwargs: Mapping[str, object]) -> str:
@@ -181,13 +164,9 @@ def _arguments(args: Iterable[object], kwargs: Mapping[str, object]) -> str:
     return ", ".join([*texts, *(f"{key}={text_of(value)}" for key, value in kwargs.items())])
 
 
-def _value(meta: Mapping[str, Any]) -> str:
-    for key in ("val", "tensor_meta"):
-        value: Any = meta.get(key)
-        if hasattr(value, "shape") and hasattr(value, "dtype"):
-            sizes = ", ".join(map(str, value.shape))
-            return f"{str(value.dtype).removeprefix('torch.')}[{sizes}]"
-    return ""
+def _value(node: Node) -> str:
+    facts = tensor_facts(node)
+    return "" if facts is None else f"{str(facts.dtype).removeprefix('torch.')}[{', '.join(map(str, facts.shape))}]"
 
 
 def _extra(module: nn.Module) -> str:
@@ -197,6 +176,12 @@ def _extra(module: nn.Module) -> str:
         return without_addresses(" ".join(module.extra_repr().split()))
     except Exception:  # foreign code: a picture does not need it
         return "..."
+
+
+def _end(text: str, longest: int) -> str:
+    """Return the end of a text, which says more than its beginning."""
+    text = printable(text)
+    return text if len(text) <= longest else f"…{text[1 - longest :]}"
 
 
 def _cut(text: str) -> str:

@@ -6,15 +6,13 @@ No tensor is touched, only names are copied, so that this works also for passes 
 from __future__ import annotations
 
 import sys
-from typing import Any
 
 import torch
 from torch import nn
 from torch.fx import Graph, GraphModule, Node
-from torch.fx.node import map_arg
 
 from fxopt_core import FxoptError, Record, Transformation, iter_nodes, known_class, ledger_of, tag_of
-from fxopt_report.drawn import DrawnGraph, Modules, drawn
+from fxopt_report.drawn import DrawnGraph, drawn, module_texts
 from fxopt_report.node_text import text_of
 from fxopt_rewrite import (
     EditVisitor,
@@ -23,7 +21,6 @@ from fxopt_rewrite import (
     NodeAdded,
     NodeRemoved,
     NodeReplaced,
-    NodeRow,
     TensorRow,
     Unresolved,
     edits_of,
@@ -41,26 +38,19 @@ def graph_before(graph_module: GraphModule) -> tuple[DrawnGraph | None, tuple[st
     None where nothing was recorded since.
     """
     records = [record for record in ledger_of(graph_module).records if record.state == "applied" and record.changed]
-    former = _FormerGraph(graph_module)
-    for place in reversed(range(len(records))):
+    former, known = _FormerGraph(graph_module), None
+    for record in reversed(records):
         try:
-            former.take_back(records[place])
+            former.take_back(record)
         except _UnknownError as error:
-            later = records[place + 1 :]
             note = (
-                f"The graph before `{records[place].pass_name}` is not known: {error}. "
-                f"{'Shown is the graph after it' if later else 'Only the graph after it is shown'}; "
+                f"The graph before `{record.pass_name}` is not known: {error}. "
+                f"{'Shown is the graph after it' if known else 'Only the graph after it is shown'}; "
                 "give the original graph module to see it."
             )
-            return (_taken_back(graph_module, later) if later else None), (note,)
+            return known, (note,)
+        known = former.drawn()  # what the next record leaves half done if it does not fit
     return former.drawn(), ()
-
-
-def _taken_back(graph_module: GraphModule, records: list[Record]) -> DrawnGraph:
-    former = _FormerGraph(graph_module)
-    for record in reversed(records):
-        former.take_back(record)
-    return former.drawn()
 
 
 class _UnknownError(FxoptError):
@@ -71,7 +61,7 @@ class _FormerGraph(EditVisitor):
     """A copy of a graph, on which records are taken back, the latest first."""
 
     def __init__(self, graph_module: GraphModule) -> None:
-        self._modules = Modules(graph_module)
+        self._modules = module_texts(graph_module)
         self._graph = Graph()
         self._by_number: dict[int, list[Node]] = {}
         copies: dict[Node, Node] = {}
@@ -99,7 +89,7 @@ class _FormerGraph(EditVisitor):
 
     def module_removed(self, edit: ModuleRemoved) -> None:
         """Add the description of the module again."""
-        self._modules.add(edit.row.name, _description(edit.row))
+        self._modules[edit.row.name] = _description(edit.row)
 
     def _note(self, node: Node, name: str, number: int | None) -> None:
         node.name = name
@@ -127,21 +117,12 @@ class _FormerGraph(EditVisitor):
         row = edit.row
         known = row.target, row.args, dict(row.kwargs)
         target, args, kwargs = mapped(known, lambda ref: self._node(ref.id), _Named)
-        place = self._place(row, (args, kwargs))
+        former = [] if row.previous is None else self._by_number.get(row.previous, [])
         first = next(iter_nodes(self._graph), None)
-        with self._graph.inserting_before(first) if place is None else self._graph.inserting_after(place):
+        with self._graph.inserting_after(former[0]) if former else self._graph.inserting_before(first):
             node = self._graph.create_node(row.op, target, args, kwargs, row.name)
         node.meta = dict(row.meta)
         self._note(node, row.name, row.id)
-
-    def _place(self, row: NodeRow, arguments: Any) -> Node | None:
-        """Return the node that a node came after, or a substitute for it; None for the beginning."""
-        found = [] if row.previous is None else self._by_number.get(row.previous, [])
-        if found:
-            return found[0]
-        inputs: list[Node] = []
-        map_arg(arguments, inputs.append)
-        return max(inputs, default=None)
 
     def node_replaced(self, edit: NodeReplaced) -> None:
         """Let users read the old node again."""
@@ -161,6 +142,7 @@ class _Named:
 
     def __init__(self, value: Unresolved) -> None:
         self._name = value.name.replace(":", ".").removeprefix("torch.ops.")
+        self.__name__ = self._name.removesuffix(".default").rpartition(".")[2]
 
     def __repr__(self) -> str:
         return self._name

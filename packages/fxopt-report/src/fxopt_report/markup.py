@@ -5,9 +5,14 @@ from __future__ import annotations
 import base64
 import hashlib
 import html
+import re
 from collections.abc import Iterable
 from typing import Any
 
+_UNPRINTABLE = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff"  # controls and halves of characters
+    "\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]"  # what turns the direction of letters
+)
 _VOID = frozenset({"meta", "input", "br", "circle", "line", "path", "rect", "polygon"})
 
 
@@ -55,16 +60,7 @@ def printable(text: str) -> str:
     >>> printable("a\x00b\u202ec")
     'a\ufffdb\ufffdc'
     """
-    return "".join("\ufffd" if _is_unprintable(char) else char for char in text) if not text.isprintable() else text
-
-
-def _is_unprintable(char: str) -> bool:
-    code = ord(char)
-    control = code < 32 and char not in "\n\t"
-    return control or 0x7F <= code <= 0x9F or 0xD800 <= code <= 0xDFFF or code in _TURNING
-
-
-_TURNING = frozenset({*range(0x202A, 0x202F), *range(0x2066, 0x206A), 0x200E, 0x200F, 0x061C})
+    return _UNPRINTABLE.sub("\ufffd", text)
 
 
 def _attribute(key: str, value: object) -> str:

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import html
+import os
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cached_property
 from importlib.metadata import version
 from importlib.resources import files
+from os import PathLike
+from pathlib import Path
 
 import torch
 
-from fxopt_core import Record
+from fxopt_core import PreconditionError, Record, registry
 from fxopt_report import tables
-from fxopt_report.comparison import Comparison
 from fxopt_report.drawing_data import drawing_json
 from fxopt_report.markup import Content, Html, hash_source, tag
 from fxopt_report.pictures import Picture
@@ -20,11 +23,19 @@ from fxopt_tools import Size, VerificationReport
 from fxopt_tools.speed import Times, doubt
 from fxopt_tools.verification.report import counted
 
+_FRAME_HEIGHT = 760
+_MOST_KINDS = 6
 _LEGEND = (
     ("removed", "−", "removed"),
     ("added", "+", "new"),
     ("changed", "~", "changed in place"),
     ("refused", "!", "refused"),
+)
+_BUTTONS = (
+    (("previous", "‹ change"), ("next", "change ›")),
+    (("out", "−", "Zoom out"), ("one", "1:1", "Full size"), ("in", "+", "Zoom in"), ("fit", "fit", "Show all")),
+    (("fold", "fold", "Fold modules into boxes"), ("unfold", "unfold", "Unfold modules")),
+    (("svg", "SVG", "Save the graph as SVG"), ("png", "PNG", "Save the graph as PNG")),
 )
 _KEYS = (
     ("wheel, + −", "zoom"),
@@ -37,9 +48,9 @@ _KEYS = (
 )
 
 
-@dataclass(frozen=True)
-class Contents:
-    """Everything that a report shows.
+@dataclass(frozen=True, eq=False, repr=False)
+class Report:
+    """A report on what passes did: ``print`` shows a summary, and a notebook the page.
 
     Attributes:
         title: its heading.
@@ -48,8 +59,7 @@ class Contents:
         after: size of the transformed module.
         before: size of the original, or None where it is not known.
         verification: how the outputs compare.
-        speed: seconds of calls, by what was called; the first is the original.
-        weights: what to say about the weights of a module or tensor after the passes, by target.
+        speed: times of calls, by what was called; the first is the original.
     """
 
     title: str
@@ -58,13 +68,68 @@ class Contents:
     after: Size
     before: Size | None = None
     verification: VerificationReport | None = None
-    speed: Mapping[str, Sequence[float]] = field(default_factory=dict)
-    weights: Mapping[str, str] = field(default_factory=dict)
+    speed: Mapping[str, Times] = field(default_factory=dict)
+
+    @cached_property
+    def html(self) -> str:
+        """The page: one file that loads nothing; only its picture needs scripts."""
+        registry().available()  # imports the passes, which declare what their reasons mean
+        return _page(self)
+
+    def save(self, path: str | PathLike[str], *, force: bool = False) -> Path:
+        """Write the page to a file, all of it or nothing.
+
+        Args:
+            path: where to write it.
+            force: whether to replace a file that exists.
+
+        Returns:
+            The path.
+
+        Raises:
+            PreconditionError: The file exists, or the folder does not.
+        """
+        target = Path(path)
+        if target.is_dir() or (target.exists() and not force):
+            raise PreconditionError(f"{target} exists, expected a new file: give another path, or force=True")
+        if not target.parent.is_dir():
+            raise PreconditionError(f"there is no folder {target.parent} to write {target.name} into: make it first")
+        beside = target.with_name(f".{target.name}.{os.getpid()}.part")
+        try:
+            beside.write_text(self.html, encoding="utf-8", newline="\n")
+            os.replace(beside, target)
+        finally:
+            beside.unlink(missing_ok=True)
+        return target
+
+    def __str__(self) -> str:
+        """Return a summary in a few lines."""
+        seen = self.picture
+        lines = [f"{self.title}: {counted(len(seen.rewritten), 'site')} rewritten, {len(seen.refused)} refused"]
+        before = "?" if seen.before is None else str(len(seen.before.nodes))
+        changed = [f"{kind} {old} -> {new}" for kind, old, new in seen.kinds if old != new]
+        kinds = ", ".join(changed[:_MOST_KINDS] + ["..."] * (len(changed) > _MOST_KINDS)) or "unchanged"
+        lines.append(f"operations: {kinds}; nodes: {before} -> {len(seen.after.nodes)}")
+        if self.verification is not None:
+            lines.append(str(self.verification).partition("\n")[0])
+        return "\n".join([*lines, *(f"note: {note}" for note in seen.notes)])
+
+    def __repr__(self) -> str:
+        """Return the title and what it is a report on."""
+        return f"<report {self.title!r} on {self.picture!r}>"
+
+    def _repr_html_(self) -> str:
+        """Return the page for a notebook, in a frame of its own that isolates its styles and scripts."""
+        return (
+            f'<iframe sandbox="allow-scripts allow-downloads" title="{html.escape(self.title)}" width="100%" '
+            f'height="{_FRAME_HEIGHT}" style="border:1px solid #8885;border-radius:6px" '
+            f'srcdoc="{html.escape(self.html)}"></iframe>'
+        )
 
 
-def page(contents: Contents) -> str:
-    """Return the whole page."""
-    style, script = asset("report.css"), asset("report.js")
+def _page(report: Report) -> str:
+    assets = files("fxopt_report").joinpath("assets")
+    style, script = (assets.joinpath(name).read_text(encoding="utf-8") for name in ("report.css", "report.js"))
     versions = f"fxopt {version('fxopt-core')} with torch {torch.__version__}"
     policy = (
         f"default-src 'none'; style-src {hash_source(style)}; script-src {hash_source(script)}; "
@@ -77,38 +142,32 @@ def page(contents: Contents) -> str:
         tag("meta", http_equiv="Content-Security-Policy", content=policy),
         tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
         tag("meta", name="referrer", content="no-referrer"),
-        tag("title", contents.title),
+        tag("title", report.title),
         tag("style", Html(style)),
     )
     body = tag(
         "body",
         tag("a", "Skip the picture", href="#rewrites", class_="skip"),
-        _header(contents),
-        tag("main", *_sections(contents)),
+        _header(report),
+        tag("main", *_sections(report)),
         tag("footer", f"Written by {versions}. This file loads nothing from elsewhere."),
-        tag("script", drawing_json(contents.picture, contents.weights), type="application/json", id="fxopt-data"),
+        tag("script", drawing_json(report.picture), type="application/json", id="fxopt-data"),
         tag("script", Html(script)),
     )
     return f"<!DOCTYPE html>\n{tag('html', head, body, lang='en')}\n"
 
 
-@cache
-def asset(name: str) -> str:
-    """Return the text of a file of this package."""
-    return files("fxopt_report").joinpath("assets").joinpath(name).read_text(encoding="utf-8")
-
-
-def _header(contents: Contents) -> Html:
+def _header(report: Report) -> Html:
     passes = dict.fromkeys(
-        record.pass_name for record in contents.records if record.changed and record.state == "applied"
+        record.pass_name for record in report.records if record.changed and record.state == "applied"
     )
     names = ((", " if place else "", tag("code", name)) for place, name in enumerate(passes))
     changed = tag("p", ("Changed by ", names) if passes else "Nothing was changed.", class_="sub")
-    return tag("header", tag("h1", contents.title), changed, tag("ul", _cards(contents), class_="cards"))
+    return tag("header", tag("h1", report.title), changed, tag("ul", _cards(report), class_="cards"))
 
 
-def _cards(contents: Contents) -> Iterator[Html]:
-    picture, before, after = contents.picture, contents.before, contents.after
+def _cards(report: Report) -> Iterator[Html]:
+    picture, before, after = report.picture, report.before, report.after
     rewritten, refused = len(picture.rewritten), len(picture.refused)
     yield _card(str(rewritten), "site rewritten" if rewritten == 1 else "sites rewritten")
     yield _card(str(refused), "site refused" if refused == 1 else "sites refused", "held" if refused else None)
@@ -116,26 +175,22 @@ def _cards(contents: Contents) -> Iterator[Html]:
     yield _card(tables.change_text(nodes, len(picture.after.nodes)), "nodes")
     former = None if before is None else before.parameter_bytes
     yield _card(tables.change_text(former, after.parameter_bytes, tables.bytes_text), "parameters")
-    if contents.verification is not None:
-        passed = contents.verification.passed
+    if report.verification is not None:
+        passed = report.verification.passed
         yield _card("passed" if passed else "FAILED", "numeric check", "good" if passed else "bad")
-    if len(contents.speed) > 1 and not doubt([Times(tuple(seconds)) for seconds in contents.speed.values()]):
-        yield _speed_card(next(iter(contents.speed.values())), *list(contents.speed.items())[-1])
-
-
-def _speed_card(former: Sequence[float], name: str, seconds: Sequence[float]) -> Html:
-    """Return the ratio of medians, and whether the middle halves of both overlap."""
-    (low, middle, high), (least, median, most) = tables.quartiles(former), tables.quartiles(seconds)
-    unclear = ", within the spread" if least <= high and low <= most else ""
-    return _card(f"{middle / median:.2f} ×" if median else "–", f"speed of {name}{unclear}")
+    if len(report.speed) > 1 and not doubt([*report.speed.values()]):
+        (_, slow), *_, (name, fast) = report.speed.items()
+        unclear = abs(slow.median - fast.median) <= (slow.spread + fast.spread) / 2
+        ratio = f"{slow.median / fast.median:.2f} ×" if fast.median else "–"
+        yield _card(ratio, f"speed of {name}{', within the spread' if unclear else ''}")
 
 
 def _card(value: str, name: str, kind: str | None = None) -> Html:
     return tag("li", tag("b", value), tag("span", name), class_=kind)
 
 
-def _sections(contents: Contents) -> Iterator[Html]:
-    picture, sites = contents.picture, contents.picture.changes.sites
+def _sections(report: Report) -> Iterator[Html]:
+    picture, sites = report.picture, report.picture.changes.sites
     yield _section("picture", "Graph", (tag("p", note, class_="note") for note in picture.notes), _picture(picture))
     if any(old != new for _, old, new in picture.kinds):
         yield _section("operations", "Operations", tables.kinds_table(picture.kinds))
@@ -148,18 +203,18 @@ def _sections(contents: Contents) -> Iterator[Html]:
         yield _section("refusals", "Refusals", tables.grouped_sites(sites, rewritten=False), advice)
     else:
         yield _section("refusals", "Refusals", tag("p", "No site was refused."))
-    if contents.verification is not None:
-        yield _section("numbers", "Numeric errors", tables.verification_table(contents.verification))
-    speed = (tables.speed_table(contents.speed), tag("h3", "Size")) if contents.speed else None
-    yield _section("costs", "Time and memory", speed, tables.sizes_table(contents.before, contents.after))
-    yield _section("passes", "Passes", tables.passes_table(contents.records))
+    if report.verification is not None:
+        yield _section("numbers", "Numeric errors", tables.verification_table(report.verification))
+    speed = (tables.speed_table(report.speed), tag("h3", "Size")) if report.speed else None
+    yield _section("costs", "Time and memory", speed, tables.sizes_table(report.before, report.after))
+    yield _section("passes", "Passes", tables.passes_table(report.records))
 
 
 def _section(name: str, title: str, *content: Content) -> Html:
     return tag("section", tag("h2", title), *content, id=name)
 
 
-def _picture(picture: Comparison) -> Html:
+def _picture(picture: Picture) -> Html:
     graphs = {"before": picture.before, "after": picture.after}
     panes = [_pane(word, len(graph.nodes)) for word, graph in graphs.items() if graph is not None]
     stage = tag(
@@ -189,14 +244,8 @@ def _hints() -> Html:
 
 
 def _tools(both: bool) -> Html:
-    steps = tag("span", _button("previous", "‹ change"), _button("next", "change ›"), class_="group")
-    zooms = (("out", "−", "Zoom out"), ("one", "1:1", "Full size"), ("in", "+", "Zoom in"), ("fit", "fit", "Show all"))
-    zoom = tag("span", (_button(name, text, label) for name, text, label in zooms), class_="group")
-    folds = (("fold", "fold", "Fold modules into boxes"), ("unfold", "unfold", "Unfold modules"))
-    fold = tag("span", (_button(name, text, label) for name, text, label in folds), class_="group")
+    steps, zoom, fold, saving = (tag("span", (_button(*each) for each in group), class_="group") for group in _BUTTONS)
     label = "Search nodes and modules"
-    kinds = (("svg", "SVG", "Save the graph as SVG"), ("png", "PNG", "Save the graph as PNG"))
-    saving = tag("span", (_button(name, text, label) for name, text, label in kinds), class_="group")
     search = tag("input", type="search", id="search", placeholder=label, aria_label=label)
     views = (("both", "Both", "true"), ("pane-before", "Before", "false"), ("pane-after", "After", "false"))
     view = (tag("button", text, type="button", data_open=name, aria_pressed=pressed) for name, text, pressed in views)

@@ -1,25 +1,45 @@
-"""`picture`: a graph and what passes changed in it, as SVG."""
+"""`picture`: a graph before and after passes, and what they changed in it, as data and as SVG."""
 
 from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Literal
 
 from torch import nn
 from torch.fx import GraphModule
 
-from fxopt_core import check_graph_module
-from fxopt_report.changes import changes_between
-from fxopt_report.comparison import Comparison
-from fxopt_report.drawn import DrawnGraph
+from fxopt_core import PreconditionError, check_graph_module
+from fxopt_report.changes import Changes, DrawnSite, Status, changes_between
+from fxopt_report.drawn import DrawnGraph, DrawnNode
 from fxopt_report.graph_before import graph_before
-from fxopt_report.markup import tag
-from fxopt_report.svg import picture_svg
+from fxopt_report.markup import Html, tag
+from fxopt_report.places import NODE_HEIGHT, lay_out
+from fxopt_report.rows import shared_rows
 
-_MOST = 400
+Side = Literal["both", "before", "after"]
+Kinds = tuple[tuple[str, int, int], ...]
+_MOST = 400  # nodes that a notebook draws
+_SIGNS = {"removed": "−", "added": "+", "changed": "~", "refused": "!"}
+_COLOURS = {
+    "kept": ("#f6f8fa", "#8c959f", "#1f2328"),
+    "removed": ("#ffebe9", "#cf222e", "#82071e"),
+    "added": ("#dafbe1", "#1a7f37", "#0f4d22"),
+    "changed": ("#fff8c5", "#9a6700", "#4d2d00"),
+    "refused": ("#f6f8fa", "#8250df", "#1f2328"),
+}
+_DASHES = {"removed": "5 3", "refused": "2 2.5"}
+_FONT = "system-ui, 'Segoe UI', Helvetica, Arial, sans-serif"
+_CODE_FONT = "ui-monospace, Menlo, Consolas, monospace"
+_SIGN_FONT = {"font_size": "13", "font_weight": "700", "text_anchor": "end"}
+_EDGES = {"both": ("#8c959f", None), "before": ("#cf222e", "5 3"), "after": ("#1a7f37", None)}
 
 
-class Picture(Comparison):
-    """A comparison of two graphs that can be drawn.
-
-    A notebook shows what changed as a drawing.
+@dataclass(frozen=True, repr=False)
+class Picture:
+    """Two graphs, before and after passes, and their differences; a notebook shows what changed as a drawing.
 
     Attributes:
         after: the graph as it is now.
@@ -28,8 +48,105 @@ class Picture(Comparison):
         notes: remarks for the reader.
     """
 
+    after: DrawnGraph
+    before: DrawnGraph | None
+    changes: Changes = field(repr=False)
+    notes: tuple[str, ...] = ()
+
+    @property
+    def former(self) -> Mapping[str, DrawnNode]:
+        """The nodes of the graph before by name; none where it is not known."""
+        return {} if self.before is None else self.before.nodes
+
+    @property
+    def rewritten(self) -> tuple[DrawnSite, ...]:
+        """The sites whose rewrites are applied."""
+        sites = self.changes.sites
+        return tuple(site for site in sites if site.rewritten and site.record.state == "applied")
+
+    @property
+    def refused(self) -> tuple[DrawnSite, ...]:
+        """The sites that were refused."""
+        return tuple(site for site in self.changes.sites if not site.rewritten)
+
+    @cached_property
+    def kinds(self) -> Kinds:
+        """The kinds of operations with their numbers before and after: layers first, then by difference.
+
+        It is empty where the graph before is not known.
+        """
+        if self.before is None:
+            return ()
+        graphs = [
+            [node for node in graph.nodes.values() if node.category in ("module", "function")]
+            for graph in (self.before, self.after)
+        ]
+        layers = {node.label for nodes in graphs for node in nodes if node.category == "module"}
+        old, new = (Counter(node.label for node in nodes) for nodes in graphs)
+        rows = [(kind, old[kind], new[kind]) for kind in {**old, **new}]
+        return tuple(sorted(rows, key=lambda row: (row[0] not in layers, -abs(row[2] - row[1]))))
+
+    def node(self, name: str) -> DrawnNode:
+        """Return the node of this name in the graph after, or else in the graph before."""
+        found = self.after.nodes.get(name) or self.former.get(name)
+        if found is None:
+            raise PreconditionError(f"there is no node `{name}` in the picture")
+        return found
+
+    def status(self, name: str) -> Status:
+        """Return what became of the node of this name."""
+        return self.changes.after[name] if name in self.changes.after else self.changes.before.get(name, "kept")
+
+    @cached_property
+    def order(self) -> tuple[str, ...]:
+        """The names of the nodes of both graphs in one order; nodes that are gone come before new ones."""
+        waiting: dict[str, list[str]] = {}
+        gone: list[str] = []
+        for name in self.former:
+            if name in self.after.nodes:
+                waiting[name], gone = gone, []
+            else:
+                gone.append(name)
+        found: list[str] = []
+        new: list[str] = []
+        for name in self.after.nodes:
+            if name in waiting:
+                found += [*waiting[name], *new, name]
+                new = []
+            else:
+                new.append(name)
+        return (*found, *gone, *new)
+
+    @cached_property
+    def edges(self) -> dict[tuple[str, str], Side]:
+        """The edges of both graphs by the names at their ends, each with the graphs that have it."""
+        found: dict[tuple[str, str], Side] = {}
+        for edge in self.before.edges() if self.before is not None else ():
+            found[edge] = "before"
+        for edge in self.after.edges():
+            found[edge] = "both" if edge in found or self.before is None else "after"
+        return found
+
+    def near(self, context: int | None) -> tuple[str, ...]:
+        """Return the names of the nodes within so many edges of a change or a refusal, in order; all for None.
+
+        Raises:
+            PreconditionError: The context is not a number of edges.
+        """
+        if context is None:
+            return self.order
+        if type(context) is not int or context < 0:
+            raise PreconditionError(f"context is {context!r}, expected a number of edges, or None for the whole graph")
+        refused = self.changes.refused
+        found = {name for name in self.order if self.status(name) != "kept" or name in refused}
+        for _ in range(context):
+            found |= {name for edge in self.edges if not found.isdisjoint(edge) for name in edge}
+        return tuple(name for name in self.order if name in found)
+
     def to_svg(self, context: int | None = 1) -> str:
         """Return a drawing of both graphs in one, without scripts.
+
+        It is on white paper, so that its colours do not depend on the page around it.
 
         Args:
             context: how many edges away from a change nodes are still shown; None for all nodes.
@@ -37,7 +154,37 @@ class Picture(Comparison):
         Raises:
             PreconditionError: The context is not a number of edges.
         """
-        return picture_svg(self, context)
+        names = dict.fromkeys(self.near(context))
+        edges = {edge: side for edge, side in self.edges.items() if edge[0] in names and edge[1] in names}
+        tensors = frozenset(name for name in names if self.node(name).is_tensor)
+        (rows,) = shared_rows([*names], [*edges], tensors, [names])
+        layout = lay_out(rows, edges, {name: self.node(name).width for name in names})
+        lines = (_edge(points, edges[edge]) for edge, points in layout.paths.items())
+        nodes = (self._drawn(name, *place) for name, place in layout.places.items())
+        width, height = f"{layout.width + 20:.0f}", f"{layout.height + 20:.0f}"
+        paper = tag("rect", x=-10, y=-10, width=width, height=height, rx=6, fill="#ffffff")
+        size = {"width": width, "height": height, "viewBox": f"-10 -10 {width} {height}", "font_family": _FONT}
+        label = f"{len(names)} nodes of a graph, changed ones in colour"
+        namespace = "http://www.w3.org/2000/svg"
+        return tag("svg", paper, lines, nodes, xmlns=namespace, **size, role="img", aria_label=label)
+
+    def _drawn(self, name: str, x: float, y: float) -> Html:
+        node, status = self.node(name), str(self.status(name))
+        if status == "kept" and name in self.changes.refused:
+            status = "refused"
+        fill, line, ink = _COLOURS[status]
+        label, caption = node.lines
+        border = {"stroke": line, "stroke_width": "1.3", "stroke_dasharray": _DASHES.get(status)}
+        return tag(
+            "g",
+            tag("title", f"{node.name}\n{node.module or node.target}"),
+            tag("rect", width=node.width, height=NODE_HEIGHT, rx=6, fill=fill, **border),
+            tag("text", label, x=12, y=17 if caption else 24, fill=ink, font_size="12.5", font_weight="600"),
+            tag("text", caption, x=12, y=32, fill=ink, font_size="11", font_family=_CODE_FONT) if caption else None,
+            tag("text", _SIGNS[status], x=node.width - 7, y=16, fill=line, **_SIGN_FONT) if status in _SIGNS else None,
+            transform=f"translate({x - node.width / 2:.1f} {y - NODE_HEIGHT / 2:.1f})",
+            class_=status,
+        )
 
     def __repr__(self) -> str:
         """Return the sizes of the graphs."""
@@ -52,6 +199,19 @@ class Picture(Comparison):
             return tag("p", what)
         notes = "".join(tag("p", note) for note in self.notes)
         return f'<div style="max-height:640px;overflow:auto">{self.to_svg()}{notes}</div>'
+
+
+def _edge(points: Sequence[tuple[float, float]], side: Side) -> Html:
+    colour, dashes = _EDGES[side]
+    (x, y), *rest = points
+    path = [f"M{x:.1f} {y:.1f}"]
+    for to_x, to_y in rest:
+        bend = (to_y - y) / 2
+        path.append(f"C{x:.1f} {y + bend:.1f} {to_x:.1f} {to_y - bend:.1f} {to_x:.1f} {to_y:.1f}")
+        x, y = to_x, to_y
+    tip = f"{x - 3:.1f},{y - 5:.1f} {x + 3:.1f},{y - 5:.1f} {x:.1f},{y:.1f}"
+    line = tag("path", d="".join(path), fill="none", stroke=colour, stroke_width="1.3", stroke_dasharray=dashes)
+    return Html(line + tag("polygon", points=tip, fill=colour))
 
 
 def picture(graph_module: GraphModule, original: nn.Module | DrawnGraph | None = None) -> Picture:

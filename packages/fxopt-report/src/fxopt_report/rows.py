@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from graphlib import CycleError, TopologicalSorter
 
 WIDEST_ROW = 12
 
@@ -23,45 +24,29 @@ def rows_of(order: Sequence[str], edges: Iterable[tuple[str, str]], tensors: fro
     {'x': 0, 'a': 1, 'b': 2, 'w': 1}
     """
     inputs: dict[str, list[str]] = {name: [] for name in order}
-    users: dict[str, list[str]] = {name: [] for name in order}
     for one, other in edges:
         inputs[other].append(one)
-        users[one].append(other)
+    try:
+        ready = [*TopologicalSorter(inputs).static_order()]
+    except CycleError:
+        return None
     rows: dict[str, int] = {}
     taken: Counter[int] = Counter()
-    free: dict[int, int] = {}
-    waiting = {name: len(inputs[name]) for name in order}
-    ready = [name for name in reversed(order) if not waiting[name]]
-    seen = 0
-    while ready:
-        name = ready.pop()
-        seen += 1
-        if name not in tensors:
-            above = max((rows.get(each, 0) for each in inputs[name]), default=-1)
-            rows[name] = _free_row(above + 1, taken, free)
-        for user in users[name]:
-            waiting[user] -= 1
-            if not waiting[user]:
-                ready.append(user)
-    if seen < len(order):
-        return None
-    for name in tensors:
-        rows[name] = max(0, min((rows[user] for user in users[name]), default=1) - 1)
-    return {name: rows[name] for name in (*(n for n in order if n not in tensors), *(n for n in order if n in tensors))}
-
-
-def _free_row(wanted: int, taken: Counter[int], free: dict[int, int]) -> int:
-    """Take a place in the first row with room, from a row on; return that row."""
-    row = wanted
-    path = []
-    while row in free:
-        path.append(row)
-        row = free[row]
-    free.update(dict.fromkeys(path, row))
-    taken[row] += 1
-    if taken[row] == WIDEST_ROW:
-        free[row] = row + 1
-    return row
+    free: dict[int, int] = {}  # the row with room below one that was full
+    for name in ready:
+        if name in tensors:
+            continue
+        highest = 1 + max((rows.get(each, 0) for each in inputs[name]), default=-1)
+        row = free.get(highest, highest)
+        while taken[row] == WIDEST_ROW:
+            row += 1
+        free[highest] = rows[name] = row
+        taken[row] += 1
+    for name in ready:
+        for each in inputs[name]:
+            if each in tensors:
+                rows[each] = min(rows.get(each, rows[name]), rows[name] - 1)
+    return {name: rows.get(name, 0) for name in sorted(order, key=tensors.__contains__)}
 
 
 def shared_rows(
@@ -72,11 +57,10 @@ def shared_rows(
 ) -> list[dict[str, int]]:
     """Return the rows of each graph: from both graphs together, or from each alone if together they have a cycle."""
     together = rows_of(order, edges, tensors)
-    if together is not None:
-        return [{name: together[name] for name in graph} for graph in graphs]
     found = []
     for graph in graphs:
         inside = [edge for edge in edges if edge[0] in graph and edge[1] in graph]
         names = [name for name in order if name in graph]
-        found.append(rows_of(names, inside, tensors & graph.keys()) or {name: i for i, name in enumerate(names)})
+        rows = together or rows_of(names, inside, tensors & graph.keys()) or {name: i for i, name in enumerate(names)}
+        found.append({name: row for name, row in rows.items() if name in graph})
     return found

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import re
-import statistics
 from collections import Counter
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import zip_longest
 
 from fxopt_core import Record, meaning
 from fxopt_report.changes import DrawnSite
-from fxopt_report.comparison import Kinds
 from fxopt_report.frames import Frame
 from fxopt_report.markup import Content, Html, joined, tag
+from fxopt_report.pictures import Kinds
 from fxopt_tools import OutputReport, Size, VerificationReport
 from fxopt_tools.speed import Times, doubt
 
@@ -48,9 +47,8 @@ def table(label: str, headings: Sequence[str], rows: Iterable[Sequence[Content]]
     return Html(framed(lines[:_ROWS]) + more)
 
 
-def sites_table(sites: Sequence[DrawnSite], shown: Container[int], *, rewritten: bool) -> Html:
-    """Return the sites of these identities, with what became of them, or with the reasons why they were refused."""
-    chosen = [(place, site) for place, site in enumerate(sites) if id(site) in shown]
+def sites_table(sites: Sequence[tuple[int, DrawnSite]], *, rewritten: bool) -> Html:
+    """Return numbered sites with what became of them, or with the reasons why they were refused."""
     rows = (
         [
             _show(place, site),
@@ -59,34 +57,33 @@ def sites_table(sites: Sequence[DrawnSite], shown: Container[int], *, rewritten:
             *([_became(site)] if rewritten else _refused(site)),
             _source(site.frame),
         ]
-        for place, site in chosen
+        for place, site in sites
     )
     label, headings = ("Rewrites", ["before → after"]) if rewritten else ("Refusals", ["reason", "what was found"])
-    return table(label, ["", "pass", "site", *headings, "in the model"], rows, [f"site-{place}" for place, _ in chosen])
+    return table(label, ["", "pass", "site", *headings, "in the model"], rows, [f"site-{place}" for place, _ in sites])
 
 
 def grouped_sites(sites: Sequence[DrawnSite], *, rewritten: bool) -> list[Html]:
     """Return tables of sites; equal rewrites of layers whose names differ in numbers only are folded into one line."""
-    groups: dict[tuple[str, ...], list[DrawnSite]] = {}
-    for site in sites:
+    groups: dict[tuple[str, ...], list[tuple[int, DrawnSite]]] = {}
+    for place, site in enumerate(sites):
         if site.rewritten == rewritten:
             alike = (_NUMBER.sub("*", text) for text in (site.site, *site.was, *site.became))
-            groups.setdefault((site.record.pass_name, site.record.state, site.reason, *alike), []).append(site)
-    shown, single = [], set[int]()
+            key = site.record.pass_name, site.record.state, site.reason, *alike
+            groups.setdefault(key, []).append((place, site))
+    shown = []
     for (name, _, reason, *_), group in groups.items():
-        chosen = {id(each) for each in group}
-        if len(group) < _ALIKE:
-            single |= chosen
-            continue
-        count, result = f"{len(group)} × ", f" {reason or 'rewritten'} by "
-        title = tag("summary", count, tag("code", _in_common(group)), result, tag("code", name))
-        shown.append(tag("details", title, sites_table(sites, chosen, rewritten=rewritten), class_="more"))
-    return [*shown, sites_table(sites, single, rewritten=rewritten)] if single else shown
+        if len(group) >= _ALIKE:
+            count, result = f"{len(group)} × ", f" {reason or 'rewritten'} by "
+            title = tag("summary", count, tag("code", _in_common(group)), result, tag("code", name))
+            shown.append(tag("details", title, sites_table(group, rewritten=rewritten), class_="more"))
+    single = sorted(place for group in groups.values() if len(group) < _ALIKE for place, _ in group)
+    return [*shown, sites_table([(place, sites[place]) for place in single], rewritten=rewritten)] if single else shown
 
 
-def _in_common(group: Sequence[DrawnSite]) -> str:
+def _in_common(group: Sequence[tuple[int, DrawnSite]]) -> str:
     """Return the name of sites with a star for each number that differs."""
-    parts = zip(*(_NUMBER.split(site.site) for site in group), strict=True)
+    parts = zip(*(_NUMBER.split(site.site) for _, site in group), strict=True)
     return "".join(part[0] if len({*part}) == 1 else "*" for part in parts)
 
 
@@ -194,39 +191,21 @@ def change_text(before: int | None, after: int, show: Callable[[int], str] = str
     return show(after) if before is None or show(before) == show(after) else f"{show(before)} → {show(after)}"
 
 
-def speed_table(seconds: Mapping[str, Sequence[float]]) -> Html:
-    """Return the times of calls by what was called: median, middle half, and each measurement as a dot."""
-    base = statistics.median(next(iter(seconds.values())))
-    largest = max(map(max, seconds.values()))
-    rows, why = [], doubt([Times(tuple(each)) for each in seconds.values()])
-    for name, each in seconds.items():
-        low, middle, high = quartiles(each)
-        speed = f"{base / middle:.2f} ×" if middle and not why else "–"
-        times = f"{middle * 1e3:.2f} ms", f"{low * 1e3:.2f} to {high * 1e3:.2f} ms"
-        rows.append((name, *times, speed, str(len(each)), _strip(each, (low, middle, high), largest)))
-    return table("Time of a call", ("", "#median", "#middle half", "#speed", "#calls", "each call, from zero"), rows)
-
-
-def quartiles(seconds: Sequence[float]) -> tuple[float, float, float]:
-    """Return the lower quartile, the median and the upper quartile.
-
-    >>> quartiles([1.0, 2.0, 3.0])
-    (1.0, 2.0, 3.0)
-    """
-    low, middle, high = statistics.quantiles(seconds, n=4) if len(seconds) > 1 else [seconds[0]] * 3
-    return low, middle, high
-
-
-def _strip(seconds: Sequence[float], middle_half: tuple[float, float, float], largest: float) -> Html:
-    def at(value: float) -> float:
-        return round(5 + 250 * value / largest if largest else 5, 1)
-
-    low, middle, high = map(at, middle_half)
-    box = tag("rect", class_="middle", x=low, y="3", width=round(high - low, 1), height="16")
-    dots = (tag("circle", class_="dot", cx=at(each), cy="11", r="3") for each in seconds)
-    line = tag("line", class_="median", x1=middle, x2=middle, y1="2", y2="20")
-    label = "each call as a dot"
-    return tag("svg", box, dots, line, class_="strip", viewBox="0 0 260 22", role="img", aria_label=label)
+def speed_table(speed: Mapping[str, Times]) -> Html:
+    """Return the times of calls by what was called."""
+    base = next(iter(speed.values())).median
+    why = doubt([*speed.values()])
+    rows = [
+        (
+            name,
+            f"{times.median * 1e3:.2f} ms",
+            f"{times.spread * 1e3:.2f} ms",
+            f"{base / times.median:.2f} ×" if times.median and not why else "–",
+            str(len(times.seconds)),
+        )
+        for name, times in speed.items()
+    ]
+    return table("Time of a call", ("", "#median", "#spread", "#speed", "#calls"), rows)
 
 
 def _show(place: int, site: DrawnSite) -> Html:

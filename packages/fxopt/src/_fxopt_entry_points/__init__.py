@@ -16,7 +16,7 @@ import sys
 import warnings
 from collections.abc import Sequence
 from contextlib import suppress
-from importlib.abc import Loader, MetaPathFinder
+from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType
 
@@ -32,38 +32,27 @@ def autoload() -> None:
 
 
 class _Waiting(MetaPathFinder):
-    """Finds one module, as Python does, and has fxopt registered after it was loaded."""
+    """Finds one module, as Python does, and has fxopt registered after it was run."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Return the specification of the awaited module, with another loader; None for all others."""
+        """Return the specification of the awaited module, whose loader registers fxopt; None for all others."""
         if fullname != _AWAITED:
             return None
         with suppress(ValueError):
             sys.meta_path.remove(self)
         spec = PathFinder.find_spec(fullname, path, target)
         if spec is not None and spec.loader is not None:
-            spec.loader = _ThenRegister(spec.loader)
+            run = spec.loader.exec_module
+
+            def run_and_register(module: ModuleType) -> None:
+                run(module)
+                _register()
+
+            with suppress(AttributeError):  # a loader that takes no attributes
+                spec.loader.exec_module = run_and_register  # type: ignore[method-assign]  # of this loader alone
         return spec
-
-
-class _ThenRegister(Loader):
-    """Loads a module with its own loader, which the module goes on naming, and then registers fxopt."""
-
-    def __init__(self, loader: Loader) -> None:
-        self._loader = loader
-
-    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
-        """Return the module that the loader makes."""
-        return self._loader.create_module(spec)
-
-    def exec_module(self, module: ModuleType) -> None:
-        """Run the module, and register."""
-        assert module.__spec__ is not None
-        module.__spec__.loader = module.__loader__ = self._loader
-        self._loader.exec_module(module)
-        _register()
 
 
 def _register() -> None:

@@ -33,7 +33,9 @@ class Opener:
         keys = ("archive", "dtype", "model_type")
         if not isinstance(own, dict) or not all(isinstance(own.get(key), str) for key in keys) or others:
             raise ValueError(f"the config.json of {path} says that fxopt wrote it, and is not as fxopt writes it")
-        _check_head(path, head, own["model_type"], cls.auto_class)
+        if not _fits(head, own["model_type"], cls.auto_class):
+            name = cls.auto_class.__name__
+            raise ValueError(f"{path} holds a {head}, which {name} does not open: optimize the model that is needed")
         given = [name for name in _DECIDED if kwargs.get(name) is not None]
         dtype = kwargs.get("dtype") or kwargs.get("torch_dtype") or "auto"
         if dtype != "auto" and _name(dtype) != own["dtype"]:
@@ -51,30 +53,22 @@ class Opener:
 def register() -> None:
     """Let transformers open the folders that fxopt writes."""
     transformers = importlib.import_module("transformers")
-    modeling_auto = importlib.import_module("transformers.models.auto.modeling_auto")
     config_class = type("FxoptConfig", (transformers.PreTrainedConfig,), {"model_type": MODEL_TYPE})
     transformers.AutoConfig.register(MODEL_TYPE, config_class, exist_ok=True)
-    for name in modeling_auto.__all__:
-        auto_class = getattr(modeling_auto, name)
-        if name.startswith("AutoModel"):
-            opener = type("Opener", (Opener,), {"auto_class": auto_class, "config_class": config_class})
-            auto_class.register(config_class, opener, exist_ok=True)
+    for auto_class in _auto_classes():
+        opener = type("Opener", (Opener,), {"auto_class": auto_class, "config_class": config_class})
+        auto_class.register(config_class, opener, exist_ok=True)
 
 
 def auto_class_for(config: Mapping[str, Any]) -> Any:
     """Return the class ``AutoModel...`` that opens a folder with this config.json of fxopt; None if there is none."""
-    modeling_auto = importlib.import_module("transformers.models.auto.modeling_auto")
     head, model_type = config["architectures"][0], config["fxopt"]["model_type"]
-    classes = (getattr(modeling_auto, name) for name in modeling_auto.__all__ if name.startswith("AutoModel"))
-    return next((each for each in classes if _fits(head, model_type, each)), None)
+    return next((each for each in _auto_classes() if _fits(head, model_type, each)), None)
 
 
-def _check_head(path: str, name: str, model_type: str, auto_class: Any) -> None:
-    """Refuse to return a model with another head than the class has."""
-    if not _fits(name, model_type, auto_class):
-        raise ValueError(
-            f"{path} holds a {name}, which {auto_class.__name__} does not open: optimize the model that is needed"
-        )
+def _auto_classes() -> list[Any]:
+    modeling_auto = importlib.import_module("transformers.models.auto.modeling_auto")
+    return [getattr(modeling_auto, name) for name in modeling_auto.__all__ if name.startswith("AutoModel")]
 
 
 def _fits(name: str, model_type: str, auto_class: Any) -> bool:

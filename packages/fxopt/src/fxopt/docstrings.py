@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass
 from textwrap import dedent
 
-_SECTION = re.compile(r"(Args|Attributes|Cost|Examples?|Raises|Returns|Source|Yields):")
-_PARAMETER = re.compile(r" {4}\*{0,2}(\w+)(?: \([^)]*\))?: (.*)")
+_SECTION = re.compile(r"^(Args|Attributes|Cost|Examples?|Raises|Returns|Source|Yields):\n((?: .*\n|\n)*)", re.MULTILINE)
+_PARAMETER = re.compile(r"^\*{0,2}(\w+)(?: \([^)]*\))?: (.*(?:\n .*)*)", re.MULTILINE)
+_SESSION = re.compile(r"^ *>>>.*(?:\n.*\S.*)*", re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -27,10 +28,10 @@ class Documented:
 
     summary: str
     body: str
-    parameters: Mapping[str, str] = field(default_factory=dict)
-    source: str = ""
-    cost: str = ""
-    example: str = ""
+    parameters: Mapping[str, str]
+    source: str
+    cost: str
+    example: str
 
 
 def parse_docstring(cls: type) -> Documented:
@@ -55,53 +56,19 @@ def parse_docstring(cls: type) -> Documented:
     >>> parse_docstring(Fold).parameters
     {'depth': 'how deep, at most.'}
     """
-    sections = _sections(cls)
-    lines = sections[""]
-    examples = next((place for place, line in enumerate(lines) if line.lstrip().startswith(">>>")), len(lines))
-    return Documented(
-        summary="".join(lines[:1]),
-        body="\n".join(lines[1:examples]).strip(),
-        parameters=_parameters(sections.get("Args", [])),
-        source=_inherited(cls, "Source"),
-        cost=_inherited(cls, "Cost"),
-        example=dedent("\n".join(_example(inspect.cleandoc(vars(cls).get("__doc__") or "").splitlines()))),
-    )
+    text = _text(cls)
+    summary, _, rest = text.partition("\n")
+    arguments = dict(_SECTION.findall(text)).get("Args", "")
+    parameters = {name: " ".join(meaning.split()) for name, meaning in _PARAMETER.findall(dedent(arguments))}
+    source, cost = (_inherited(cls, name) for name in ("Source", "Cost"))
+    body = _SESSION.split(_SECTION.split(rest)[0])[0].strip()
+    return Documented(summary, body, parameters, source, cost, dedent("\n".join(_SESSION.findall(text))))
 
 
-def _sections(cls: type) -> dict[str, list[str]]:
-    """Return the lines of a class's own docstring by section: "" before all, and "after" for text that follows them."""
-    sections: dict[str, list[str]] = {"": []}
-    name = ""
-    for line in inspect.cleandoc(vars(cls).get("__doc__") or "").splitlines():
-        if title := _SECTION.fullmatch(line):
-            name = title[1]
-            continue
-        if name and line.strip() and not line.startswith("    "):
-            name = "after"
-        sections.setdefault(name, []).append(line)
-    return sections
+def _text(cls: type) -> str:
+    return f"{inspect.cleandoc(vars(cls).get('__doc__') or '')}\n"
 
 
-def _inherited(cls: type, name: str) -> str:
-    texts = (" ".join(" ".join(_sections(base).get(name, [])).split()) for base in cls.__mro__)
+def _inherited(cls: type, section: str) -> str:
+    texts = (" ".join(dict(_SECTION.findall(_text(base))).get(section, "").split()) for base in cls.__mro__)
     return next(filter(None, texts), "")
-
-
-def _parameters(lines: list[str]) -> dict[str, str]:
-    found: dict[str, str] = {}
-    name = ""
-    for line in lines:
-        if match := _PARAMETER.fullmatch(line):
-            name, found[match[1]] = match[1], match[2]
-        elif name and line.strip():
-            found[name] += f" {line.strip()}"
-    return found
-
-
-def _example(lines: list[str]) -> Iterator[str]:
-    """Yield the lines of all Python sessions: from a prompt to the next empty line."""
-    inside = False
-    for line in lines:
-        inside = bool(line.strip()) and (inside or line.lstrip().startswith(">>>"))
-        if inside:
-            yield line

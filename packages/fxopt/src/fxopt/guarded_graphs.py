@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, cast
 
 import torch
@@ -148,21 +148,19 @@ def _share(graph_module: nn.Module, known: dict[str, list[nn.Module]]) -> None:
 
 
 def _is_same(one: nn.Module, other: nn.Module) -> bool:
+    tensors, others = ({**module._parameters, **module._buffers} for module in (one, other))
     return (
         type(one) is type(other)
         and (one.training, plain_attributes(one)) == (other.training, plain_attributes(other))
         and not any(vars(module)[key] for module in (one, other) for key in _HOOKS)
-        and _are_same(one._parameters, other._parameters)
-        and _are_same(one._buffers, other._buffers)
+        and (one._parameters.keys(), tensors.keys()) == (other._parameters.keys(), others.keys())
+        and all(_equal(tensor, others[name]) for name, tensor in tensors.items())
     )
 
 
-def _are_same(tensors: Mapping[str, Tensor | None], others: Mapping[str, Tensor | None]) -> bool:
-    pairs = [(tensor, others.get(name)) for name, tensor in tensors.items()]
-    return tensors.keys() == others.keys() and all(left is right or _equal(left, right) for left, right in pairs)
-
-
 def _equal(left: Tensor | None, right: Tensor | None) -> bool:
+    if left is right:
+        return True
     if left is None or right is None or left.is_meta or right.is_meta:
         return False
     kinds = [(each.dtype, each.device, each.shape, each.stride(), each.requires_grad) for each in (left, right)]

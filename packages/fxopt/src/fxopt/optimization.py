@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, overload
 
+import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import GraphModule
@@ -20,7 +21,15 @@ from fxopt.guarded_graphs import GuardedGraphs, accepts
 from fxopt_capture import capture
 from fxopt_capture.capture import read_call
 from fxopt_capture.one_at_a_time import one_at_a_time
-from fxopt_core import PreconditionError, Transformation, compose, faithful_copy, registry, type_text
+from fxopt_core import (
+    PreconditionError,
+    Transformation,
+    check_is_transformation,
+    compose,
+    faithful_copy,
+    registry,
+    type_text,
+)
 from fxopt_cpu import calibrated
 from fxopt_rewrite import infer_shapes, tensor_facts
 from fxopt_tools import Inputs, verify as verify_outputs
@@ -140,12 +149,12 @@ def optimize(
     transformation = None if pipeline is None else _transformation(pipeline)
 
     def transformed(
-        model: nn.Module, example: Inputs, noted: Sequence[Inputs], dynamic_shapes: Any, first: Transformation | None
+        model: nn.Module, example: Inputs, noted: Sequence[Inputs], shapes: Any, first: Transformation | None
     ) -> GraphModule:
         if isinstance(model, GraphModule):
             graph_module = _with_shapes(faithful_copy(model), example)
         else:
-            graph_module = capture(model, example.args, example.kwargs, dynamic_shapes=dynamic_shapes, compare=verify)
+            graph_module = capture(model, example.args, example.kwargs, dynamic_shapes=shapes, compare=verify)
         if also is not None:
             noted = [call for call in noted if accepts(graph_module, call)] or [example]
         chosen = transformation or registry().pipeline(default_pipeline(graph_module))
@@ -158,13 +167,9 @@ def optimize(
         return graph_module
 
     def optimized(
-        model: nn.Module,
-        calls: Sequence[Inputs],
-        noted: Sequence[Inputs],
-        dynamic_shapes: Any,
-        first: Transformation | None = None,
+        model: nn.Module, calls: Sequence[Inputs], noted: Sequence[Inputs], shapes: Any, first: Transformation | None
     ) -> GraphModule:
-        return verified(model, transformed(model, calls[0], noted, dynamic_shapes, first), calls)
+        return verified(model, transformed(model, calls[0], noted, shapes, first), calls)
 
     with one_at_a_time():  # to the end: verifying calls the model, which a capture in another thread changes meanwhile
         if not is_client(model):
@@ -176,9 +181,7 @@ def optimize(
             computes = named.startswith("cpu-inference") or narrows(transformation)
             first = slow_dtype(model, transformation) if fits and computes else None
             if first is not None:
-                model = computed_in_float32(model, first.dtype, calls)
-            if also is None:
-                return optimized(model, calls, noted, dynamic_shapes, first)
+                model = computed_in_float32(model, getattr(torch, first.stored), calls)
             ways: list[tuple[GraphModule, list[Inputs]]] = []
             for call, shapes in zip(calls, _shapes_of(model, calls, dynamic_shapes), strict=True):
                 taken = next((own for graph_module, own in ways if accepts(graph_module, call)), None)
@@ -186,10 +189,10 @@ def optimize(
                     ways.append((transformed(model, call, noted, shapes, first), [call]))
                 else:
                     taken.append(call)
-            guarded = GuardedGraphs(graph_module for graph_module, _ in ways)
+            made = ways[0][0] if also is None else GuardedGraphs(graph_module for graph_module, _ in ways)
             for graph_module, own in ways:
                 verified(model, graph_module, own)
-            return guarded
+            return made
         if args or kwargs or dynamic_shapes is not None:
             raise PreconditionError(
                 f"a {type(model).__name__} makes its example inputs itself: leave out args, kwargs and dynamic_shapes"
@@ -199,7 +202,7 @@ def optimize(
 
 def _shapes_of(model: nn.Module, calls: Sequence[Inputs], dynamic_shapes: Any) -> list[Any]:
     """Return the dynamic shapes of each call: of a mapping, those of the inputs that it has and others lack."""
-    if not isinstance(dynamic_shapes, Mapping):
+    if not isinstance(dynamic_shapes, Mapping) or len(calls) == 1:
         return [dynamic_shapes] * len(calls)
     names = [read_call(model, call.args, call.kwargs).form.inputs for call in calls]
     return [
@@ -252,16 +255,8 @@ def named_pipelines(model: nn.Module) -> tuple[str, ...]:
     return "inference", "cpu-inference", "cpu-inference-bf16", "cpu-inference-int8"
 
 
-def _transformation(pipeline: object) -> Transformation:
-    if isinstance(pipeline, Transformation):
-        return pipeline
-    if isinstance(pipeline, type):
-        raise PreconditionError(
-            f"pipeline is the class {pipeline.__name__}, expected an instance: {pipeline.__name__}()"
-        )
-    if not isinstance(pipeline, str):
-        raise PreconditionError(
-            f"pipeline is {type_text(pipeline)}, expected text such as 'merge-linears,fold-batch-norm', or an "
-            "instance of a pass such as MergeLinears()"
-        )
-    return registry().pipeline(pipeline)
+def _transformation(pipeline: str | Transformation) -> Transformation:
+    if isinstance(pipeline, str):
+        return registry().pipeline(pipeline)
+    check_is_transformation(pipeline, "pipeline")
+    return pipeline

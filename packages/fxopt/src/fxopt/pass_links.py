@@ -43,11 +43,8 @@ def _stated(distribution: str) -> str:
         lines = metadata(distribution).get_all("Project-URL") or []
     except (PackageNotFoundError, ValueError):  # a plugin registered by hand has no distribution
         return ""
-    for line in lines:
-        label, _, address = str(line).partition(",")
-        if label.strip().lower() in ("documentation", "docs"):
-            return address.strip()
-    return ""
+    found = re.search(r"^(?:documentation|docs) *, *(\S+)", "\n".join(map(str, lines)), re.IGNORECASE | re.MULTILINE)
+    return "" if found is None else found[1]
 
 
 def _is_of_fxopt(distribution: str) -> bool:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from torch.fx import GraphModule
 
 from fxopt_core.graph import check_graph_module
-from fxopt_core.ledger.records import LEDGER_VERSION, Record, Rewrite, ledger_of
+from fxopt_core.ledger.records import LEDGER_VERSION, Record, Refusal, Rewrite, ledger_of
 from fxopt_core.state.gc_pause import collector_paused
 from fxopt_core.text import notebook_text, text_table
 
@@ -41,11 +41,17 @@ class History(tuple[Record, ...]):
     __slots__ = ()
 
     def __str__(self) -> str:
+        return self.table(_sites)
+
+    def table(self, sites: Callable[[Record], Iterable[str]]) -> str:
+        """Return a table as ``print`` shows it, with these lines about the sites of each pass beneath it."""
         if not self:
             return "nothing was applied"
         heading, *rows = text_table([_COLUMNS, *map(_cells, self)], right=_NUMBERS)
-        lines = (line for record, row in zip(self, rows, strict=True) for line in (row, *_sites(record)))
-        return "\n".join([heading, *lines])
+        lines = [heading]
+        for record, row in zip(self, rows, strict=True):
+            lines += [row, *(f"     {line}" for line in sites(record))]
+        return "\n".join(lines)
 
     def _repr_html_(self) -> str:
         """Return the table for a notebook."""
@@ -100,22 +106,25 @@ def _cells(record: Record) -> tuple[str, ...]:
 
 
 def _sites(record: Record) -> Iterator[str]:
-    refused = [f"- {refusal.site}: {refusal.reason}: {refusal.message}" for refusal in record.refusals]
-    for lines, what in ([*map(_rewritten, record.rewrites)], "rewritten"), (refused, "refused"):
-        yield from (f"     {line}" for line in lines[:_SHOWN])
-        if len(lines) > _SHOWN:
-            yield f"     ... and {len(lines) - _SHOWN} more {what}; to_json() has them all"
+    kinds: dict[str, Sequence[Rewrite | Refusal]] = {"rewritten": record.rewrites, "refused": record.refusals}
+    for what, sites in kinds.items():
+        yield from map(site_text, sites[:_SHOWN])
+        if len(sites) > _SHOWN:
+            yield f"... and {len(sites) - _SHOWN} more {what}; to_json() has them all"
 
 
-def _rewritten(rewrite: Rewrite) -> str:
-    before, after = rewrite.modules_before or rewrite.before, rewrite.modules_after or rewrite.after
-    note = f" ({rewrite.note})" if rewrite.note else ""
+def site_text(site: Rewrite | Refusal) -> str:
+    """Return a line about a site: what became of it, or why it was left alone."""
+    if isinstance(site, Refusal):
+        return f"- {site.site}: {site.reason}: {site.message}"
+    before, after = site.modules_before or site.before, site.modules_after or site.after
+    note = f" ({site.note})" if site.note else ""
     if before == after:
-        return f"+ {rewrite.site}: changed in place{note}"
+        return f"+ {site.site}: changed in place{note}"
     parents = {name.rpartition(".")[0] for name in (*before, *after)}
     shared = f"{parents.pop()}." if len(parents) == 1 else ""
     names = ", ".join(name.removeprefix(shared) for name in after) or "nothing"
-    return f"+ {rewrite.site} -> {names}{note}"
+    return f"+ {site.site} -> {names}{note}"
 
 
 _FIELDS = ("signature", "state", "run", "index", "reversible", "changed", "seconds")

@@ -63,7 +63,7 @@
     if (!boxes.has(path)) {
       const list = members.get(path), changed = list.filter((node) => nodes.status[node] !== "kept").length;
       const facts = { name: path, op: "", category: "folded", label: path.length > 30 ? `…${path.slice(-29)}` : path, target: path, module: "", value: "",
-        caption: count(list.length, "node") + (changed ? `, ${changed} changed` : ""), arguments: "", former: "", weights: "", links: [], sites: [], frames: [],
+        caption: count(list.length, "node") + (changed ? `, ${changed} changed` : ""), arguments: "", former: "", links: [], sites: [], frame: -1,
         status: changed ? "changed" : "kept", refused: Number(list.some((node) => nodes.refused[node])), scope: nodes.scope[list[0]] };
       boxes.set(path, nodes.name.length);
       for (const key in facts) nodes[key].push(facts[key]);
@@ -362,6 +362,11 @@
     html("h4", "", title, side);
     html("pre", "", text, side);
   }
+  function source(frame) {
+    if (frame < 0) return;
+    const [place, where, code] = data.frames[frame];
+    fact("In the model's source", `${place} in ${where}${code ? "\n    " + code : ""}`);
+  }
   function siteLinks(list) {
     for (const site of list) {
       const entry = data.sites[site], line = html("p", "", undefined, side);
@@ -397,7 +402,6 @@
     links(status === "removed" ? "Became" : "Came from", nodes.links[node].filter((each) => each !== node));
     fact("Operation", `${nodes.op[node]} ${nodes.target[node]}`);
     fact("Module", nodes.module[node]);
-    fact("Weights", nodes.weights[node]);
     fact("Value", nodes.value[node]);
     fact("Arguments", nodes.arguments[node]);
     fact("Arguments before", nodes.former[node]);
@@ -407,11 +411,10 @@
       links(`Reads${same(node) ? "" : where}`, pane.inputs.get(node) || []);
       links(`Read by${same(node) ? "" : where}`, pane.users.get(node) || []);
     }
-    const frames = nodes.frames[node].map((i) => data.frames[i]);
     const inside = around[nodes.scope[node]].filter((path) => members.has(path)).reverse();
     if (inside.length) html("h4", "", "Part of", side);
     for (const path of inside) foldButton(path, true);
-    if (frames.length) fact("In the model's source", frames.map(([place, where, code]) => `${place} in ${where}${code ? "\n    " + code : ""}`).join("\n"));
+    source(nodes.frame[node]);
     side.scrollTop = 0;
   }
   const same = (node) => panes.every((pane) => pane.place.has(node)) && new Set(panes.map((pane) => `${pane.inputs.get(node)}|${pane.users.get(node) || ""}`)).size === 1;
@@ -424,7 +427,7 @@
     links("New", list.filter((node) => nodes.status[node] === "added"));
     links("Changed in place", list.filter((node) => nodes.status[node] === "changed"));
     links("Nodes", list.filter((node) => nodes.status[node] === "kept"));
-    if (entry && entry.frame >= 0) { const [place, where, code] = data.frames[entry.frame]; fact("In the model's source", `${place} in ${where}${code ? "\n    " + code : ""}`); }
+    if (entry) source(entry.frame);
     side.scrollTop = 0;
   }
   function clear() { chosen = new Set(); stop = -1; side.innerHTML = rest; redraw(true); }

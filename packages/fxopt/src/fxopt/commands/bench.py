@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
@@ -14,6 +15,7 @@ from fxopt.commands.parameters import (
     DtypeOption,
     DynamicOption,
     InputsOption,
+    Job,
     JsonOption,
     PickleOption,
     PipelineOption,
@@ -24,7 +26,7 @@ from fxopt.commands.terminal import Terminal
 
 if TYPE_CHECKING:
     from fxopt_tools import Benchmark, Comparison
-    from fxopt_tools.speed import Ratio, Times
+    from fxopt_tools.speed import Times
 
 RoundsOption = Annotated[int, typer.Option("--rounds", min=8, help="Measurements of each variant, 8 or more.")]
 PerOption = Annotated[
@@ -58,19 +60,11 @@ def bench(
         check_sources(source, inputs=inputs)
         with terminal.steps(4) as step:
             from fxopt.commands.models.inputs import prepared
-            from fxopt.commands.models.wanted import Wanted
             from fxopt.optimization import named_pipelines
             from fxopt_tools import bench as measure, compare_pipelines
 
-            graph_module, transformation, calls = prepared(
-                step,
-                source,
-                pipeline,
-                inputs,
-                seed,
-                run_pickled_code=run_pickled_code,
-                wanted=Wanted.read(dtype, device, varying),
-            )
+            job = Job(source, pipeline, inputs, seed, run_pickled_code, dtype=dtype, device=device, dynamic=varying)
+            _, graph_module, transformation, calls = prepared(step, job)
             step("measuring")
             with blaming(ExitCode.PASS):
                 if pipeline is None and per == "pipeline":
@@ -88,13 +82,13 @@ def bench(
 def _data(measured: Benchmark) -> dict[str, Any]:
     return {
         "verdict": measured.verdict,
-        "speedup": None if measured.doubt else ratio_data(measured.speedup),
+        "speedup": None if measured.doubt else asdict(measured.speedup),
         "doubt": measured.doubt,
         "noise": measured.noise,
         "original": _times_data(measured.original),
         "transformed": _times_data(measured.transformed),
         "contributions": [
-            {"name": each.name, "verdict": each.effect.against(measured.noise), **ratio_data(each.effect)}
+            {"name": each.name, "verdict": each.effect.against(measured.noise), **asdict(each.effect)}
             for each in measured.contributions
         ],
     }
@@ -109,13 +103,8 @@ def _table_data(found: Comparison) -> dict[str, Any]:
         "doubt": found.doubt,
         "original": _times_data(found.original),
         "pipelines": [
-            {
-                "name": each.name,
-                "problem": each.problem,
-                "exact": each.exact,
-                "sqnr_db": each.sqnr_db,
-                "speedup": None if each.speedup is None or found.doubt else ratio_data(each.speedup),
-            }
+            {name: getattr(each, name) for name in ("name", "problem", "exact", "sqnr_db")}
+            | {"speedup": None if each.speedup is None or found.doubt else asdict(each.speedup)}
             for each in found.candidates
         ],
     }
@@ -123,8 +112,3 @@ def _table_data(found: Comparison) -> dict[str, Any]:
 
 def _times_data(times: Times) -> dict[str, float]:
     return {"median_seconds": times.median, "spread_seconds": times.spread, "rounds": len(times.seconds)}
-
-
-def ratio_data(ratio: Ratio) -> dict[str, float]:
-    """Return a ratio for scripts."""
-    return {"median": ratio.median, "low": ratio.low, "high": ratio.high}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -12,6 +13,7 @@ from fxopt.commands.failures import CommandError, ExitCode, blaming
 from fxopt.commands.parameters import (
     AtolOption,
     InputsOption,
+    Job,
     JsonOption,
     PickleOption,
     PipelineOption,
@@ -34,7 +36,6 @@ CheckOption = Annotated[
         "module has to compute the same as the untransformed one, on the inputs and within the tolerances.",
     ),
 ]
-_EXPECTED_CHECKS = 12
 
 
 def bisect(
@@ -58,7 +59,7 @@ def bisect(
     def work(terminal: Terminal) -> Answer:
         check_pipeline(pipeline)
         check_sources(source, inputs=inputs)
-        bounds = {"rtol": rtol, "atol": atol, "sqnr": sqnr}
+        bounds: dict[str, Any] = {"rtol": rtol, "atol": atol, "sqnr": sqnr}
         if check is not None and any(value is not None for value in bounds.values()):
             message = "--rtol, --atol and --sqnr are for comparing outputs; --check does not use them"
             raise CommandError(message, ExitCode.USAGE)
@@ -68,18 +69,11 @@ def bisect(
             from fxopt_tools import bisect as search
 
             function = None if check is None else named_function(check)
-            graph_module, transformation, calls = prepared(
-                step, source, pipeline, inputs, seed, run_pickled_code=run_pickled_code
-            )
+            job = Job(source, pipeline, inputs, seed, run_pickled_code)
+            _, graph_module, transformation, calls = prepared(step, job)
             step("checking")
-            done: list[str] = []
-
-            def report(line: str) -> None:
-                done.append(line)
-                step.part(min(len(done), _EXPECTED_CHECKS), _EXPECTED_CHECKS)
-
             with blaming(ExitCode.FILE):
-                found = search(graph_module, transformation, function or calls, **bounds, report=report)
+                found = search(graph_module, transformation, function or calls, **bounds)
         code = ExitCode.DONE if found else ExitCode.NOTHING_FOUND
         return Answer(_data(found), lambda terminal: terminal.print(str(found)), code)
 
@@ -87,21 +81,10 @@ def bisect(
 
 
 def _data(found: Bisection) -> dict[str, Any]:
-    culprit = found.culprit
-    problems = {trial.limit: trial.problem for trial in found.trials}
-    return {
-        "verdict": found.verdict,
-        "rewrites": found.total,
-        "checks": [{"limit": trial.limit, "problem": trial.problem} for trial in found.trials],
-        "culprit": None
-        if culprit is None
-        else {
-            "number": culprit.number,
-            "pass": culprit.pass_name,
-            "index": culprit.index,
-            "site": culprit.site,
-            "nodes": culprit.nodes,
-            "sources": culprit.sources,
-            "problem": problems.get(culprit.number or 0),
-        },
-    }
+    culprit = None
+    if found.culprit is not None:
+        problems = {trial.limit: trial.problem for trial in found.trials}
+        culprit = asdict(found.culprit)
+        culprit |= {"pass": culprit.pop("pass_name"), "problem": problems.get(culprit["number"] or 0)}
+    checks = [asdict(trial) for trial in found.trials]
+    return {"verdict": found.verdict, "rewrites": found.total, "checks": checks, "culprit": culprit}

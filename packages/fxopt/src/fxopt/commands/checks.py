@@ -5,12 +5,9 @@ Whatever passes these checks is checked again, in full, where it is read.
 
 from __future__ import annotations
 
-import difflib
 import importlib.util
 import json
-import os
 import re
-import sys
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
@@ -27,7 +24,6 @@ _EXPECTED = (
     "expected a .fxopt archive, a folder in Hugging Face format, owner/name on the hub, or package.module:factory"
 )
 _HUB_NAME = re.compile(r"(?!.*\.(fxopt|pt2|pt|pth|py|safetensors|onnx)$)[\w-][\w.-]*/[\w-][\w.-]*")
-_NAME = re.compile(r"[\w-]+")
 _DYNAMIC = re.compile(r"[^\W\d]\w*=\d{1,2}(,\d{1,2})*")
 
 
@@ -49,21 +45,17 @@ def check_sources(*texts: str, inputs: str | None = None) -> None:
         if Path(text).exists() or not (FACTORY.fullmatch(text) or is_hub_name(text)):
             _check_path(text, _EXPECTED)
     if inputs is not None and (not Path(inputs).exists() or Path(inputs).is_dir()):
-        close = _close(inputs, (".pt", ".pth", ".safetensors")) or "; expected one of torch.save, or safetensors"
-        raise FileError(f"there is no file {inputs!r} with inputs{close}")
+        raise FileError(f"there is no file {inputs!r} with inputs; expected one of torch.save, or safetensors")
     for path in (source_path(text) for text in texts if Path(text).exists() or is_hub_name(text)):
         if path.is_dir():
             _check_folder(path)
 
 
-def check_archives(*texts: str | None) -> None:
-    """Raise if one of these archives does not exist."""
-    for text in (text for text in texts if text is not None):
-        _check_path(text, "expected a .fxopt archive")
-        if archive_path(text).is_dir():
-            within = " or ".join(sorted(map(str, Path(text).glob(f"*/{ARCHIVE}"))))
-            hint = f"; give one of those in it, {within}" if within else "; expected a .fxopt archive"
-            raise FileError(f"{text!r} is a directory, and no file{hint}")
+def check_archive(text: str) -> None:
+    """Raise if an archive does not exist."""
+    _check_path(text, "expected a .fxopt archive")
+    if archive_path(text).is_dir():
+        raise FileError(f"{text!r} is a directory, and no file; expected a .fxopt archive, or a folder with one")
 
 
 def archive_path(text: str) -> Path:
@@ -152,78 +144,30 @@ def check_dynamic(texts: Sequence[str]) -> dict[str, tuple[int, ...]]:
     return found
 
 
-def no_module(name: str, text: str) -> FileError:
-    """Return the error for a factory whose module is not there."""
-    where = "with the package installed or in the current folder"
-    return FileError(f"there is no module {name!r} for {text}; give package.module:factory, {where}")
-
-
-def find_in_current_folder() -> None:
-    """Let modules of the current folder be imported, as `python -m` does."""
-    if os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())
-
-
 def _check_path(text: str, expected: str) -> None:
     path = Path(text)
     if path.suffix == ".py" and path.is_file():
-        raise FileError(f"{text} is Python source; name the function in it that makes the model: {_in_module(path)}")
-    if special(path):
-        raise FileError(f"{text!r} is {special(path)}, and no file; {expected}")
-    if path.exists():
-        return
-    close = _close(text, (".fxopt", ".pt2", ".pt", ".pth", ".py"))
-    hub = f". On the hub, names have an owner: OWNER/{text}" if _NAME.fullmatch(text) and expected == _EXPECTED else ""
-    raise FileError(f"there is no file or folder {text!r}{close or f'; {expected}{hub}'}")
+        raise FileError(f"{text} is Python source; name the function in it that makes the model: {path.stem}:FUNCTION")
+    if is_special(path):
+        raise FileError(f"{text!r} is a special file, such as a FIFO or a device; {expected}")
+    if not path.exists():
+        raise FileError(f"there is no file or folder {text!r}; {expected}")
 
 
 def _check_folder(folder: Path) -> None:
-    """Raise if a folder is not as `save_pretrained` writes it, or if transformers is not installed."""
+    """Raise if a folder has no configuration, as `save_pretrained` writes it, or if transformers is not installed."""
     expected = "in Hugging Face format, as save_pretrained writes it"
-    config = folder / "config.json"
-    odd = next((path for path in folder.iterdir() if special(path)), None)
+    odd = next((path for path in folder.iterdir() if is_special(path)), None)
     if odd is not None:
-        raise FileError(f"{odd} is {special(odd)}; expected a folder of files {expected}")
-    if not config.is_file():
+        raise FileError(f"{odd} is a special file, such as a FIFO; expected a folder of files {expected}")
+    if not (folder / "config.json").is_file():
         raise FileError(f"{folder} has no config.json; expected a folder {expected}")
-    try:
-        json.loads(config.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise FileError(f"{config} is not valid JSON: {error}") from error
     if importlib.util.find_spec("transformers") is None:
         raise FileError(
             f"loading {folder} needs transformers, which is not installed: pip install 'fxopt[transformers]'"
         )
 
 
-def special(path: Path) -> str:
-    """Return what a path is, if it is neither a file nor a folder; reading a FIFO waits for a writer."""
-    if path.is_fifo():
-        return "a FIFO"
-    if path.is_socket():
-        return "a socket"
-    return "a device" if path.is_char_device() or path.is_block_device() else ""
-
-
-def _in_module(path: Path) -> str:
-    """Return how to name a function of a file of Python; modules are found in the current folder."""
-    inside = "" if path.parent.resolve() == Path.cwd() else f", in the folder {str(path.parent)!r}"
-    return f"{path.stem}:FUNCTION{inside}"
-
-
-def _close(text: str, suffixes: tuple[str, ...]) -> str:
-    """Return which files or folders of close names may be meant, as a question, or an empty text."""
-    folder, name = Path(text).parent, Path(text).name
-    there = (
-        [path for path in folder.iterdir() if _is_meant(path, suffixes)]
-        if folder.is_dir() and os.access(folder, os.R_OK)
-        else []
-    )
-    names = {path.name: path for path in there}
-    close = [key for key, path in names.items() if path.stem == name] or difflib.get_close_matches(name, names, n=3)
-    meant = [_in_module(names[key]) if key.endswith(".py") else str(folder / key) for key in close]
-    return f"; did you mean {' or '.join(meant)}?" if meant else ""
-
-
-def _is_meant(path: Path, suffixes: tuple[str, ...]) -> bool:
-    return (path / "config.json").is_file() if path.is_dir() else path.suffix in suffixes
+def is_special(path: Path) -> bool:
+    """Whether a path is neither a file nor a folder: reading a FIFO waits for a writer, and a device may never end."""
+    return path.exists() and not path.is_file() and not path.is_dir()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import asdict
@@ -10,8 +9,13 @@ from typing import Any
 
 from torch.fx import GraphModule
 
-from fxopt_core import history, iter_nodes
+from fxopt_core import iter_nodes
 from fxopt_tools import OutputReport, Size, VerificationReport
+
+_OUTPUT = [
+    *("path", "passed", "problem", "excused", "unseen", "shape"),
+    *("max_absolute_error", "max_relative_error", "sqnr_db", "original_sqnr_db", "least_sqnr_db", "cosine"),
+]
 
 
 def size_data(graph_module: GraphModule) -> dict[str, int]:
@@ -46,12 +50,6 @@ def operations_text(operations: Iterable[tuple[str, int, int]]) -> str:
     return ", ".join(changed[:6] + ["..."] * (len(changed) > 6)) or "unchanged"
 
 
-def passes_data(graph_module: GraphModule, known: int = 0) -> list[dict[str, Any]]:
-    """Return the records of a graph module after those already known, as `History.to_json` has them."""
-    entries: list[dict[str, Any]] = json.loads(history(graph_module).to_json())["passes"]
-    return entries[known:]
-
-
 def report_data(report: VerificationReport) -> dict[str, Any]:
     """Return the result of verifying."""
     return {
@@ -62,22 +60,9 @@ def report_data(report: VerificationReport) -> dict[str, Any]:
 
 
 def _output_data(output: OutputReport) -> dict[str, Any]:
-    allowed = output.tolerance
     return {
         "input": output.number,
-        "path": output.path,
-        "passed": output.passed,
-        "problem": output.problem,
-        "excused": output.excused,
-        "unseen": output.unseen,
-        "shape": output.shape,
         "dtype": None if output.dtype is None else str(output.dtype).removeprefix("torch."),
-        "max_absolute_error": output.max_absolute_error,
-        "max_relative_error": output.max_relative_error,
-        "sqnr_db": output.sqnr_db,
-        "original_sqnr_db": output.original_sqnr_db,
-        "least_sqnr_db": output.least_sqnr_db,
-        "cosine": output.cosine,
-        "rtol": None if allowed is None else allowed.rtol,
-        "atol": None if allowed is None else allowed.atol,
+        **{name: getattr(output, name) for name in _OUTPUT},
+        **{name: getattr(output.tolerance, name, None) for name in ("rtol", "atol")},
     }

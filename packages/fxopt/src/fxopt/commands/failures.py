@@ -8,34 +8,21 @@ from enum import IntEnum
 
 
 class ExitCode(IntEnum):
-    """Exit codes of `fxopt`, documented in docs/command.md."""
+    """Exit codes of `fxopt`; docs/command.md says what each means."""
 
     DONE = 0
-    """Everything is done, and all checks passed."""
     UNEXPECTED = 1
-    """An unexpected error, with a traceback: most likely a bug in fxopt or in a plugin."""
     USAGE = 2
-    """The command line is wrong: an unknown option or pass, a pipeline that cannot be read."""
     FILE = 3
-    """SOURCE, the inputs or the output: missing, unreadable, refused by the model, or an output that already exists."""
     CAPTURE = 4
-    """The model cannot be captured as a graph, or the graph cannot be saved as an archive."""
     PASS = 5
-    """A pass failed."""
     DEMAND = 6
-    """``--strict`` or ``--expect`` is not met."""
     DIFFERS = 7
-    """The numbers differ by more than is allowed."""
     UNDO = 8
-    """There is nothing to undo, or it cannot be undone."""
     NOTHING_FOUND = 9
-    """No culprit was found."""
     REPORT = 10
-    """The archive is saved, but the report, or measuring for it, failed."""
     INTERRUPTED = 130
-    """Interrupted from the keyboard."""
     TERMINATED = 143
-    """Terminated by the signal TERM."""
 
 
 class CommandError(Exception):
@@ -61,13 +48,6 @@ class FileError(CommandError):
 
     def __init__(self, message: str) -> None:
         super().__init__(message, ExitCode.FILE)
-
-
-class Interrupted(CommandError):
-    """Ctrl-C, or a request to terminate."""
-
-    def __init__(self, code: ExitCode) -> None:
-        super().__init__("interrupted; no file was left half-written", code)
 
 
 class Terminated(KeyboardInterrupt):
@@ -96,7 +76,8 @@ def explained(error: BaseException) -> CommandError | None:
     if isinstance(error, CommandError):
         return error
     if isinstance(error, KeyboardInterrupt):
-        return Interrupted(ExitCode.TERMINATED if isinstance(error, Terminated) else ExitCode.INTERRUPTED)
+        code = ExitCode.TERMINATED if isinstance(error, Terminated) else ExitCode.INTERRUPTED
+        return CommandError("interrupted; no file was left half-written", code, kind="Interrupted")
     if isinstance(error, OSError):
         return FileError(f"{type(error).__name__}: {error}")
     from fxopt_core import FxoptError

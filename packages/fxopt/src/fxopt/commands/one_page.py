@@ -38,15 +38,11 @@ def show_once(html: str) -> bool:
 
     with HTTPServer(("127.0.0.1", 0), Handler) as server:
         server.timeout = 0.2
+        url, opened = f"http://127.0.0.1:{server.server_port}{path}", list[bool]()
+        browsing = Thread(target=lambda: opened.append(webbrowser.open(url)), daemon=True)
+        browsing.start()
         end = time.monotonic() + _PATIENCE
-
-        def serve() -> None:
-            while not fetched and time.monotonic() < end:
-                server.handle_request()
-
-        serving = Thread(target=serve, daemon=True)
-        serving.start()
-        if not webbrowser.open(f"http://127.0.0.1:{server.server_port}{path}"):
-            end = 0.0
-        serving.join()
+        while not fetched and opened != [False] and time.monotonic() < end:
+            server.handle_request()
+        browsing.join()  # one in the terminal is there until it is closed
     return bool(fetched)

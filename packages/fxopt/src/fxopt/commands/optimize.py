@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 from rich import filesize
@@ -27,11 +27,8 @@ from fxopt.commands.parameters import (
     SourceArgument,
     SqnrOption,
 )
-from fxopt.commands.show_history import VerboseOption, history_lines
+from fxopt.commands.show_history import VerboseOption, history_text
 from fxopt.commands.terminal import Terminal
-
-if TYPE_CHECKING:
-    from fxopt_tools import VerificationReport
 
 OutOption = Annotated[
     str,
@@ -98,11 +95,14 @@ def optimize(
         check_pipeline(pipeline)
         varying = check_dynamic(dynamic or ())
         check_sources(source, inputs=inputs)
-        from fxopt.commands.outputs import check_output, check_output_folder, check_page, is_folder_name
+        from fxopt.commands.outputs import check_output, check_output_folder, check_reports, is_folder_name
 
         check = partial(check_output_folder, source=source) if is_folder_name(output) else check_output
         path = check(output, force=force)
-        page = None if report is None else check_page(report, force=force)
+        page = None
+        if report is not None:
+            check_reports()
+            page = check_output(report, force=force, suffix=".html")
         job = Job(
             source=source,
             pipeline=pipeline,
@@ -111,9 +111,7 @@ def optimize(
             verify=verify,
             strict=strict,
             expect=expect,
-            rtol=rtol,
-            atol=atol,
-            sqnr=sqnr,
+            bounds={"rtol": rtol, "atol": atol, "sqnr": sqnr},
             run_pickled_code=run_pickled_code,
             dtype=dtype,
             device=device,
@@ -122,24 +120,27 @@ def optimize(
         )
         with terminal.steps(6 + (page is not None) + times, hidden=quiet) as step:
             from fxopt.commands.optimized import optimized
-            from fxopt_core import registry
 
-            chosen = None if pipeline is None else registry().pipeline(pipeline)
-            data, verification = optimized(step, job, chosen, path, page)
+            data, records, verification = optimized(step, job, path, page)
         if data["problem"] is not None:
             terminal.error(data["problem"])
         code = ExitCode.DONE if data["problem"] is None else ExitCode.REPORT
-        return Answer(data, lambda terminal: None if quiet else _show(terminal, data, verification, verbose), code)
+
+        def show(terminal: Terminal) -> None:
+            if not quiet:
+                terminal.raw(history_text(records, verbose))
+                terminal.print(f"\n{verification or 'not verified'}\n")
+                _show(terminal, data)
+
+        return Answer(data, show, code)
 
     answer(work, as_json=as_json)
 
 
-def _show(terminal: Terminal, data: dict[str, Any], verification: VerificationReport | None, verbose: bool) -> None:
+def _show(terminal: Terminal, data: dict[str, Any]) -> None:
     from fxopt.commands.data import operations_text
     from fxopt_tools.verification.report import counted
 
-    terminal.raw("\n".join(history_lines(data["passes"], verbose)))
-    terminal.print(f"\n{verification or 'not verified'}\n")
     rewritten = sum(len(record["rewritten"]) for record in data["passes"])
     if not rewritten:
         terminal.print("no site was rewritten", style="yellow")

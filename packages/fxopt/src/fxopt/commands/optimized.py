@@ -2,28 +2,28 @@
 
 from __future__ import annotations
 
+import json
 import shlex
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from torch import nn
 from torch.fx import GraphModule
 
-from fxopt.commands.data import operations_of, passes_data, report_data, size_data
+from fxopt.commands.data import operations_of, report_data, size_data
 from fxopt.commands.failures import CommandError, ExitCode, FileError, blaming
 from fxopt.commands.models.files import opened
-from fxopt.commands.models.inputs import inputs_for
-from fxopt.commands.models.sources import Source, graph_of, read_source
+from fxopt.commands.models.inputs import prepared
+from fxopt.commands.models.sources import Source
 from fxopt.commands.models.wanted import Wanted
 from fxopt.commands.outputs import write_folder, write_graph
 from fxopt.commands.parameters import Job
 from fxopt.commands.terminal import Steps
-from fxopt.optimization import default_pipeline
 from fxopt_capture.huggingface.clients import dtype_of
 from fxopt_core import (
     Demands,
     History,
-    PassOptionError,
     PreconditionError,
     Transformation,
     VerificationError,
@@ -39,31 +39,23 @@ _ROUNDS = 30
 
 
 def optimized(
-    step: Steps, job: Job, transformation: Transformation | None, path: Path, page: Path | None
-) -> tuple[dict[str, Any], VerificationReport | None]:
+    step: Steps, job: Job, path: Path, page: Path | None
+) -> tuple[dict[str, Any], History, VerificationReport | None]:
     """Optimize a model and save it; measure and report after that, so that what fails there costs no result.
 
     Args:
         step: announces steps.
         job: the options of the command.
-        transformation: the pipeline; None for the default one of the model.
         path: where to save the archive.
         page: where to save the report; None for no report.
 
     Returns:
-        What was done, for scripts, with what failed after saving under "problem"; and the verification.
+        What was done, for scripts, with what failed after saving under "problem"; the records; and the verification.
 
     Raises:
         CommandError: Anything that goes wrong before the archive is saved; then nothing is saved.
     """
-    step("reading")
-    wanted = Wanted.read(job.dtype, job.device, job.dynamic)
-    trusted = job.run_pickled_code
-    source = read_source(job.source, run_pickled_code=trusted, wanted=wanted, pipeline=job.pipeline)
-    calls = inputs_for(source, job.inputs, job.seed, run_pickled_code=trusted, wanted=wanted)
-    step("capturing")
-    graph_module = graph_of(source, calls[0], wanted.dynamic, compare=job.verify)
-    transformation = transformation or registry().pipeline(default_pipeline(graph_module))
+    source, graph_module, transformation, calls = prepared(step, job)
     before, known = size_data(graph_module), len(history(graph_module))
     kinds = operations_of(graph_module)
     drawn = None
@@ -92,7 +84,8 @@ def optimized(
                 reason = str(error).replace(str(folder), str(path))
                 hint = "save model and tokenizer with their save_pretrained, and start from that folder"
                 raise FileError(f"{path} was not written, as nobody could use it: {reason}; {hint}") from error
-            own = [] if job.inputs else [Wanted(dtype_of(source.model), wanted.device).moved(call) for call in own]
+            wanted = replace(Wanted.read(None, job.device, {}), dtype=dtype_of(source.model))
+            own = [] if job.inputs else [wanted.moved(call) for call in own]
             verification = _verified(source, found, own or calls, job)
 
     if not is_archive:
@@ -103,8 +96,8 @@ def optimized(
     after = operations_of(graph_module)
     data: dict[str, Any] = {
         "source": job.source,
-        "pipeline": _pipeline_text(transformation, job.pipeline or transformation.name),
-        "passes": passes_data(graph_module, known),
+        "pipeline": registry().pipeline_text(transformation),
+        "passes": json.loads(records.to_json())["passes"],
         "before": before,
         "after": size_data(graph_module),
         "operations": sorted(
@@ -136,14 +129,14 @@ def optimized(
                 title=f"{source.text} after fxopt",
                 verification=verification,
                 before=drawn,
-                speed=None if data["doubt"] else data["times"],
+                speed=data["times"],
             )
             made.save(page, force=True)
             data["report"] = str(page)
     except Exception as error:  # whatever it is, the archive is there
         reason = " ".join(f"{type(error).__name__}: {error}".split())
         data["problem"] = f"{path} is saved, but {doing} failed: {reason}"
-    return data, verification
+    return data, records, verification
 
 
 def _transformed(
@@ -170,27 +163,11 @@ def _transformed(
 
 def _verified(source: Source, found: nn.Module, calls: list[Inputs], job: Job) -> VerificationReport:
     with blaming(ExitCode.FILE):
-        report = verify(source.model, found, calls, rtol=job.rtol, atol=job.atol, sqnr=job.sqnr)
+        report = verify(source.model, found, calls, **job.bounds)
     try:
         report.raise_if_failed()
     except VerificationError as error:
-        hint = f"to find the rewrite that caused it: {_bisecting(job)}"
+        bisecting = shlex.join(["fxopt", "bisect", job.source, *(["-p", job.pipeline] if job.pipeline else [])])
+        hint = f"to find the rewrite that caused it: {bisecting}, with the same inputs, seed and tolerances"
         raise CommandError(f"{error}\n{hint}", ExitCode.DIFFERS, kind=type(error).__name__) from error
     return report
-
-
-def _bisecting(job: Job) -> str:
-    """Return the command that finds what made the numbers differ, with the same inputs and tolerances."""
-    bounds = {"--rtol": job.rtol, "--atol": job.atol, "--sqnr": job.sqnr}
-    given = {"--inputs": job.inputs, **bounds, "--seed": job.seed or None}
-    options = [word for name, value in given.items() if value is not None for word in (name, str(value))]
-    trust = ["--trusted"] if job.run_pickled_code else []
-    pipeline = [] if job.pipeline is None else ["-p", job.pipeline]
-    return shlex.join(["fxopt", "bisect", job.source, *pipeline, *options, *trust])
-
-
-def _pipeline_text(transformation: Transformation, given: str) -> str:
-    try:
-        return registry().pipeline_text(transformation)
-    except PassOptionError:  # an option whose value cannot be written as text
-        return given

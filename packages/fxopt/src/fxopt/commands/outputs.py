@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from fxopt.commands.checks import ARCHIVE, DESCRIBING, downloaded, folders_of_modules, is_hub_name, special
+from fxopt.commands.checks import ARCHIVE, DESCRIBING, downloaded, folders_of_modules, is_hub_name, is_special
 from fxopt.commands.failures import ExitCode, FileError, blaming
 
 if TYPE_CHECKING:
@@ -29,33 +29,18 @@ def check_output(text: str, *, force: bool, suffix: str = ".fxopt") -> Path:
         FileError: It has another suffix, its folder is not there, or it exists and is to be kept.
     """
     path = Path(text)
-    if path.suffix == ".pt2" and suffix == ".fxopt":
-        raise FileError(
-            f"the output {text!r} ends in '.pt2', and archives of fxopt end in '.fxopt'; for a program that torch runs "
-            f"alone: fxopt export {path.stem}.fxopt -o {text}"
-        )
     if path.suffix != suffix:
         raise FileError(f"the output {text!r} does not end in {suffix!r}, the format that is written")
-    if path.is_dir() or not path.parent.is_dir():
-        found = "is a folder" if path.is_dir() else f"cannot be written: there is no folder {str(path.parent)!r}"
-        raise FileError(f"the output {text!r} {found}; give the path of a file")
-    if kind := special(path):
+    if path.is_dir() or is_special(path):
+        kind = "a folder" if path.is_dir() else "a special file"
         raise FileError(f"the output {text!r} is {kind}; give the path of a file")
+    if not path.parent.is_dir():
+        raise FileError(f"the output {text!r} cannot be written: there is no folder {str(path.parent)!r}")
     if not os.access(path.parent, os.W_OK):
         raise FileError(f"the output {text!r} cannot be written: the folder {str(path.parent)!r} is read-only")
     if path.exists() and not force:
         _ask(path)
     return path
-
-
-def check_page(text: str, *, force: bool) -> Path:
-    """Return the path of a report to write, as `check_output` does.
-
-    Raises:
-        FileError: It cannot be written, or what draws reports is not installed.
-    """
-    check_reports()
-    return check_output(text, force=force, suffix=".html")
 
 
 def check_reports() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -78,20 +78,18 @@ JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON, for script
 
 @dataclass(frozen=True)
 class Job:
-    """What `fxopt optimize` is asked to do, option by option."""
+    """What a command is asked to do, option by option; the last five are those of `fxopt optimize`."""
 
     source: str
     pipeline: str | None
     inputs: str | None
     seed: int
-    verify: bool
-    strict: bool
-    expect: int | None
-    rtol: float | None
-    atol: float | None
-    sqnr: float | None
     run_pickled_code: bool
     dtype: str | None = None
     device: str | None = None
     dynamic: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    verify: bool = True
+    strict: bool = False
+    expect: int | None = None
+    bounds: Mapping[str, Any] = field(default_factory=dict)
     times: bool = False

@@ -55,23 +55,16 @@ def pass_data(info: PassInfo) -> dict[str, Any]:
 
     from fxopt_core import option_text, show_annotation
 
-    return {
-        "name": info.name,
-        "family": info.family,
-        "distribution": info.distribution,
-        "version": info.version,
-        "reversible": info.reversible,
-        "preserves_computation": info.preserves_computation,
-        "summary": info.summary,
-        "options": [
-            {
-                "name": option_text(option.name),
-                "type": "" if option.annotation is Parameter.empty else show_annotation(option.annotation),
-                "default": option.default,
-            }
-            for option in info.options.values()
-        ],
-    }
+    names = "name", "family", "distribution", "version", "reversible", "preserves_computation", "summary"
+    options = [
+        {
+            "name": option_text(option.name),
+            "type": "" if option.annotation is Parameter.empty else show_annotation(option.annotation),
+            "default": option.default,
+        }
+        for option in info.options.values()
+    ]
+    return {name: getattr(info, name) for name in names} | {"options": options}
 
 
 def _failure_data(name: str, error: PluginLoadError) -> dict[str, str]:
@@ -93,16 +86,13 @@ def _show_list(terminal: Terminal, data: dict[str, list[Any]]) -> None:
         terminal.print()
         terminal.table(("pipeline", "passes"), [(row["name"], row["text"]) for row in data["pipelines"]])
     for row in data["failed"]:
-        terminal.print()
-        terminal.print(f"failed: {row['error']}", style="red")
+        terminal.print(f"\nfailed: {row['error']}", style="red")
     for row in data["missing"]:
         hint = f"; did you mean {' or '.join(row['close'])}?" if row["close"] else ""
-        terminal.print()
         text = f"missing: FXOPT_PLUGINS names {row['plugin']!r}, which is not an installed plugin{hint}"
-        terminal.print(text, style="red")
+        terminal.print(f"\n{text}", style="red")
     if data["left_out"]:
-        terminal.print()
-        terminal.print(f"left out: FXOPT_PLUGINS does not name {', '.join(data['left_out'])}", style="yellow")
+        terminal.print(f"\nleft out: FXOPT_PLUGINS does not name {', '.join(data['left_out'])}", style="yellow")
 
 
 PassArgument = Annotated[
@@ -123,12 +113,12 @@ def _found(terminal: Terminal, name: str) -> Answer:
         from fxopt_core import registry
 
         found = registry().lookup(name)
-    if isinstance(found, str):
-        members = registry().pipeline_text(registry().pipeline(found)).split(",")
-        data: dict[str, Any] = {"name": name, "pipeline": found, "passes": members}
-        return Answer(data, lambda terminal: _show_pipeline(terminal, data))
-    data = _described(found)
-    return Answer(data, lambda terminal: _show(terminal, data))
+    if not isinstance(found, str):
+        data = _described(found)
+        return Answer(data, lambda terminal: _show(terminal, data))
+    members = registry().pipeline_text(registry().pipeline(found)).split(",")
+    text = "\n  ".join([f"{name}, a pipeline", *members])
+    return Answer({"name": name, "pipeline": found, "passes": members}, lambda terminal: terminal.print(text))
 
 
 def _described(info: PassInfo) -> dict[str, Any]:
@@ -149,12 +139,6 @@ def _described(info: PassInfo) -> dict[str, Any]:
         "reasons": dict(sorted(cls.reasons.items(), key=lambda item: (item[0] in REASONS, item))),  # its own come first
         "docs": documentation_of(info),
     }
-
-
-def _show_pipeline(terminal: Terminal, data: dict[str, Any]) -> None:
-    terminal.print(f"{data['name']}, a pipeline", style="bold")
-    for name in data["passes"]:
-        terminal.print(f"  {name}")
 
 
 def _show(terminal: Terminal, data: dict[str, Any]) -> None:

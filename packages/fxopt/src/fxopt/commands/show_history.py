@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Annotated, Any
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from fxopt.commands.answer import Answer, answer
-from fxopt.commands.checks import check_archives
-from fxopt.commands.failures import ExitCode, blaming
+from fxopt.commands.checks import check_archive
 from fxopt.commands.parameters import ArchiveArgument, JsonOption, PickleOption
 from fxopt.commands.terminal import Terminal
 
-_HEADINGS = ("run", "pass", "options", "state", "rewritten", "refused", "ms")
-_NUMBERS = (4, 5, 6)
-_INDENT = "     "
+if TYPE_CHECKING:
+    from fxopt_core import Record
 
 VerboseOption = Annotated[bool, typer.Option("--verbose", "-v", help="List every site, and passes that found none.")]
 
@@ -31,87 +29,56 @@ def show_history(
     """Show what passes rewrote in an archive, and what they refused."""
 
     def work(terminal: Terminal) -> Answer:
-        check_archives(archive)
+        check_archive(archive)
         with terminal.steps(2) as step:
             from fxopt.commands.models.sources import read_archive
             from fxopt_core import history
 
             step("reading")
-            graph_module = read_archive(archive, run_pickled_code=run_pickled_code)
-        with blaming(ExitCode.FILE):
-            data = json.loads(history(graph_module).to_json())
-        return Answer(data, lambda terminal: terminal.raw("\n".join(history_lines(data["passes"], verbose))))
+            records = history(read_archive(archive, run_pickled_code=run_pickled_code))
+        return Answer(json.loads(records.to_json()), lambda terminal: terminal.raw(history_text(records, verbose)))
 
     answer(work, as_json=as_json)
 
 
-def history_lines(entries: Sequence[Mapping[str, Any]], verbose: bool) -> Iterator[str]:
-    """Yield a history as lines of text.
+def history_text(records: Sequence[Record], verbose: bool) -> str:
+    """Return a history as lines of text.
 
     Args:
-        entries: its passes, as `History.to_json` has them.
+        records: its passes.
         verbose: whether to list every site, and passes that did nothing; else the first site of each kind.
     """
-    from fxopt_core import text_table
+    from fxopt_core import History
 
-    shown = [entry for entry in entries if verbose or _did_something(entry)]
-    if shown:
-        heading, *rows = text_table([_HEADINGS, *map(_cells, shown)], right=_NUMBERS)
-        yield heading
-        for row, entry in zip(rows, shown, strict=True):
-            yield row
-            yield from (f"{_INDENT}{line}" for line in (_all_sites if verbose else _summary)(entry))
-    idle = [entry["pass"] for entry in entries if not _did_something(entry)]
-    if idle and not verbose:
-        yield f"{_counted(len(idle), 'pass', 'passes')} found nothing to do: {', '.join(dict.fromkeys(idle))}"
-    elif not shown:
-        yield "nothing was applied"
+    if verbose:
+        return History(records).table(_all_sites)
+    busy = History(record for record in records if _did_something(record))
+    idle = dict.fromkeys(record.pass_name for record in records if not _did_something(record))
+    lines = [busy.table(_summary)] if busy or not idle else []
+    return "\n".join([*lines, f"nothing to do for {', '.join(idle)}"] if idle else lines)
 
 
-def _did_something(entry: Mapping[str, Any]) -> bool:
-    something = entry["changed"] or entry["rewritten"] or entry["refused"]
-    return bool(something or entry["state"] != "applied")
+def _did_something(record: Record) -> bool:
+    return bool(record.changed or record.rewrites or record.refusals or record.state != "applied")
 
 
-def _cells(entry: Mapping[str, Any]) -> tuple[str, ...]:
-    run = str(entry["run"]) if entry["index"] is None else f"{entry['run']}.{entry['index']}"
-    options = " ".join(", ".join(f"{name}={value!r}" for name, value in entry["options"].items()).split())
-    shortened = options if len(options) <= 40 else f"{options[:37]}..."
-    counts = str(len(entry["rewritten"])), str(len(entry["refused"])), f"{entry['seconds'] * 1e3:.1f}"
-    return run, entry["pass"], shortened, entry["state"], *counts
-
-
-def _summary(entry: Mapping[str, Any]) -> Iterator[str]:
+def _summary(record: Record) -> Iterator[str]:
     """Yield the first site of each kind, and how many there are beside it."""
-    for site in entry["rewritten"][:1]:
-        more = len(entry["rewritten"]) - 1
-        yield _rewritten(site) + (f", and {_counted(more, 'more site')}" if more else "")
-    counts = Counter(site["reason"] for site in entry["refused"])
-    for site in entry["refused"]:
-        more = counts.pop(site["reason"], 0) - 1
+    from fxopt_core import site_text
+    from fxopt_tools.verification.report import counted
+
+    for rewrite in record.rewrites[:1]:
+        more = len(record.rewrites) - 1
+        yield site_text(rewrite) + (f", and {counted(more, 'more site')}" if more else "")
+    counts = Counter(refusal.reason for refusal in record.refusals)
+    for refusal in record.refusals:
+        more = counts.pop(refusal.reason, 0) - 1
         if more >= 0:
-            yield _refused(site) + (f" (and {_counted(more, 'more site')})" if more else "")
+            yield site_text(refusal) + (f" (and {counted(more, 'more site')})" if more else "")
 
 
-def _all_sites(entry: Mapping[str, Any]) -> Iterator[str]:
-    yield from map(_rewritten, entry["rewritten"])
-    yield from map(_refused, entry["refused"])
+def _all_sites(record: Record) -> Iterator[str]:
+    from fxopt_core import site_text
 
-
-def _rewritten(site: Mapping[str, Any]) -> str:
-    before = site["modules_before"] or site["nodes_before"]
-    after = site["modules_after"] or site["nodes_after"]
-    note = f" ({site['note']})" if site["note"] else ""
-    if before == after:
-        return f"+ {site['site']}: changed in place{note}"
-    parents = {name.rpartition(".")[0] for name in (*before, *after)}
-    parent = f"{parents.pop()}." if len(parents) == 1 else ""
-    return f"+ {site['site']} -> {', '.join(name.removeprefix(parent) for name in after) or 'nothing'}{note}"
-
-
-def _refused(site: Mapping[str, Any]) -> str:
-    return f"- {site['site']}: {site['reason']}: {site['message']}"
-
-
-def _counted(number: int, one: str, many: str = "") -> str:
-    return f"{number} {one if number == 1 else many or f'{one}s'}"
+    yield from map(site_text, record.rewrites)
+    yield from map(site_text, record.refusals)

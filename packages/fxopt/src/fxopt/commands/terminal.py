@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import io
 import logging
 import os
 import re
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, redirect_stderr
-from typing import TextIO
+from typing import Any, TextIO, cast
 
 from rich import box
 from rich.console import Console
@@ -32,7 +31,7 @@ def silence_libraries() -> None:
     os.environ.setdefault("TORCH_LOGS", "-all")
 
 
-class _WithoutTraces(io.TextIOBase):
+class _WithoutTraces:
     """Standard error without the traceback that torch.fx prints before it raises an error in a graph."""
 
     def __init__(self, stream: TextIO) -> None:
@@ -44,17 +43,8 @@ class _WithoutTraces(io.TextIOBase):
         self._dropped = dropped and text != "\n"
         return len(text) if dropped else self._stream.write(text)
 
-    def flush(self) -> None:
-        """Flush the underlying stream."""
-        self._stream.flush()
-
-    def isatty(self) -> bool:
-        """Return whether the underlying stream is a terminal."""
-        return self._stream.isatty()
-
-    def fileno(self) -> int:
-        """Return the descriptor of the underlying stream."""
-        return self._stream.fileno()
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
 
 
 class Steps:
@@ -111,7 +101,8 @@ class Terminal:
         ) as progress:
             step = Steps(progress, count)
             step("loading torch")
-            with redirect_stderr(_WithoutTraces(sys.stderr)):  # which the progress bar may have replaced
+            stream = _WithoutTraces(sys.stderr)  # which the progress bar may have replaced
+            with redirect_stderr(cast("TextIO", stream)):
                 yield step
 
     def print(self, text: str = "", style: str | None = None) -> None:
@@ -127,14 +118,14 @@ class Terminal:
         """Print an error."""
         self.err.print(Text.assemble(("error: ", "bold red"), _writable(message)))
 
-    def table(self, headings: Sequence[str], rows: Sequence[Sequence[str]], *, title: str | None = None) -> None:
+    def table(self, headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
         """Print a table: framed, and as wide as the terminal allows; elsewhere columns two spaces apart."""
         if not self.out.is_terminal:
             from fxopt_core import text_table
 
-            self.print("\n".join([*([title] if title else []), *text_table([headings, *rows])]))
+            self.print("\n".join(text_table([headings, *rows])))
             return
-        table = Table(*headings, title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+        table = Table(*headings, box=box.SIMPLE_HEAD, pad_edge=False)
         for row in rows:
             table.add_row(*map(Text, row))
         self.out.print(table, soft_wrap=False)

@@ -8,7 +8,7 @@ import typer
 from rich import filesize
 
 from fxopt.commands.answer import Answer, answer
-from fxopt.commands.checks import check_archives
+from fxopt.commands.checks import check_archive
 from fxopt.commands.failures import CommandError, ExitCode, blaming
 from fxopt.commands.parameters import ArchiveArgument, ForceOption, JsonOption, OutputOption, PickleOption
 from fxopt.commands.terminal import Terminal
@@ -33,7 +33,7 @@ def undo(
     """
 
     def work(terminal: Terminal) -> Answer:
-        check_archives(archive)
+        check_archive(archive)
         from fxopt.commands.outputs import check_output
 
         path = check_output(output, force=force)
@@ -46,7 +46,10 @@ def undo(
             graph_module = read_archive(archive, run_pickled_code=run_pickled_code)
             before = size_data(graph_module)
             step("undoing")
-            undone = take_back(graph_module, everything=everything)
+            undone = last = _undone(graph_module)
+            while last and everything:
+                last = _undone(graph_module)
+                undone = [*undone, *last]
             if not undone:
                 message = f"{archive} has no run to undo; nothing was written"
                 raise CommandError(message, ExitCode.UNDO, kind="NothingToUndo")
@@ -59,30 +62,15 @@ def undo(
     answer(work, as_json=as_json)
 
 
-def take_back(graph_module: GraphModule, *, everything: bool) -> list[str]:
-    """Undo the last run on a graph module, or all runs; return the names of the undone passes, the last one first.
-
-    Raises:
-        CommandError: One of them cannot be undone.
-    """
+def _undone(graph_module: GraphModule) -> list[str]:
+    """Undo the last run on a graph module; return the names of the undone passes, the last one first."""
     from fxopt_core import history, undo as undo_last
 
-    names: list[str] = []
+    before = history(graph_module)
     with blaming(ExitCode.UNDO):
-        while True:
-            applied = _applied(graph_module)
-            undo_last(graph_module)
-            left = _applied(graph_module)
-            names += [history(graph_module)[place].pass_name for place in reversed(applied) if place not in left]
-            if left == applied or not everything:
-                return names
-
-
-def _applied(graph_module: GraphModule) -> list[int]:
-    from fxopt_core import history
-
-    records = enumerate(history(graph_module))
-    return [place for place, record in records if record.state == "applied" and record.changed]
+        undo_last(graph_module)
+    pairs = zip(reversed(before), reversed(history(graph_module)), strict=True)
+    return [old.pass_name for old, new in pairs if old.changed and old.state != new.state]
 
 
 def _show(terminal: Terminal, data: dict[str, Any]) -> None:

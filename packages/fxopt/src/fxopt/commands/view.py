@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from fxopt.commands.answer import Answer, answer
-from fxopt.commands.checks import check_archives
+from fxopt.commands.checks import check_archive
 from fxopt.commands.failures import ExitCode, FileError, blaming
 from fxopt.commands.one_page import show_once
 from fxopt.commands.parameters import ForceOption, JsonOption, PickleOption
@@ -33,11 +33,11 @@ def view(
     """
 
     def work(terminal: Terminal) -> Answer:
-        check_archives(archive)
-        from fxopt.commands.outputs import check_page, check_reports
+        check_archive(archive)
+        from fxopt.commands.outputs import check_output, check_reports
 
         check_reports()
-        path = None if output is None else check_page(output, force=force)
+        path = None if output is None else check_output(output, force=force, suffix=".html")
         with terminal.steps(2) as step:
             from fxopt.commands.models.sources import read_archive
             from fxopt_report import report

@@ -83,7 +83,9 @@ def with_models_replaced(
                 [Inputs(*map(_wide, call.args), **pytree.tree_map(_wide, dict(call.kwargs))) for call in each]
                 for each in (calls, noted)
             )
-            _holder(recording).float()  # layers after the model, which get its results
+            around: Any = recording
+            around = around if isinstance(around, nn.Module) else around.model
+            around.float()  # layers after the model, which get its results
         memo[id(recorder)] = optimize(model, calls, noted, varying_sizes(calls[0]), first)
     return copy.deepcopy(recording, memo)
 
@@ -114,16 +116,15 @@ def _recorded(client: ClientT) -> tuple[ClientT, list[_Recorder]]:
     """Return a copy of a client with recorders in place of its models, which hold the calls with examples."""
     recorders = [_Recorder(model) for model in _models(client)]
     recording = copy.deepcopy(client, {id(recorder.model): recorder for recorder in recorders})
-    for recorder in recorders:
+    names = [f"the {type(recorder.model).__name__} of this {type(client).__name__}" for recorder in recorders]
+    for name, recorder in zip(names, recorders, strict=True):
         if recorder.model.training:
-            name = f"the {type(recorder.model).__name__} of this {type(client).__name__}"
             raise PreconditionError(f"{name} is in training mode, where it is random: call eval() first")
     for call in _calls(recording):
         call()
-    unused = [recorder for recorder in recorders if not recorder.calls]
-    if unused:
-        name = f"the {type(unused[0].model).__name__} of this {type(client).__name__}"
-        raise PreconditionError(f"{name} was not called with the examples; {_OTHERWISE}")
+    for name, recorder in zip(names, recorders, strict=True):
+        if not recorder.calls:
+            raise PreconditionError(f"{name} was not called with the examples; {_OTHERWISE}")
     return recording, recorders
 
 
@@ -144,8 +145,9 @@ class _Recorder(nn.Module):
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Record a call, and make it."""
         with torch.inference_mode(False):  # clients call in it, and its tensors are of no use outside
-            noted = {name: pytree.tree_map(_own, value) for name, value in kwargs.items() if _counts(value)}
-            self.calls.append(Inputs(*pytree.tree_map(_own, args), **noted))
+            noted = {name: value for name, value in kwargs.items() if _counts(value)}
+            args_noted, noted = pytree.tree_map_only(torch.Tensor, torch.clone, (args, noted))
+            self.calls.append(Inputs(*args_noted, **noted))
         return self.model(*args, **kwargs)
 
     def __getattr__(self, name: str) -> Any:
@@ -157,16 +159,6 @@ class _Recorder(nn.Module):
 
 def _wide(value: Any) -> Any:
     return value.float() if isinstance(value, torch.Tensor) and value.is_floating_point() else value
-
-
-def _holder(client: Any) -> nn.Module:
-    """Return the module in which a client has its model."""
-    holder: nn.Module = client if isinstance(client, nn.Module) else client.model
-    return holder
-
-
-def _own(value: object) -> object:
-    return value.clone() if isinstance(value, torch.Tensor) else value
 
 
 def _counts(value: object) -> bool:

@@ -33,12 +33,6 @@ class ComputeInFloat32(Transformation):
     def __init__(self, *, stored: str) -> None:
         self.stored = stored
 
-    @property
-    def dtype(self) -> torch.dtype:
-        """The dtype of the weights before."""
-        found: torch.dtype = getattr(torch, self.stored)
-        return found
-
     def transform(self, graph_module: GraphModule) -> GraphModule:
         """Return the graph module."""
         return graph_module

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import json
-import re
-import zipfile
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -25,26 +22,7 @@ from fxopt_capture.huggingface.dummy_inputs import default_names
 from fxopt_tools import Inputs
 
 _OF_SENTENCE_TRANSFORMERS = ("SentenceTransformer", "SparseEncoder", "CrossEncoder")
-_ARCHIVES = ("models/model.json", "fxopt.json")
-# What sentence-transformers loads by these names is what transformers does.
-_ENCODERS = frozenset(
-    f"{name}Model"
-    for name in (
-        "Albert", "Bert", "Camembert", "DebertaV2", "DistilBert", "Electra", "MPNet", "ModernBert", "Roberta",
-        "XLMRoberta",
-    )
-)  # fmt: skip
 _TOKENIZERS = ("tokenizer*", "vocab*", "*.model", "*.tiktoken")
-_DESCRIPTIONS = ("modules.json", "config.json", "config_sentence_transformers.json", "sentence_bert_config.json")
-
-
-def is_program(path: Path) -> bool:
-    """Whether a file is an archive, of fxopt or of ``torch.export``."""
-    try:
-        with zipfile.ZipFile(path) as archive:
-            return any(name.endswith(_ARCHIVES) for name in archive.namelist())
-    except (OSError, zipfile.BadZipFile):
-        return False
 
 
 def from_pickle(path: Path) -> nn.Module:
@@ -78,13 +56,10 @@ def opened(
         FileError: The folder holds no such model, or it cannot be loaded.
         PreconditionError: No graph can stand for what is in it.
     """
-    has_library = (folder / "modules.json").is_file() and find_spec("sentence_transformers")
-    if not has_library or _is_usual(folder):
-        model = from_folder(folder, dtype)
-        calls = _prepared_calls(folder, taker or model)
-        if calls or not has_library:
-            return model, calls
-    return _from_library(folder, dtype)
+    if (folder / "modules.json").is_file() and find_spec("sentence_transformers"):
+        return _from_library(folder, dtype)
+    model = from_folder(folder, dtype)
+    return model, _prepared_calls(folder, taker or model)
 
 
 def from_folder(folder: Path, dtype: torch.dtype | None = None) -> nn.Module:
@@ -119,44 +94,18 @@ def _from_library(folder: Path, dtype: torch.dtype | None) -> tuple[nn.Module, l
     library = importlib.import_module("sentence_transformers")
     library.base.modules.transformer.transformers_logging.disable_progress_bar()
     described = folder / "config_sentence_transformers.json"
+    chosen = {} if dtype is None else {"dtype": dtype}
     try:
         config = json.loads(described.read_text(encoding="utf-8")) if described.is_file() else {}
         name = config.get("model_type", "SentenceTransformer")
-    except (ValueError, RecursionError, AttributeError) as error:
-        raise FileError(f"{described} is not as sentence-transformers writes it: {error!r}") from error
-    if name not in _OF_SENTENCE_TRANSFORMERS:
-        known = ", ".join(_OF_SENTENCE_TRANSFORMERS)
-        raise FileError(f"{described} names the model {name!r}, expected one of {known}")
-    chosen = {} if dtype is None else {"dtype": dtype}
-    try:
+        if name not in _OF_SENTENCE_TRANSFORMERS:
+            known = ", ".join(_OF_SENTENCE_TRANSFORMERS)
+            raise ValueError(f"{described.name} names the model {name!r}, expected one of {known}")
         client = getattr(library, name)(str(folder), device="cpu", local_files_only=True, model_kwargs=chosen)
     except Exception as error:  # either library raises errors of many kinds
         reason = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
         raise FileError(f"sentence-transformers cannot load {folder}: {type(error).__name__}: {reason}") from error
     return calls_of(client.eval())
-
-
-def _is_usual(folder: Path) -> bool:
-    """Whether transformers alone opens a folder as sentence-transformers, which takes a second to import, would.
-
-    What cannot be read is left to sentence-transformers, which says what is wrong.
-    """
-    try:
-        modules, config, client, settings = (
-            json.loads((folder / name).read_text(encoding="utf-8")) if (folder / name).is_file() else {}
-            for name in _DESCRIPTIONS
-        )
-        kind, path = modules[0]["type"].split("."), modules[0]["path"]
-        return bool(
-            config["architectures"][0] in _ENCODERS
-            and not config.get("is_decoder")
-            and (kind[0], kind[-1], path) == ("sentence_transformers", "Transformer", "")
-            and client.get("model_type", "SentenceTransformer") == "SentenceTransformer"
-            and settings.get("transformer_task", "feature-extraction") == "feature-extraction"
-            and not (folder / "adapter_config.json").exists()
-        )
-    except (OSError, ValueError, RecursionError, TypeError, KeyError, IndexError, AttributeError):
-        return False
 
 
 def _prepared_calls(folder: Path, model: Any) -> list[Inputs]:
@@ -215,11 +164,8 @@ def _class_for(folder: Path, transformers: Any) -> Any:
     found = getattr(transformers, name, None) if isinstance(name, str) and name.isidentifier() else None
     if isinstance(found, type) and issubclass(found, transformers.PreTrainedModel):
         return found
-    models = [known for known in dir(transformers) if re.search(r"(Model|LM|For[A-Z]\w+)$", known)]
-    close = " or ".join(difflib.get_close_matches(str(name), models))
-    hint = f"did you mean {close}? " if close else ""
     raise FileError(
         f"{folder / 'config.json'} names the architecture {name!r}, which is not a model of transformers "
-        f"{transformers.__version__}; {hint}A model with code of its own can be loaded by a factory: "
+        f"{transformers.__version__}; a model with code of its own can be loaded by a factory: "
         "package.module:factory"
     )

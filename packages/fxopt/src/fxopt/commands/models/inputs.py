@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import importlib
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
 from torch.fx import GraphModule, Node
 from torch.utils import _pytree as pytree
 
@@ -17,18 +16,18 @@ from fxopt.commands.checks import FLAG
 from fxopt.commands.failures import FileError
 from fxopt.commands.models.sources import Source, graph_of, read_source
 from fxopt.commands.models.wanted import Wanted
+from fxopt.commands.parameters import Job
 from fxopt.commands.terminal import Steps
 from fxopt.optimization import default_pipeline
 from fxopt_capture.archive.export import example_call
 from fxopt_capture.huggingface.dummy_inputs import default_names, dummy_inputs
 from fxopt_core import CaptureError, PreconditionError, Transformation, iter_nodes, registry, type_text
-from fxopt_rewrite import special_kind
+from fxopt_rewrite import EmbeddingCall, GraphIndex, read_embedding, special_kind
 from fxopt_tools import Inputs
 from fxopt_tools.inputs import read_inputs
 
 _GIVE = "give them by --inputs FILE"
 _FORMS = "a tensor, a tuple of positional inputs, a dictionary of inputs by name, or a list of these for several calls"
-_EMBEDDINGS = (torch.ops.aten.embedding.default, torch.nn.functional.embedding)
 _PICKLE = b"\x80"  # the first byte of files in torch's older format
 _REACH = 200  # how many nodes to search for the embedding that an input indexes
 
@@ -72,11 +71,8 @@ def read_file_of_inputs(path: Path, *, run_pickled_code: bool = False) -> list[I
     Raises:
         FileError: There is no such file, or it holds something else.
     """
-    kind = special_kind(path)
-    if kind is not None:
+    if kind := special_kind(path):
         raise FileError(f"{path} is {kind}; expected a file with {_FORMS}, written by torch.save")
-    if not path.is_file():
-        raise FileError(f"there is no file {str(path)!r} with inputs; expected {_FORMS}, written by torch.save")
     found = _safetensors(path) if path.suffix == ".safetensors" else _saved(path, run_pickled_code)
     try:
         return read_inputs(found)
@@ -98,11 +94,7 @@ def _saved(path: Path, run_pickled_code: bool) -> Any:
 
 def _safetensors(path: Path) -> dict[str, torch.Tensor]:
     try:
-        reader = importlib.import_module("safetensors.torch")
-    except ImportError as error:
-        raise FileError(f"reading {path} needs safetensors: pip install safetensors") from error
-    try:
-        return dict(reader.load_file(path))
+        return dict(importlib.import_module("safetensors.torch").load_file(path))
     except Exception as error:  # its class is defined in an extension module
         raise FileError(f"{path} cannot be read as safetensors: {error}") from error
 
@@ -120,15 +112,14 @@ def drawn(graph_module: GraphModule, seed: int) -> Inputs:
     leaves, spec = pytree.tree_flatten(dict(call.inputs))
     placeholders = [node for node in iter_nodes(graph_module.graph) if node.op == "placeholder"]
     nodes = placeholders if len(placeholders) == len(leaves) else [None] * len(leaves)
-    values = [_draw(leaf, node, graph_module, generator) for leaf, node in zip(leaves, nodes, strict=True)]
-    named: Mapping[str, Any] = pytree.tree_unflatten(values, spec)
-    names = list(named)
-    return Inputs(
-        *(named[name] for name in names[: call.positional]), **{name: named[name] for name in names[call.positional :]}
-    )
+    index = GraphIndex(graph_module)
+    values = [_draw(leaf, node, index, generator) for leaf, node in zip(leaves, nodes, strict=True)]
+    named: dict[str, Any] = pytree.tree_unflatten(values, spec)
+    positional = [named.pop(name) for name in list(named)[: call.positional]]
+    return Inputs(*positional, **named)
 
 
-def _draw(leaf: object, node: Node | None, module: nn.Module, generator: torch.Generator) -> object:
+def _draw(leaf: object, node: Node | None, index: GraphIndex, generator: torch.Generator) -> object:
     if not isinstance(leaf, torch.Tensor):
         return leaf
     if leaf.is_floating_point() or leaf.is_complex():
@@ -139,61 +130,38 @@ def _draw(leaf: object, node: Node | None, module: nn.Module, generator: torch.G
     elif leaf.dtype is torch.uint8:
         values = torch.randint(256, leaf.shape, generator=generator)
     else:
-        rows = None if node is None else min(_tables(node, module), default=None)
+        rows = None if node is None else min(_tables(node, index), default=None)
         values = torch.ones(leaf.shape) if rows is None else torch.randint(rows, leaf.shape, generator=generator)
     return values.to(dtype=leaf.dtype, device=leaf.device)
 
 
-def _tables(node: Node, module: nn.Module) -> Iterator[int]:
+def _tables(node: Node, index: GraphIndex) -> Iterator[int]:
     """Yield the numbers of rows of the embeddings that a value, or what is computed from it, indexes."""
     waiting, seen = [node], {node}
     while waiting and len(seen) < _REACH:
         value = waiting.pop()
         for user in value.users:
-            if (rows := _rows(user, value, module)) is not None:
-                yield rows
+            call = read_embedding(index, user)
+            if isinstance(call, EmbeddingCall) and call.input is value:
+                yield len(call.weight.tensor)
             elif user not in seen and user.args and user.args[0] is value:
                 seen.add(user)
                 waiting.append(user)
 
 
-def _rows(user: Node, index: Node, module: nn.Module) -> int | None:
-    """Return the number of rows of the table in which a node looks up an index; None for other nodes."""
-    if user.op == "call_module":
-        called = module.get_submodule(str(user.target))
-        if isinstance(called, nn.Embedding | nn.EmbeddingBag) and user.args[:1] == (index,):
-            return called.num_embeddings
-        return None
-    if user.target not in _EMBEDDINGS or index not in user.args[:2]:
-        return None
-    table = next(arg for arg in user.args[:2] if arg is not index)
-    if not isinstance(table, Node) or table.op != "get_attr":
-        return None
-    weight: Any = module
-    for name in str(table.target).split("."):
-        weight = getattr(weight, name)
-    return int(weight.shape[0])
+def prepared(step: Steps, job: Job) -> tuple[Source, GraphModule, Transformation, list[Inputs]]:
+    """Return a source, its graph, a pipeline, and inputs; the steps "reading" and "capturing" are announced.
 
-
-def prepared(
-    step: Steps,
-    text: str,
-    pipeline: str | None,
-    inputs: str | None,
-    seed: int,
-    *,
-    run_pickled_code: bool,
-    wanted: Wanted | None = None,
-) -> tuple[GraphModule, Transformation, list[Inputs]]:
-    """Return the graph of a source, a pipeline, and inputs; the steps "reading" and "capturing" are announced.
+    Without a text, the pipeline is the default one of the model.
 
     Raises:
         CommandError: There is no such source, file of inputs or pass, or the model cannot be captured.
     """
-    chosen = None if pipeline is None else registry().pipeline(pipeline)
+    chosen = None if job.pipeline is None else registry().pipeline(job.pipeline)
     step("reading")
-    source = read_source(text, run_pickled_code=run_pickled_code, wanted=wanted, pipeline=pipeline)
-    calls = inputs_for(source, inputs, seed, run_pickled_code=run_pickled_code, wanted=wanted)
+    wanted, trusted = Wanted.read(job.dtype, job.device, job.dynamic), job.run_pickled_code
+    source = read_source(job.source, run_pickled_code=trusted, wanted=wanted, pipeline=job.pipeline)
+    calls = inputs_for(source, job.inputs, job.seed, run_pickled_code=trusted, wanted=wanted)
     step("capturing")
-    graph_module = graph_of(source, calls[0], None if wanted is None else wanted.dynamic)
-    return graph_module, chosen or registry().pipeline(default_pipeline(graph_module)), calls
+    graph_module = graph_of(source, calls[0], wanted.dynamic, compare=job.verify)
+    return source, graph_module, chosen or registry().pipeline(default_pipeline(graph_module)), calls

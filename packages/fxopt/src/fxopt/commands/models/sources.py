@@ -11,10 +11,10 @@ from torch import nn
 from torch.export import Dim
 from torch.fx import GraphModule
 
-from fxopt.commands.checks import FLAG, archive_path, check_archives, check_sources, is_hub_name, source_path
+from fxopt.commands.checks import FLAG, archive_path, check_archive, check_sources, is_hub_name, source_path
 from fxopt.commands.failures import CommandError, ExitCode, FileError, blaming
 from fxopt.commands.models.factories import from_factory
-from fxopt.commands.models.files import from_pickle, is_program, opened
+from fxopt.commands.models.files import from_pickle, opened
 from fxopt.commands.models.wanted import Wanted
 from fxopt.drop_in.clients import varying_sizes
 from fxopt.drop_in.stored_dtype import slow_dtype
@@ -72,8 +72,8 @@ def read_source(
         if path.is_dir() and wanted.dtype is None and wanted.device is None and (note := slow_dtype(model, pipeline)):
             model.float()
             calls = [Wanted(torch.float32).moved(call) for call in calls]
-    calls = [wanted.moved(call) for call in calls]
-    return Source(text, *wanted.placed(text, model, inputs), calls, note)
+    wanted.place(text, model)
+    return Source(text, model, inputs and wanted.moved(inputs), [wanted.moved(call) for call in calls], note)
 
 
 def read_archive(text: str, *, run_pickled_code: bool = False) -> GraphModule:
@@ -82,7 +82,7 @@ def read_archive(text: str, *, run_pickled_code: bool = False) -> GraphModule:
     Raises:
         CommandError: There is none.
     """
-    check_archives(text)
+    check_archive(text)
     model = read_file(archive_path(text), run_pickled_code=run_pickled_code)
     if not isinstance(model, GraphModule):
         raise FileError(f"{text} holds {type_text(model)}, expected a graph module, as `fxopt optimize` writes it")
@@ -95,13 +95,13 @@ def read_file(path: Path, *, run_pickled_code: bool) -> nn.Module:
     Raises:
         FileError: The file is not an archive, or holds pickles that may not be opened.
     """
-    if run_pickled_code and path.is_file() and not is_program(path):
-        return from_pickle(path)
     try:
         return load(path)
     except CaptureError as error:
-        pickled = f". If torch.save wrote it, {FLAG} opens it, and runs the code in it"
-        hint = pickled if "no archive" in str(error) and not run_pickled_code else ""
+        may_be_pickle = "no archive" in str(error)
+        if may_be_pickle and run_pickled_code:
+            return from_pickle(path)
+        hint = f". If torch.save wrote it, {FLAG} opens it, and runs the code in it" if may_be_pickle else ""
         raise FileError(f"{error}{hint}") from error
 
 

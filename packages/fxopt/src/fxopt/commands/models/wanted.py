@@ -42,21 +42,21 @@ class Wanted:
             None if dtype is None else getattr(torch, dtype), None if device is None else _device(device), dynamic
         )
 
-    def placed(self, text: str, model: nn.Module, inputs: Inputs | None) -> tuple[nn.Module, Inputs | None]:
-        """Return a model and its inputs in this dtype and on this device.
+    def place(self, text: str, model: nn.Module) -> None:
+        """Convert a model to this dtype, and move it to this device.
 
         Raises:
             CommandError: The model is a graph already.
         """
         if self == Wanted():
-            return model, inputs
+            return
         if isinstance(model, GraphModule):
             raise CommandError(
                 f"{text} is a graph already, whose dtype, device and dynamic sizes are those of its capture; give "
                 "--dtype, --device and --dynamic with the model",
                 ExitCode.USAGE,
             )
-        return model.to(device=self.device, dtype=self.dtype), None if inputs is None else self.moved(inputs)
+        model.to(device=self.device, dtype=self.dtype)
 
     def moved(self, inputs: Inputs) -> Inputs:
         """Return inputs on this device, and those of floating point in this dtype."""
