@@ -31,7 +31,18 @@ from fxopt_capture.archive.ledger import read_ledger, write_ledger
 from fxopt_checkpoints import KeyMap, key_map, load_original_state_dict, original_state_dict
 from fxopt_checkpoints.arithmetic import NewTensors
 from fxopt_checkpoints.tensor_map import Derivation
-from fxopt_core import CaptureError, CheckpointError, FxoptError, Transformation, UndoError, history, ledger_of, undo
+from fxopt_core import (
+    CaptureError,
+    CheckpointError,
+    FxoptError,
+    Instrument,
+    Transformation,
+    UndoError,
+    history,
+    instrumented,
+    ledger_of,
+    undo,
+)
 from fxopt_linear import MergeLinears
 from fxopt_norm import FuseBatchNorm1dInLinear
 from fxopt_norm.folding import FoldBatchNorm
@@ -250,6 +261,24 @@ UNDONE: dict[str, Callable[[Any], None]] = {
 def test_undo_puts_nothing_back_but_plain_layers_and_calls(tmp_path: Path, change: Callable[[Any], None]) -> None:
     with pytest.raises(CaptureError, match=r"fxopt\.json in it is damaged or hostile"):
         load(archive_with(tmp_path / "a.fxopt", change))
+
+
+@pytest.mark.parametrize("keeps_journal", [True, False])
+@pytest.mark.parametrize("observed", [True, False])
+def test_undo_calls_nothing_that_a_record_names(tmp_path: Path, keeps_journal: bool, observed: bool) -> None:
+    trace = tmp_path / "called"
+
+    def change(ledger: Any) -> None:
+        record = ledger["records"][-1]["Record"]
+        record |= {"transformation": "os:system", "options": [["command", f"touch {trace}"]]}
+        if not keeps_journal:
+            record["rewrites"] = []
+            del record["journal"]
+
+    graph_module = load(archive_with(tmp_path / "edited.fxopt", change))
+    with instrumented(Instrument()) if observed else contextlib.nullcontext(), contextlib.suppress(UndoError):
+        undo(graph_module)
+    assert not trace.exists()
 
 
 @pytest.mark.parametrize("strides", [[10**15, 1], [1, 10**9], [2**62, 2**61], [1, 1], [0, 0], [-4, 1], [4], [1, 4]])

@@ -221,11 +221,13 @@ def applied_records(graph_module: GraphModule, signature: str, index: int | None
     """Return the records of the pass with this signature that are applied and not undone, oldest first.
 
     Equal passes of a composition have one signature, and each undoes only its own edits, since other passes may lie
-    between them: if any record is from the place ``index``, only those from there are returned.
+    between them: if a run has several of these records, only those from the place ``index`` are returned, if any are.
     """
     records = ledger_of(graph_module).records
     found = [record for record in records if record.state == "applied" and record.signature == signature]
-    return [record for record in found if record.index == index is not None] or found
+    if index is None or len({record.run for record in found}) == len(found):
+        return found
+    return [record for record in found if record.index == index] or found
 
 
 def mark_undone(graph_module: GraphModule, records: Iterable[Record]) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from types import MappingProxyType
+from typing import Any
 
 from torch.fx import GraphModule
 
@@ -23,7 +24,7 @@ from fxopt_core.ledger.records import (
     set_ledger,
     undo_error,
 )
-from fxopt_core.names import import_class, known_class
+from fxopt_core.names import known_class, providers
 from fxopt_core.passes.call import apply_pass, as_undone, lint_and_recompile as check_and_compile, observed
 from fxopt_core.passes.run import PassRun, editing_run, new_run, transaction
 from fxopt_core.passes.transformation import ReversibleTransformation
@@ -143,16 +144,22 @@ def _forget_unused_ids(graph_module: GraphModule) -> None:
 
 def _pass_of(record: Record) -> ReversibleTransformation:
     """Return a pass equal to the one that made a record, or, where a journal says how to undo it, a stand-in."""
-    try:
-        cls = known_class(record.transformation) or import_class(record.transformation)
-        transformation = cls(**dict(record.options))
-        if isinstance(transformation, ReversibleTransformation) and transformation.signature == record.signature:
-            return transformation
-        found = "its pass has options that a record cannot hold"
-    except Exception as error:
-        found = f"its pass cannot be made from its record ({error})"
+    # The record may be a stranger's: its name selects among the passes that are there, and nothing is imported by it.
+    cls: Any = known_class(record.transformation)
+    for provide in providers if cls is None and record.journal is None else ():
+        provide()  # imports the plugins
+        cls = known_class(record.transformation)
+    found = f"its class {record.transformation} has not been imported"
+    if cls is not None:
+        try:
+            transformation = cls(**dict(record.options))
+            if isinstance(transformation, ReversibleTransformation) and transformation.signature == record.signature:
+                return transformation
+            found = "its pass has options that a record cannot hold"
+        except Exception as error:
+            found = f"its pass cannot be made from its record ({error})"
     if record.journal is None:
-        raise undo_error(record.pass_name, found, "reverse it by the pass itself")
+        raise undo_error(record.pass_name, found, "import the module that has it, or reverse it by the pass itself")
     return RecordedPass(record)
 
 

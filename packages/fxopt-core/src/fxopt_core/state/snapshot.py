@@ -311,7 +311,6 @@ class Snapshot:
             FxoptError: something could not be restored, such as a released tensor that is gone and was not rebuilt;
                 everything else was.
         """
-        changed()
         written: dict[str, None] = {}
         failures: dict[str, Exception] = {}
         tensors, modules = self._tensors.values(), self._modules.values()
@@ -322,17 +321,20 @@ class Snapshot:
             *((each.name, each.restore_flags) for each in tensors),
             *((each.name or "the graph module", each.restore) for each in modules),
         ]
-        with _raw_tensors():
-            for module in modules:
-                module.revive()
-            for name, step in steps:
-                try:
-                    if step() is False:
-                        written[name] = None
-                except Exception as error:  # one failure does not keep the rest from being restored
-                    failures.setdefault(name, error)
-            for state in self._graphs:
-                state.restore()
+        try:
+            with _raw_tensors():
+                for module in modules:
+                    module.revive()
+                for name, step in steps:
+                    try:
+                        if step() is False:
+                            written[name] = None
+                    except Exception as error:  # one failure does not keep the rest from being restored
+                        failures.setdefault(name, error)
+                for state in self._graphs:
+                    state.restore()
+        finally:
+            changed()  # last: whoever compares layers meanwhile has to compare them again
         if failures:
             first = next(iter(failures.values()))
             raise FxoptError(f"rollback restored everything but {', '.join(failures)}: {first}") from first
