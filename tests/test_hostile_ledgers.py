@@ -265,12 +265,14 @@ def test_undo_puts_nothing_back_but_plain_layers_and_calls(tmp_path: Path, chang
 
 @pytest.mark.parametrize("keeps_journal", [True, False])
 @pytest.mark.parametrize("observed", [True, False])
-def test_undo_calls_nothing_that_a_record_names(tmp_path: Path, keeps_journal: bool, observed: bool) -> None:
+@pytest.mark.parametrize("name", ["os:system", "subprocess:Popen"])
+def test_undo_calls_nothing_that_a_record_names(tmp_path: Path, keeps_journal: bool, observed: bool, name: str) -> None:
     trace = tmp_path / "called"
+    option = ["command", f"touch {trace}"] if name == "os:system" else ["args", ["touch", str(trace)]]
 
     def change(ledger: Any) -> None:
         record = ledger["records"][-1]["Record"]
-        record |= {"transformation": "os:system", "options": [["command", f"touch {trace}"]]}
+        record |= {"transformation": name, "options": [option]}
         if not keeps_journal:
             record["rewrites"] = []
             del record["journal"]

@@ -130,7 +130,8 @@ def test_a_plugin_has_pages_by_itself(tmp_path: Path, monkeypatch: pytest.Monkey
     stale = tmp_path / "passes" / "gone.md"
     stale.parent.mkdir()
     stale.touch()
-    passes = Registry([EntryPoint("attention", "fxopt_attention.plugin")])
+    point: Any = EntryPoint("attention", "fxopt_attention.plugin")
+    passes = Registry([point])
     pages = {found.info.name: found for found in write_pages(stale.parent, passes)}
     names = ["fold-query-scale", "fuse-query-scale", "remove-dropout"]
     assert list(pages) == names

@@ -38,7 +38,8 @@ class EntryPoint:
 @pytest.fixture
 def passes(monkeypatch: pytest.MonkeyPatch) -> Registry:
     """A registry of its own, with a broken plugin and with one that works."""
-    made = use_registry(monkeypatch, Registry(entry_points=[EntryPoint()]))
+    broken: Any = EntryPoint()
+    made = use_registry(monkeypatch, Registry(entry_points=[broken]))
     made.register(Plugin(), "mine")
     return made
 
