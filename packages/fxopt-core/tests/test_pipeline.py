@@ -160,8 +160,8 @@ SYNTAX_ERRORS = [
     ("fold fold", 5, "found 'f', expected a comma or an opening brace"),
     ("fold{ ", 4, "never closed"),
     ("fold{}{}", 6, "found '{'"),
-    ("fold{x}", 5, "found 'x', expected the name of an option and '='"),
-    ("fold{x =1}", 5, "expected the name of an option and '='"),
+    ("fold{x}", 6, "found '}', expected '=' and a value right after option 'x'"),
+    ("fold{x =1}", 6, "expected '='"),
     ("fold{x= 1}", 7, "found ' ', expected a value"),
     ("fold{x=", 7, "found the end of the text"),
     ("fold{=1}", 5, "found '=', expected the name of an option"),
@@ -195,14 +195,14 @@ class TestSyntaxErrors:
 
 
 OPTION_ERRORS = [
-    ("fold{x=1}", 0, "pass 'fold' has no option 'x'; it has none"),
-    ("fold,merge-linears{min-grup=3}", 5, "did you mean min-group"),
-    ("merge-linears{min-group='3'}", 0, "option 'min-group': found '3' (str), expected int"),
-    ('merge-linears{mode="slow"}', 0, "expected Literal['fast', 'safe']"),
+    ("fold{x=1}", 5, "pass 'fold' has no option 'x'; it has none"),
+    ("fold,merge-linears{min-grup=3}", 19, "did you mean min-group"),
+    ("merge-linears{min-group='3'}", 24, "option 'min-group': found '3' (str), expected int"),
+    ('merge-linears{mode="slow"}', 19, "expected Literal['fast', 'safe']"),
     ("fold,merge-linears{min-group=13}", 5, "ValueError: thirteen brings bad luck"),
     ("merge-linears{min-group=3 min_group=3}", 26, "option 'min-group' is given twice"),
-    ("fold,fast{x=1}", 5, "named pipeline, which takes no options"),
-    ("variadic{x=1}", 0, "no option 'x'"),
+    ("fold,fast{x=1}", 10, "named pipeline, which takes no options"),
+    ("variadic{x=1}", 9, "no option 'x'"),
 ]
 
 

@@ -50,19 +50,27 @@ class PassInfo:
             lines.append(f"  {option_text(option.name)}{kind} = {option.default!r}")
         return "\n".join(lines)
 
+    def option(self, name: str) -> OptionInfo:
+        """Return the option of this name, in snake_case or kebab-case.
+
+        Raises:
+            PassOptionError: the pass has no such option.
+        """
+        known = {option_text(parameter): option for parameter, option in self.options.items()}
+        if option_text(name) not in known:
+            has = f"it has {', '.join(known) or 'none'}{close_names(name, known)}"
+            raise PassOptionError(f"pass {self.name!r} has no option {name!r}; {has}")
+        return known[option_text(name)]
+
     def create(self, options: Mapping[str, object]) -> Transformation:
         """Return a pass with these options, named in snake_case or kebab-case.
 
         Raises:
             PassOptionError: the pass has no such option, or does not accept the value.
         """
-        known = {option_text(parameter): option for parameter, option in self.options.items()}
         checked: dict[str, object] = {}
         for name, value in options.items():
-            option = known.get(option_text(name))
-            if option is None:
-                has = f"it has {', '.join(known) or 'none'}{close_names(name, known)}"
-                raise PassOptionError(f"pass {self.name!r} has no option {name!r}; {has}")
+            option = self.option(name)
             checked[option.name] = option.checked(value, pass_name=self.name)
         try:
             return self.transformation(**checked)

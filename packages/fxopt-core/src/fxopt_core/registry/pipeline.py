@@ -22,7 +22,7 @@ import ast
 import math
 import re
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from fxopt_core.errors import PassOptionError, PipelineOptionError, PipelineSyntaxError, RegistryError
@@ -34,15 +34,25 @@ from fxopt_core.passes.signature import same_value
 from fxopt_core.passes.transformation import Transformation
 from fxopt_core.registry.pass_info import PassInfo
 
-_OPTION = re.compile(r"([\w-]+)=")
+_OPTION = re.compile(r"[\w-]+")
+_EQUALS = re.compile("=")
 _STRING = re.compile(r""""(?:\\.|[^"\\])*"|'(?:\\.|[^'\\])*'""", re.DOTALL)
 
 
-class PipelineItem(NamedTuple):
-    """One pass or named pipeline as it is written; its column is counted from 0."""
+class OptionText(NamedTuple):
+    """One option as it is written; columns are counted from 0."""
 
     name: str
-    options: Mapping[str, object]  # not yet checked against the pass
+    value: object  # not yet checked against the pass
+    column: int  # of the name
+    value_column: int
+
+
+class PipelineItem(NamedTuple):
+    """One pass or named pipeline as it is written, with its options."""
+
+    name: str
+    options: tuple[OptionText, ...]
     column: int
 
 
@@ -56,8 +66,8 @@ def parse_pipeline(text: str) -> tuple[PipelineItem, ...]:
         PipelineSyntaxError: the text does not follow the grammar; the error says where.
 
     >>> [item] = parse_pipeline("merge-linears{min-group=3}")
-    >>> item.name, item.options, item.column
-    ('merge-linears', {'min-group': 3}, 0)
+    >>> item.name, item.options[0].name, item.options[0].value, item.options[0].value_column
+    ('merge-linears', 'min-group', 3, 24)
     """
     items: list[PipelineItem] = []
     at = _after_space(text, 0)
@@ -73,23 +83,24 @@ def parse_pipeline(text: str) -> tuple[PipelineItem, ...]:
     return tuple(items)
 
 
-def _options(text: str, opening: int) -> tuple[dict[str, object], int]:
+def _options(text: str, opening: int) -> tuple[tuple[OptionText, ...], int]:
     """Return the options in the braces that open at a place, if any, and the place after them."""
-    options: dict[str, object] = {}
     if not text.startswith("{", opening):
-        return options, opening
+        return (), opening
+    options: dict[str, OptionText] = {}
     at = _after_space(text, opening + 1)
     while not text.startswith("}", at):
         if at == len(text):
             raise PipelineSyntaxError("the brace is never closed; expected '}'", text=text, column=opening)
-        name = _match(_OPTION, text, at, "the name of an option and '='; options are separated by spaces")
-        option = option_text(name.group(1))
-        if option in options:
-            raise PipelineOptionError(f"option {option!r} is given twice", text=text, column=at)
-        end = _value_end(text, name.end())
-        options[option] = _value(text, name.end(), end)
+        name = _match(_OPTION, text, at, "the name of an option; options are separated by spaces")
+        key = option_text(name.group())
+        if key in options:
+            raise PipelineOptionError(f"option {key!r} is given twice", text=text, column=at)
+        start = _match(_EQUALS, text, name.end(), f"'=' and a value right after option {name.group()!r}").end()
+        end = _value_end(text, start)
+        options[key] = OptionText(name.group(), _value(text, start, end), at, start)
         at = _after_space(text, end)
-    return options, _after_space(text, at + 1)
+    return tuple(options.values()), _after_space(text, at + 1)
 
 
 def _value_end(text: str, at: int) -> int:
@@ -139,21 +150,27 @@ def _passes(text: str, lookup: Lookup, inside: tuple[str, ...]) -> Iterator[Tran
     """Yield the passes of a pipeline's text; ``inside`` holds the names of the enclosing pipelines."""
     within = f"in pipeline {inside[-1]!r}: " if inside else ""
     for item in parse_pipeline(text):
+        column, given = item.column, dict[str, object]()
         try:
             found = lookup(item.name)
-            if not isinstance(found, str):
-                yield found.create(item.options)
-                continue
-            if item.options:
+            if isinstance(found, str) and item.options:
+                column = item.options[0].column
                 what = f"{item.name!r} is a named pipeline, which takes no options; write out its passes: {found}"
                 raise PassOptionError(what)
+            for option in () if isinstance(found, str) else item.options:
+                column = option.column
+                known = found.option(option.name)
+                column = option.value_column
+                given[known.name] = known.checked(option.value, pass_name=found.name)
+            column = item.column
+            passes = () if isinstance(found, str) else (found.create(given),)
         except PassOptionError as error:
-            raise PipelineOptionError(f"{within}{error}", text=text, column=item.column) from error.__cause__
+            raise PipelineOptionError(f"{within}{error}", text=text, column=column) from error.__cause__
         except RegistryError as error:
-            raise type(error)(f"{within}{error} (column {item.column} of {text!r})") from error.__cause__
+            raise type(error)(f"{within}{error} (column {column} of {text!r})") from error.__cause__
         if item.name in inside:
             raise RegistryError(f"pipeline {item.name!r} contains itself: {' -> '.join((*inside, item.name))}")
-        yield from _passes(found, lookup, (*inside, item.name))
+        yield from _passes(found, lookup, (*inside, item.name)) if isinstance(found, str) else passes
 
 
 def format_pipeline(transformation: Transformation, info_of: Callable[[type[Transformation]], PassInfo]) -> str:
