@@ -78,7 +78,7 @@ def fill(graph_module: GraphModule, state: tuple[dict[str, Any], GraphRows, list
     with collector_paused():
         rows.fill(graph)
     for node, meta in zip(iter_nodes(graph), metas, strict=True):
-        node.meta = meta
+        node.meta.update(meta)
     graph.set_codegen(codegen)
     graph.owning_module = graph_module
     graph_module.__dict__["_graph"] = graph
@@ -116,7 +116,7 @@ def _reduce_ex(self: GraphModule, protocol: int) -> tuple[Any, ...]:
             install_pickling(module)  # torch loses names in them too, and cannot trace what an export has made
         elif cls.__getstate__ is nn.Module.__getstate__ and cls.__reduce_ex__ is object.__reduce_ex__:
             parts.append((f"module {name!r}", (cls, vars(module))))
-    for what, part in parts:
+    for what, part in () if _obstacle(parts) is None else parts:
         obstacle = _obstacle(part)
         if obstacle is not None:
             remedy = "Remove it, or use functions and classes that are defined at the top of a module"
