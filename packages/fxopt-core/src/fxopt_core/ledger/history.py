@@ -11,14 +11,11 @@ from torch.fx import GraphModule
 
 from fxopt_core.graph import check_graph_module
 from fxopt_core.ledger.records import LEDGER_VERSION, Record, Rewrite, ledger_of
-from fxopt_core.state.gc_pause import collector_paused
-from fxopt_core.text import notebook_text, text_table
+from fxopt_core.text import text_table
 
 HISTORY_VERSION = 1
 """Incremented when scripts that read `History.to_json` have to change."""
 
-_COLUMNS = ("run", "pass", "options", "state", "rewritten", "refused", "ms")
-_NUMBERS = (4, 5, 6)
 _SHOWN = 50
 
 
@@ -43,13 +40,10 @@ class History(tuple[Record, ...]):
     def __str__(self) -> str:
         if not self:
             return "nothing was applied"
-        heading, *rows = text_table([_COLUMNS, *map(_cells, self)], right=_NUMBERS)
+        columns = ("run", "pass", "options", "state", "rewritten", "refused", "ms")
+        heading, *rows = text_table([columns, *map(_cells, self)], right=(4, 5, 6))
         lines = (line for record, row in zip(self, rows, strict=True) for line in (row, *_sites(record)))
         return "\n".join([heading, *lines])
-
-    def _repr_html_(self) -> str:
-        """Return the table for a notebook."""
-        return notebook_text(self)
 
     def to_json(self, *, indent: int | None = None) -> str:
         """Write the records as JSON for scripts.
@@ -69,8 +63,7 @@ class History(tuple[Record, ...]):
         '{"history_version": 1, "ledger_version": 1, "passes": []}'
         """
         versions = {"history_version": HISTORY_VERSION, "ledger_version": LEDGER_VERSION}
-        with collector_paused():
-            return json.dumps({**versions, "passes": list(map(_entry, self))}, indent=indent)
+        return json.dumps({**versions, "passes": list(map(_entry, self))}, indent=indent)
 
 
 def history(graph_module: GraphModule) -> History:
@@ -137,6 +130,5 @@ def _plain(value: object) -> object:
     """Return a value that JSON can hold, or its text."""
     if isinstance(value, (list, tuple)):
         return [_plain(item) for item in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return repr(value)
-    return value if value is None or type(value) in (bool, int, float, str) else repr(value)
+    exact = value is None or type(value) in (bool, int, str) or (type(value) is float and math.isfinite(value))
+    return value if exact else repr(value)
