@@ -32,12 +32,8 @@ class Outline:
     """
 
     def __init__(self, graph_module: GraphModule) -> None:
-        self._rows, self._generator = GraphRows(graph_module.graph), codegen_of(graph_module.graph)
+        self.nodes, self._generator = GraphRows(graph_module.graph), codegen_of(graph_module.graph)
         self._modules, self._references = _modules(graph_module)
-
-    def names(self) -> set[str]:
-        """Return the names of the nodes."""
-        return {name for _, _, name, *_ in self._rows.rows}
 
     def shapes(self) -> dict[str, Any]:
         """Return the shapes of all parameters and buffers by full name."""
@@ -46,7 +42,7 @@ class Outline:
     def changed(self, graph_module: GraphModule) -> bool:
         """Return whether a graph module differs: in nodes, modules, tensors, writes into tensors, or code generator."""
         same = codegen_of(graph_module.graph) is self._generator
-        if not (same and self._rows.are_in(graph_module.graph, exactly=False)):
+        if not (same and self.nodes.are_in(graph_module.graph, exactly=False)):
             return True
         modules, references = _modules(graph_module)
         return modules != self._modules or not all(map(is_, references, self._references))

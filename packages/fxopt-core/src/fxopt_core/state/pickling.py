@@ -54,7 +54,8 @@ def install_pickling(graph_module: GraphModule) -> None:
     if not own:
         found = f"the graph module's class was replaced by {type(graph_module).__qualname__}, which it does not own"
         raise FxoptError(f"{found}; keep the class that torch makes for each graph module")
-    setattr(own[0], "__reduce_ex__", _reduce_ex)  # noqa: B010  # a method of this graph module alone
+    for name, method in (("__reduce_ex__", _reduce_ex), ("__copy__", _copy)):
+        setattr(own[0], name, method)
     if install_pickling not in graph_module._deepcopy_hooks:
         graph_module._deepcopy_hooks.append(install_pickling)
 
@@ -89,6 +90,13 @@ def fill(graph_module: GraphModule, state: tuple[dict[str, Any], GraphRows, list
 def _base(graph_module: GraphModule) -> Any:
     """Return the class from which torch derives a class for each graph module."""
     return next(cls for cls in type(graph_module).__mro__ if not cls.__qualname__.endswith("GraphModuleImpl"))
+
+
+def _copy(self: GraphModule) -> GraphModule:
+    """Copy as torch does, and let the copy, which shares the graph, pickle it too."""
+    twin: GraphModule = _base(self).__copy__(self)
+    install_pickling(twin)
+    return twin
 
 
 def _reduce_ex(self: GraphModule, protocol: int) -> tuple[Any, ...]:
