@@ -15,6 +15,11 @@ Picture = dict[str, Any]
 META = ("stack_trace", "nn_module_stack", "note")
 
 
+def named(value: object) -> str:
+    """The text of a value with classes by their names, as pickles and archives keep them."""
+    return re.sub(r"<class ('[\w.<>]+')>", r"\1", str(value))
+
+
 def picture(graph_module: GraphModule) -> Picture:
     """All that undo promises to bring back: nodes in order, code, module tree, tensors with flags and ties."""
     tensors = [
@@ -37,7 +42,7 @@ def picture(graph_module: GraphModule) -> Picture:
             )
             for n in iter_nodes(graph_module.graph)
         ],
-        "meta": [[re.sub(r"<class ('[\w.<>]+')>", r"\1", str(node.meta.get(key))) for key in META] for node in iter_nodes(graph_module.graph)],
+        "meta": [[named(node.meta.get(key)) for key in META] for node in iter_nodes(graph_module.graph)],
         "code": graph_module.code,
         "keys": list(graph_module.state_dict()),
         "modules": [
