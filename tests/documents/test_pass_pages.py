@@ -139,7 +139,7 @@ def test_a_plugin_has_pages_by_itself(tmp_path: Path, monkeypatch: pytest.Monkey
     assert {path.name for path in stale.parent.iterdir()} == {"index.md", *files}
     index = (stale.parent / "index.md").read_text(encoding="utf-8")
     drawing = "[![before and after](remove-dropout.svg)](remove-dropout.md)"
-    assert f"| [remove-dropout](remove-dropout.md) | ``dropout(x)`` in eval mode -> ``x``. | {drawing} | yes |" in index
+    assert f"| [remove-dropout](remove-dropout.md) | `dropout(x)` in eval mode -> `x`. | {drawing} | yes |" in index
     assert "\nfold-query-scale\nfuse-query-scale\nremove-dropout\n```" in index
     assert "| `attention` | `remove-dropout`, " in index
     for found in pages.values():

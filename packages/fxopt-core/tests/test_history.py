@@ -104,13 +104,6 @@ def test_json_for_scripts() -> None:
     }
 
 
-def test_html_is_escaped() -> None:
-    text = History((RECORD,))._repr_html_()
-    assert text.startswith("<pre>run")
-    assert "&lt;hooks&gt;" in text
-    assert "<hooks>" not in text
-
-
 def test_options_of_a_record_are_readable() -> None:
     assert RECORD.options_text == "min_group=3, where='layer.*', dtype=torch.float16, limit=inf"
     assert PLAIN.options_text == ""

@@ -11,7 +11,6 @@ from torch.fx import GraphModule, symbolic_trace
 
 from fxopt_core import (
     Instrument,
-    InstrumentProtocol,
     PassError,
     PassRun,
     Record,
@@ -97,9 +96,6 @@ class TestScope:
             worker.start()
             worker.join(30)
         assert log == []
-
-    def test_the_base_class_keeps_the_protocol(self) -> None:
-        assert isinstance(Instrument(), InstrumentProtocol)
 
 
 class TestWhatTheySee:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import math
 import pickle
 import re
 from collections.abc import Callable
@@ -12,7 +11,6 @@ from typing import Any, Generic, TypeVar
 
 import pytest
 import torch
-from hypothesis import given, settings, strategies as st
 from torch.fx import GraphModule
 
 from fxopt_core import (
@@ -202,24 +200,3 @@ class TestKept:
         given["b"].add(5)
         assert now == {"a": [1, (2, [tensor])], "b": {3}}
         assert now["a"][1][1][0] is tensor
-
-
-PLAIN = st.none() | st.booleans() | st.integers(-3, 3) | st.sampled_from([0.0, -0.0, 1.0, math.nan, "1", b"1"])
-NESTED = st.recursive(
-    PLAIN,
-    lambda inner: (
-        st.lists(inner, max_size=3) | st.lists(inner, max_size=2).map(tuple) | st.dictionaries(PLAIN, inner, max_size=2)
-    ),
-    max_leaves=6,
-)
-
-
-@settings(deadline=None, max_examples=200)
-@given(NESTED, NESTED)
-def test_equal_exactly_where_signatures_are(left: Any, right: Any) -> None:
-    for cls in (Counting, Data, Frozen, Mixed):
-        one, other, again = (cls(size=value) for value in (left, right, copy.deepcopy(left)))
-        assert (one == other) == (one.signature == other.signature)
-        assert (one != other) == (one.signature != other.signature)
-        assert (one, hash(one), one.signature) == (again, hash(again), again.signature)
-        assert pickle.loads(pickle.dumps(one)) == one

@@ -131,7 +131,7 @@ def test_kept_and_dropped_meta() -> None:
 def test_copies_pickle_their_graph_too() -> None:
     original = touched(functional)
     names = [node.name for node in iter_nodes(original.graph)]
-    for make_copy in (copy.deepcopy, faithful_copy):
+    for make_copy in (copy.copy, copy.deepcopy, faithful_copy):
         twin = make_copy(original)
         assert is_installed(twin)
         assert [node.name for node in iter_nodes(through_pickle(twin).graph)] == names

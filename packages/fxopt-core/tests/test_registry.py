@@ -438,12 +438,6 @@ class TestRegister:
             with pytest.raises(DuplicatePassError, match=f"a plugin is named '{name}' already.*{dist}"):
                 known.register(plugin_of(Other), name=name)
 
-    def test_views_taken_before_stay_as_they_were(self) -> None:
-        known = Registry([])
-        before = known.available()
-        known.register(plugin_of(Other))
-        assert dict(before) == {}
-
 
 class TestProcessRegistry:
     def test_there_is_one(self) -> None:

@@ -122,7 +122,7 @@ from fxopt_core.state.copying import faithful_copy
 from fxopt_core.state.gc_pause import collector_paused as collector_paused
 from fxopt_core.state.pickling import install_pickling as install_pickling
 from fxopt_core.state.snapshot import Snapshot as Snapshot, kept as kept
-from fxopt_core.text import notebook_text as notebook_text, text_table as text_table
+from fxopt_core.text import text_table as text_table
 
 __version__ = "0.1.0"
 

@@ -18,7 +18,6 @@ STRUCTURE = ("_root", "_insert", "_len", "_graph_namespace", "_find_nodes_lookup
 """The attributes of a graph that hold its nodes."""
 # Fields that a new graph has too, and that a copy takes over.
 OWN_GRAPH_FIELDS = ("_used_names", "_co_fields", "_tracer_cls", "_tracer_extras")
-_NAME_FIELDS = ("_used_names", "_base_count", "associate_name_with_obj")
 
 
 def _check() -> None:
@@ -28,7 +27,7 @@ def _check() -> None:
         (torch.fx.graph, ("_ExportCodeGen", "_PyTreeCodeGen", "_PyTreeInfo")),
         (torch.fx.graph_module, ("_WrappedCall",)),
         (graph, (*STRUCTURE, "_codegen", "_co_fields", "_tracer_cls")),
-        (getattr(graph, "_graph_namespace", None), _NAME_FIELDS),
+        (getattr(graph, "_graph_namespace", None), ("_used_names", "_base_count", "associate_name_with_obj")),
         (getattr(graph, "_find_nodes_lookup_table", None), ("insert",)),
         (graph.placeholder("x"), ("_input_nodes", "_update_args_kwargs")),
     ]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 from collections.abc import Collection, Sequence
 
 
@@ -22,8 +21,3 @@ def text_table(rows: Sequence[Sequence[str]], *, right: Collection[int] = ()) ->
         width = max(map(len, cells))
         columns.append([cell.rjust(width) if place in right else cell.ljust(width) for cell in cells])
     return ["  ".join(row).rstrip() for row in zip(*columns, strict=True)]
-
-
-def notebook_text(text: object) -> str:
-    """Return HTML that shows text line by line in a notebook."""
-    return f"<pre>{html.escape(str(text))}</pre>"

@@ -11,8 +11,7 @@ from torch.fx import GraphModule
 
 from fxopt_core.graph import check_graph_module
 from fxopt_core.ledger.records import LEDGER_VERSION, Record, Refusal, Rewrite, ledger_of
-from fxopt_core.state.gc_pause import collector_paused
-from fxopt_core.text import notebook_text, text_table
+from fxopt_core.text import text_table
 
 HISTORY_VERSION = 1
 """Incremented when scripts that read `History.to_json` have to change."""
@@ -53,10 +52,6 @@ class History(tuple[Record, ...]):
             lines += [row, *(f"     {line}" for line in sites(record))]
         return "\n".join(lines)
 
-    def _repr_html_(self) -> str:
-        """Return the table for a notebook."""
-        return notebook_text(self)
-
     def to_json(self, *, indent: int | None = None) -> str:
         """Write the records as JSON for scripts.
 
@@ -75,8 +70,7 @@ class History(tuple[Record, ...]):
         '{"history_version": 1, "ledger_version": 1, "passes": []}'
         """
         versions = {"history_version": HISTORY_VERSION, "ledger_version": LEDGER_VERSION}
-        with collector_paused():
-            return json.dumps({**versions, "passes": list(map(_entry, self))}, indent=indent)
+        return json.dumps({**versions, "passes": list(map(_entry, self))}, indent=indent)
 
 
 def history(graph_module: GraphModule) -> History:

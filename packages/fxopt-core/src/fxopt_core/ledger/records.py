@@ -197,9 +197,6 @@ class Ledger:
         """Return itself: a ledger is immutable."""
         return self
 
-    def __repr__(self) -> str:
-        return f"<ledger of {len(self.records)} records>"
-
 
 def find_ledger(graph_module: GraphModule) -> Ledger | None:
     """Return the ledger of a graph module; None if it has none."""

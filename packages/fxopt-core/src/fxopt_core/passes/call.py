@@ -206,7 +206,7 @@ def apply_pass(run: PassRun) -> tuple[GraphModule, Record]:
     changed, rekeyed, rewrites = bool(run.journal) or result is not graph_module, False, run.rewrites
     changed = changed or before.changed(result)
     if not rewrites and run.journal is None and signature:  # what a pass has marked counts as its sites
-        names = before.names()
+        names = {name for _, _, name, *_ in before.nodes.rows}
         rewrites = [
             Rewrite(site=node.name, before=(node.name,) if node.name in names else (), after=(node.name,))
             for node in transformation.get_transformed_nodes(result)

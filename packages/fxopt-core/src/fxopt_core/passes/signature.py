@@ -18,9 +18,7 @@ from torch import Tensor, nn
 from fxopt_core.names import class_path, name_of, source_of
 
 _FORMAT = "fxopt signature 3"
-_BY_TEXT = frozenset(
-    {float, complex, bytes, range, type(Ellipsis), torch.dtype, torch.device, torch.layout, torch.memory_format}
-)
+_BY_TEXT = frozenset({float, complex, bytes, range, torch.dtype, torch.device, torch.layout, torch.memory_format})
 _text = partial(json.dumps, ensure_ascii=False)  # with escapes, two halves of a character would be one
 
 

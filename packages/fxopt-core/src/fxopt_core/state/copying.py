@@ -62,10 +62,10 @@ class _Copier:
     """One run of copying. `_memo` maps the id of each original to its copy, as `copy.deepcopy` has it."""
 
     def __init__(self, root: GraphModule) -> None:
-        self._memo: dict[int, Any] = {}
+        self._memo: dict[int, Any] = {id(None): None}
         self._root, modules = root, list(root.modules())
         self._in_tree = {id(module) for module in modules}
-        held = (value for module in modules for key, value in vars(module).items() if key.endswith("_hooks"))
+        held = [value for each in modules for key, value in vars(each).items() if key.endswith("_hooks") and value]
         hooks = Containers().add(held)  # but for functions, which deepcopy shares
         hooks += [hook.hook for hook in hooks if hasattr(hook, "with_module")]
         self._memo.update((id(hook), hook) for hook in hooks if not self._is_bound(hook))
@@ -84,7 +84,7 @@ class _Copier:
         twin = self._memo[id(graph)] = Graph()
         for node, new in GraphRows(graph).fill(twin, self._shared).items():
             self._memo[id(node)] = new
-            new.meta = copy.copy(node.meta)
+            new.meta.update(node.meta)
         for node in filter(vars, iter_nodes(graph)):
             vars(self._memo[id(node)]).update(self._value(vars(node)))
         own = {key: value for key, value in vars(graph).items() if key not in vars(twin) or key in OWN_GRAPH_FIELDS}
@@ -114,8 +114,9 @@ class _Copier:
         """Copy an attribute; what refuses to be copied is shared, and containers around it are not."""
         if type(value) in _ATOMIC or isinstance(value, TreeSpec):
             return value
-        if type(value) in (dict, OrderedDict) and not value:  # as the hooks of most modules
-            return self._memo.setdefault(id(value), type(value)())
+        if type(value) in (dict, OrderedDict) and all(id(item) in self._memo for item in value.values()):
+            known = ((self._memo.get(id(key), key), self._memo[id(item)]) for key, item in value.items())
+            return self._memo.setdefault(id(value), type(value)(known))
         for part in Containers().add((value,)):
             if id(part) not in self._memo:
                 self._memo[id(part)] = self._part(part)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import weakref
+from operator import is_
 from typing import Any
 
 from torch import Tensor, nn
 from torch.fx import GraphModule
 from torch.nn.parameter import is_lazy
-from torch.utils.weak import WeakIdRef
 
 from fxopt_core._torch import codegen_of
 from fxopt_core.state.graph import GraphRows
@@ -31,31 +32,34 @@ class Outline:
     """
 
     def __init__(self, graph_module: GraphModule) -> None:
-        self._rows, self._generator = GraphRows(graph_module.graph), codegen_of(graph_module.graph)
-        self._modules = _modules(graph_module)
-
-    def names(self) -> set[str]:
-        """Return the names of the nodes."""
-        return {name for _, _, name, *_ in self._rows.rows}
+        self.nodes, self._generator = GraphRows(graph_module.graph), codegen_of(graph_module.graph)
+        self._modules, self._references = _modules(graph_module)
 
     def shapes(self) -> dict[str, Any]:
         """Return the shapes of all parameters and buffers by full name."""
-        return {f"{row[0]}.{key}" if row[0] else key: shape for row in self._modules for key, *_, shape in row[3:]}
+        return {f"{row[0]}.{key}" if row[0] else key: shape for row in self._modules for key, *_, shape in row[2:]}
 
     def changed(self, graph_module: GraphModule) -> bool:
         """Return whether a graph module differs: in nodes, modules, tensors, writes into tensors, or code generator."""
         same = codegen_of(graph_module.graph) is self._generator
-        same = same and self._rows.are_in(graph_module.graph, exactly=False)
-        return not same or _modules(graph_module) != self._modules
+        if not (same and self.nodes.are_in(graph_module.graph, exactly=False)):
+            return True
+        modules, references = _modules(graph_module)
+        return modules != self._modules or not all(map(is_, references, self._references))
 
 
-def _modules(graph_module: GraphModule) -> list[tuple[Any, ...]]:
-    """Return a row for each module with its tensors; the rows are equal as long as nothing has changed."""
+def _modules(graph_module: GraphModule) -> tuple[list[tuple[Any, ...]], list[weakref.ref[Any]]]:
+    """Return a row for each module with its tensors, and weak references to all of them.
+
+    Both are the same ones as long as nothing has changed: Python makes one reference for a living object.
+    """
     rows: list[tuple[Any, ...]] = []
+    references: list[weakref.ref[Any]] = []
     for name, module in graph_module.named_modules(remove_duplicate=False):
         tensors = (*module._parameters.items(), *module._buffers.items())
-        rows.append((name, WeakIdRef(module), module.training, *[(key, *_state(tensor)) for key, tensor in tensors]))
-    return rows
+        rows.append((name, module.training, *[(key, *_state(tensor)) for key, tensor in tensors]))
+        references += map(weakref.ref, (module, *[tensor for _, tensor in tensors if tensor is not None]))
+    return rows, references
 
 
 def _state(tensor: Tensor | None) -> tuple[object, ...]:
@@ -64,4 +68,4 @@ def _state(tensor: Tensor | None) -> tuple[object, ...]:
     lazy = type(tensor) not in (nn.Parameter, Tensor) and is_lazy(tensor)
     version = None if lazy or tensor.is_inference() else tensor._version
     shape = None if lazy else tuple(tensor.shape)
-    return tensor.requires_grad, WeakIdRef(tensor), version, tensor.dtype, tensor.device, shape
+    return tensor.requires_grad, version, tensor.dtype, tensor.device, shape

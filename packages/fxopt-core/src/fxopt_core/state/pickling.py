@@ -54,7 +54,8 @@ def install_pickling(graph_module: GraphModule) -> None:
     if not own:
         found = f"the graph module's class was replaced by {type(graph_module).__qualname__}, which it does not own"
         raise FxoptError(f"{found}; keep the class that torch makes for each graph module")
-    setattr(own[0], "__reduce_ex__", _reduce_ex)  # noqa: B010  # a method of this graph module alone
+    for name, method in (("__reduce_ex__", _reduce_ex), ("__copy__", _copy)):
+        setattr(own[0], name, method)
     if install_pickling not in graph_module._deepcopy_hooks:
         graph_module._deepcopy_hooks.append(install_pickling)
 
@@ -78,7 +79,7 @@ def fill(graph_module: GraphModule, state: tuple[dict[str, Any], GraphRows, list
     with collector_paused():
         rows.fill(graph)
     for node, meta in zip(iter_nodes(graph), metas, strict=True):
-        node.meta = meta
+        node.meta.update(meta)
     graph.set_codegen(codegen)
     graph.owning_module = graph_module
     graph_module.__dict__["_graph"] = graph
@@ -89,6 +90,13 @@ def fill(graph_module: GraphModule, state: tuple[dict[str, Any], GraphRows, list
 def _base(graph_module: GraphModule) -> Any:
     """Return the class from which torch derives a class for each graph module."""
     return next(cls for cls in type(graph_module).__mro__ if not cls.__qualname__.endswith("GraphModuleImpl"))
+
+
+def _copy(self: GraphModule) -> GraphModule:
+    """Copy as torch does, and let the copy, which shares the graph, pickle it too."""
+    twin: GraphModule = _base(self).__copy__(self)
+    install_pickling(twin)
+    return twin
 
 
 def _reduce_ex(self: GraphModule, protocol: int) -> tuple[Any, ...]:
@@ -116,7 +124,7 @@ def _reduce_ex(self: GraphModule, protocol: int) -> tuple[Any, ...]:
             install_pickling(module)  # torch loses names in them too, and cannot trace what an export has made
         elif cls.__getstate__ is nn.Module.__getstate__ and cls.__reduce_ex__ is object.__reduce_ex__:
             parts.append((f"module {name!r}", (cls, vars(module))))
-    for what, part in parts:
+    for what, part in () if _obstacle(parts) is None else parts:
         obstacle = _obstacle(part)
         if obstacle is not None:
             remedy = "Remove it, or use functions and classes that are defined at the top of a module"

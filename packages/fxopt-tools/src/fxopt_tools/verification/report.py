@@ -11,7 +11,6 @@ import torch
 
 from fxopt_core import (
     VerificationError,
-    notebook_text,
     text_table,
 )
 from fxopt_rewrite import Tolerance
@@ -144,10 +143,6 @@ class VerificationReport:
         lines += [f"{excused}: {output}" for output in self.outputs if output.excused]
         lines += [f"note: {note}" for note in self.notes]
         return "\n".join([self._summary(), *_table(self.outputs), *lines])
-
-    def _repr_html_(self) -> str:
-        """Return the table for a notebook."""
-        return notebook_text(self)
 
     def raise_if_failed(self, *, pass_name: str | None = None, index: int | None = None) -> None:
         """Raise if the verification did not pass.
