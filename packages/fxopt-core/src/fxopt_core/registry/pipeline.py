@@ -150,27 +150,28 @@ def _passes(text: str, lookup: Lookup, inside: tuple[str, ...]) -> Iterator[Tran
     """Yield the passes of a pipeline's text; ``inside`` holds the names of the enclosing pipelines."""
     within = f"in pipeline {inside[-1]!r}: " if inside else ""
     for item in parse_pipeline(text):
-        column, given = item.column, dict[str, object]()
+        column, given, made = item.column, dict[str, object](), list[Transformation]()
         try:
             found = lookup(item.name)
-            if isinstance(found, str) and item.options:
+            if not isinstance(found, str):
+                for option in item.options:
+                    column = option.column
+                    known = found.option(option.name)
+                    column = option.value_column
+                    given[known.name] = known.checked(option.value, pass_name=found.name)
+                column = item.column
+                made.append(found.create(given))
+            elif item.options:
                 column = item.options[0].column
                 what = f"{item.name!r} is a named pipeline, which takes no options; write out its passes: {found}"
                 raise PassOptionError(what)
-            for option in () if isinstance(found, str) else item.options:
-                column = option.column
-                known = found.option(option.name)
-                column = option.value_column
-                given[known.name] = known.checked(option.value, pass_name=found.name)
-            column = item.column
-            passes = () if isinstance(found, str) else (found.create(given),)
         except PassOptionError as error:
             raise PipelineOptionError(f"{within}{error}", text=text, column=column) from error.__cause__
         except RegistryError as error:
             raise type(error)(f"{within}{error} (column {column} of {text!r})") from error.__cause__
         if item.name in inside:
             raise RegistryError(f"pipeline {item.name!r} contains itself: {' -> '.join((*inside, item.name))}")
-        yield from _passes(found, lookup, (*inside, item.name)) if isinstance(found, str) else passes
+        yield from _passes(found, lookup, (*inside, item.name)) if isinstance(found, str) else made
 
 
 def format_pipeline(transformation: Transformation, info_of: Callable[[type[Transformation]], PassInfo]) -> str:
