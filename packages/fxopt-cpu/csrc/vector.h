@@ -53,6 +53,7 @@ inline void store(void* to, Vector value) {
 }
 #if defined(__AVX512F__)
 constexpr Ints LANES = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+constexpr __mmask16 ALL = 0xffff;  // GCC 12 takes the forms without a mask for reads of variables without a value
 #elif defined(__AVX2__)
 constexpr Ints LANES = {0, 1, 2, 3, 4, 5, 6, 7};
 #else
@@ -104,7 +105,7 @@ inline Floats select(Ints mask, Floats yes, Floats no) {
 // make a comparison and a selection of `a < low ? low : a`.
 inline Floats at_least(Floats a, Floats low) {
 #if defined(__AVX512F__)
-  return (Floats)_mm512_max_ps((__m512)low, (__m512)a);
+  return (Floats)_mm512_maskz_max_ps(ALL, (__m512)low, (__m512)a);
 #elif defined(__AVX2__)
   return (Floats)_mm256_max_ps((__m256)low, (__m256)a);
 #else
@@ -113,7 +114,7 @@ inline Floats at_least(Floats a, Floats low) {
 }
 inline Floats at_most(Floats a, Floats high) {
 #if defined(__AVX512F__)
-  return (Floats)_mm512_min_ps((__m512)high, (__m512)a);
+  return (Floats)_mm512_maskz_min_ps(ALL, (__m512)high, (__m512)a);
 #elif defined(__AVX2__)
   return (Floats)_mm256_min_ps((__m256)high, (__m256)a);
 #else
@@ -126,7 +127,7 @@ inline Floats absolute(Floats a) {
 // The nearest integer, of two the even one, for |a| < 2^22.
 inline Floats nearest(Floats a) {
 #if defined(__AVX512F__)
-  return (Floats)_mm512_roundscale_ps((__m512)a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+  return (Floats)_mm512_maskz_roundscale_ps(ALL, (__m512)a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
 #else
   const Floats magic = splat(12582912.f);  // 1.5 * 2^23: its last bit is worth one
   return (a + magic) - magic;
@@ -134,7 +135,7 @@ inline Floats nearest(Floats a) {
 }
 inline Ints nearest_ints(Floats a) {
 #if defined(__AVX512F__)
-  return (Ints)_mm512_cvtps_epi32((__m512)a);
+  return (Ints)_mm512_maskz_cvtps_epi32(ALL, (__m512)a);
 #elif defined(__AVX2__)
   return (Ints)_mm256_cvtps_epi32((__m256)a);
 #else
@@ -145,7 +146,7 @@ inline Ints nearest_ints(Floats a) {
 // a * 2^n for a whole n of at most 253 in size, rounded once.
 inline Floats scaled(Floats a, Floats n) {
 #if defined(__AVX512F__)
-  return (Floats)_mm512_scalef_ps((__m512)a, (__m512)n);
+  return (Floats)_mm512_maskz_scalef_ps(ALL, (__m512)a, (__m512)n);
 #else
   const Ints power = nearest_ints(n), half = power >> 1;  // two factors, so that neither overflows or is denormal
   return a * bits((half + 127) << 23) * bits((power - half + 127) << 23);
