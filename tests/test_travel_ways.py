@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import io
 import pickle
+import re
 from collections.abc import Callable
 from functools import cache
 from typing import Any
@@ -87,7 +88,9 @@ def exported() -> GraphModule:
 def picture(graph_module: GraphModule) -> Picture:
     """All that undo promises to bring back: beside what the kit compares, strides and what nodes say of themselves."""
     nodes, tensors = iter_nodes(graph_module.graph), graph_module.state_dict().items()
-    meta = [[str(node.meta.get(key)) for key in ("stack_trace", "nn_module_stack", "note")] for node in nodes]
+    keys = ("stack_trace", "nn_module_stack", "note")
+    # Pickles and archives name classes.
+    meta = [[re.sub(r"<class ('[\w.<>]+')>", r"\1", str(node.meta.get(key))) for key in keys] for node in nodes]
     found = {
         **pictures.picture(graph_module),
         "meta": meta,

@@ -25,6 +25,7 @@ class Transformation(Pass):
     its marks. Other attributes of a pass, and those that it sets while it runs, do not count.
 
     >>> import operator, torch
+    >>> from fxopt_core import iter_nodes
     >>> class MulToAdd(Transformation):
     ...     def transform(self, graph_module):
     ...         for node in iter_nodes(graph_module.graph):

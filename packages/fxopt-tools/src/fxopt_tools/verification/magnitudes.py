@@ -110,7 +110,7 @@ class Magnitudes:
 
     def per_power(self, values: Tensor) -> Sums:
         """Return the sums over some values for each power."""
-        flat = values.flatten().clamp_max(1e75)  # its fourth power is finite
+        flat = values.detach().flatten().clamp_max(1e75)  # its fourth power is finite
         squares, fourths = (
             torch.bincount(self.bins, each, minlength=_BINS) for each in (flat.square(), flat.square().square())
         )
