@@ -64,10 +64,13 @@ class _Originals(dict[str, Any]):
     ) -> None:
         super().__init__()
         self._names, self._current = names, current
+        self._groups = dict[str, _Group]()  # by the label of an input of a function, or of several tensors
         computed = _computed_steps(names)
         self._refuse_sharded_chains(computed)
+        for group in _connected(computed):
+            found = _Group(TensorMap(names.originals, group), current)
+            self._groups |= dict.fromkeys((source for step in group for source in step.sources), found)
         partial = TensorMap(names.originals, tuple(computed), names.ties)
-        self._computed = _Computed(partial, current)
         taken = OriginalTensors(partial, current, present_dtypes(names, current))
 
         def has(row: OriginalTensor) -> bool:
@@ -97,13 +100,13 @@ class _Originals(dict[str, Any]):
             return _Entry(saved, graph_module.get_submodule(row.key.rpartition(".")[0]).set_extra_state)
         source, places = self._names.source_of(row.key), self._names.destinations(row.key)
         here = [place for place in places if not place.derived]
-        if source in self._computed.steps.consumers:
-            values = self._computed.values
-            if source not in values:
-                values[source] = saved if row.kept else self._computed.like_outputs(taken.copy_of(row))
-            return _Entry(values[source], lambda _: self._computed.loaded(source))
-        if len(here) == 1:
+        if source not in self._groups and len(here) == 1:
             return saved if row.kept else self._part(row, here[0])
+        if source in self._groups:
+            group = self._groups[source]
+            if source not in group.values:
+                group.values[source] = saved if row.kept else _like_outputs(taken.copy_of(row), group)
+            return _Entry(group.values[source], lambda _: group.loaded(source))
         if not here:  # a counter of batches
             return taken.copy_of(row)
         if any(is_sharded(self._current[place.key]) for place in here):
@@ -166,45 +169,31 @@ class _Entry:
         )
 
 
-class _Computed:
-    """The tensors that functions compute, and the values of those that they are computed from."""
+class _Group:
+    """Connected functions, and the values of their inputs."""
 
     def __init__(self, steps: TensorMap, current: Mapping[str, Tensor]) -> None:
         self.steps, self.current = steps, current
         self.values: dict[str, Tensor] = {}  # by label
         self._loaded: set[str] = set()
-        outputs = [current[target.name] for target in steps.new_tensors]
-        self._meshes = {each.device_mesh for each in outputs if is_sharded(each)}
-        if len(self._meshes) > 1:
-            raise CheckpointError(
-                f"{listed(target.name for target in steps.new_tensors)} are computed from tensors of the original, and "
-                "are sharded over several meshes: save graph_module.state_dict()"
-            )
-
-    def like_outputs(self, values: Tensor) -> Tensor:
-        """Return values as functions of sharded tensors need them: sharded already, or replicated."""
-        if not self._meshes or is_sharded(values):
-            return values
-        from torch.distributed.tensor import DTensor, Replicate
-
-        (mesh,) = self._meshes
-        return DTensor.from_local(values, mesh, [Replicate()] * mesh.ndim, run_check=False)
 
     def loaded(self, label: str) -> None:
-        """Compute the new tensors again, once all inputs are loaded, and check that they are finite."""
+        """Compute the new tensors again; once all inputs are loaded, check that they are finite."""
         self._loaded.add(label)
-        if self._loaded != self.values.keys():
-            return
-        self._loaded = set()
         problems: list[str | None] = []
 
         def inspect(step: Derivation, inputs: Inputs, results: list[Tensor]) -> None:
             problems.append(range_problem(step, results))
 
-        for computed in NewTensors(
-            self.steps, lambda label: self.values.get(label, self.current.get(label)), inspect=inspect
-        ):
+        complete = self._loaded == self.values.keys()
+        new = NewTensors(
+            self.steps,
+            lambda label: self.values.get(label, self.current.get(label)),
+            inspect=inspect if complete else lambda *_: None,
+        )
+        for computed in new:
             computed.write(self.current[computed.target.name])
+        self._loaded = set() if complete else self._loaded
         found = [problem for problem in problems if problem is not None]
         if found:
             raise CheckpointError("\n  ".join(["this checkpoint does not fit the rewritten model:", *found]))
@@ -226,6 +215,32 @@ def _computed_steps(names: TensorMap) -> list[Step]:
 def _touches(step: Assembly, labels: set[str], names: TensorMap) -> bool:
     made = (source for source in step.sources if source in names.made)
     return step.target.label in labels or any(source in labels for source in made)
+
+
+def _connected(steps: list[Step]) -> Iterator[tuple[Step, ...]]:
+    """Yield the steps in groups: two that read or make the same tensor are in one."""
+    group_of: dict[str, list[Step]] = {}
+    for step in steps:
+        labels = [*step.sources, *(target.label for target in step.targets)]
+        groups = {id(group_of[label]): group_of[label] for label in labels if label in group_of}
+        joined = [each for group in groups.values() for each in group] + [step]
+        for each in joined:
+            group_of |= dict.fromkeys((*each.sources, *(target.label for target in each.targets)), joined)
+    order = {id(step): number for number, step in enumerate(steps)}
+    for group in {id(group): group for group in group_of.values()}.values():
+        yield tuple(sorted(group, key=lambda step: order[id(step)]))
+
+
+def _like_outputs(values: Tensor, group: _Group) -> Tensor:
+    """Return values as a group of sharded tensors needs them: sharded already, or replicated."""
+    outputs = [group.current[target.name] for step in group.steps.steps for target in step.targets if target.key]
+    sharded = [each for each in outputs if is_sharded(each)]
+    if not sharded or is_sharded(values):
+        return values
+    from torch.distributed.tensor import DTensor, Replicate
+
+    mesh = sharded[0].device_mesh
+    return DTensor.from_local(values, mesh, [Replicate()] * mesh.ndim, run_check=False)
 
 
 class _Part(Tensor):

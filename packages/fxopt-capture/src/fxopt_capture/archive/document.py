@@ -225,8 +225,10 @@ def _assembled(document: Form, tree: nn.Module, graph: Graph) -> GraphModule:
         traced.graph = graph
         install_pickling(traced)
         return traced
-    binding = read_binding(document["call"], graph, document["name"])
-    captured = assemble(tree, graph, read_guards(document["guards"]), binding)
+    binding, guards = read_binding(document["call"], graph, document["name"]), read_guards(document["guards"])
+    if len(guards.specs) != len(graph.find_nodes(op="placeholder")):
+        raise MalformedError(f"there are demands on {len(guards.specs)} inputs, and the graph takes others")
+    captured = assemble(tree, graph, guards, binding)
     if document["caches"]:
         places = {str(local): _read(place) for local, place in document["caches"]}
         captured.register_forward_hook(CacheReturn(places), with_kwargs=True)

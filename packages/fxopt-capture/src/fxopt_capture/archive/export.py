@@ -157,7 +157,7 @@ def _example(spec: InputSpec, value: Any, size: int | None, parameter: torch.Ten
         return spec.value
     dtypes = {"bool": torch.bool, "integer": torch.int64, "floating": parameter.dtype, "complex": torch.complex64}
     dtype, device, hints = spec.dtype or dtypes[spec.kind], parameter.device, [size or 2] * len(spec.sizes)
-    if size is None and isinstance(value, torch.Tensor):
+    if size is None and isinstance(value, torch.Tensor) and value.dim() == len(spec.sizes):
         shape: list[Any] = [*value.shape]
         hints = [each if isinstance(each, int) else each.node.hint or 2 for each in shape]
         dtype, device = value.dtype, value.device

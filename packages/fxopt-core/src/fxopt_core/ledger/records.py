@@ -214,17 +214,15 @@ def set_ledger(graph_module: GraphModule, ledger: Ledger) -> None:
     graph_module.meta[META_KEY] = ledger
 
 
-def applied_records(graph_module: GraphModule, signature: str, index: int | None = None) -> list[Record]:
+def applied_records(graph_module: GraphModule, signature: str, since: int = 0) -> list[Record]:
     """Return the records of the pass with this signature that are applied and not undone, oldest first.
 
-    Equal passes of a composition have one signature, and each undoes only its own edits, since other passes may lie
-    between them: if a run has several of these records, only those from the place ``index`` are returned, if any are.
+    Only those from the place ``since`` of a composition on: equal passes have one signature, and each undoes only its
+    own edits, because other passes may lie between them.
     """
     records = ledger_of(graph_module).records
-    found = [record for record in records if record.state == "applied" and record.signature == signature]
-    if index is None or len({record.run for record in found}) == len(found):
-        return found
-    return [record for record in found if record.index == index] or found
+    found = (record for record in records if record.state == "applied" and record.signature == signature)
+    return [record for record in found if (record.index or 0) >= since]
 
 
 def mark_undone(graph_module: GraphModule, records: Iterable[Record]) -> None:

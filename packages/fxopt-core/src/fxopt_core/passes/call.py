@@ -112,6 +112,7 @@ def perform(run: PassRun, root: PassRun) -> GraphModule:
             next_run = max(ledger.next_run, record.run + 1)
             set_ledger(result, replace(ledger, records=(*ledger.records, record), next_run=next_run))
         return result
+    passes = leaves(root.transformation) if run.reverse else []
     for member in reversed(members) if run.reverse else members:
         if member._copies:
             graph_module = faithful_copy(graph_module)
@@ -119,6 +120,7 @@ def perform(run: PassRun, root: PassRun) -> GraphModule:
         step.protect_values = root.protect_values
         if member.members is None:
             step.index = next(root.places)
+            step.since = step.index if member in passes[: step.index] else 0
         graph_module = perform(step, root)
     return graph_module
 
@@ -249,10 +251,10 @@ def _to_take_back(run: PassRun, signature: str, marked: Collection[str]) -> list
     if not signature:  # such passes are told apart by what a record shows of their options
         shown = class_path(type(run.transformation)), recorded_options(run.transformation.options)
         records = [record for record in records if (record.transformation, record.options) == shown]
+    if any(record.journal is not None for record in records):
+        return applied_records(run.graph_module, signature, run.since)
     if marked:
         return records
-    if any(record.journal is not None for record in records):
-        return applied_records(run.graph_module, signature, run.index)
     changed = [place for place, record in enumerate(records) if record.changed]
     return records[changed[-1] :] if changed else records
 

@@ -86,7 +86,8 @@ class Instrument(InstrumentProtocol):
 
 def may_veto(instrument: InstrumentProtocol) -> bool:
     """Return whether an instrument may veto what a pass did."""
-    return bool(getattr(instrument, "may_veto", type(instrument).after_pass is not Instrument.after_pass))
+    sees_results = getattr(type(instrument), "after_pass", None) is not Instrument.after_pass
+    return bool(getattr(instrument, "may_veto", sees_results))
 
 
 _ACTIVE: ContextVar[tuple[InstrumentProtocol, ...]] = ContextVar("fxopt_instruments", default=())

@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from inspect import Parameter
 from types import MappingProxyType
-from typing import Any, Literal, NamedTuple, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin
 
 from torch import nn
 from torch.utils._pytree import tree_map
@@ -158,6 +158,8 @@ def _signature(cls: type) -> inspect.Signature:
 def _fit(value: Any, annotation: Any) -> object:
     """Return the value converted to the annotation, or `_MISFIT`."""
     origin, arguments = get_origin(annotation), get_args(annotation)
+    if origin is Annotated:
+        return _fit(value, arguments[0])
     wanted = origin or annotation
     if origin in (Union, types.UnionType):
         fitted = [each for each in (_fit(value, member) for member in arguments) if each is not _MISFIT]

@@ -48,6 +48,7 @@ class PassRun:
     reverse: bool = False
     parent: PassRun | None = None
     number: int = 0  # in the ledger
+    since: int = 0  # its place in a composition, if an equal pass stands before it
 
     # What the pass reports while it edits.
     is_editing: bool = False  # whether it is inside of its `transform` or `reverse`

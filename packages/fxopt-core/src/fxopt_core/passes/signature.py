@@ -7,6 +7,7 @@ import hashlib
 import importlib.metadata
 import json
 import sys
+from collections import OrderedDict
 from collections.abc import Mapping
 from contextlib import suppress
 from functools import partial
@@ -18,7 +19,9 @@ from torch import Tensor, nn
 from fxopt_core.names import class_path, name_of, source_of
 
 _FORMAT = "fxopt signature 3"
-_BY_TEXT = frozenset({float, complex, bytes, range, torch.dtype, torch.device, torch.layout, torch.memory_format})
+_BY_TEXT = frozenset(
+    {float, complex, bytes, range, type(...), torch.dtype, torch.device, torch.layout, torch.memory_format}
+)
 _text = partial(json.dumps, ensure_ascii=False)  # with escapes, two halves of a character would be one
 
 
@@ -93,8 +96,9 @@ def _form(value: Any, with_code: bool) -> Any:
         return {cls.__name__: list(map(write, value))}
     if cls in (set, frozenset):
         return {cls.__name__: sorted(map(write, value), key=_text)}
-    if cls is dict:
-        return {"dict": sorted(([write(key), write(item)] for key, item in value.items()), key=_text)}
+    if cls in (dict, OrderedDict):
+        pairs = [[write(key), write(item)] for key, item in value.items()]
+        return {cls.__name__: sorted(pairs, key=_text) if cls is dict else pairs}
     if isinstance(value, Tensor):
         return _tensor_form(value)
     if isinstance(value, type) or isinstance(getattr(value, "__qualname__", None), str):

@@ -94,7 +94,7 @@ def _undo_step(run: PassRun, record: Record) -> tuple[GraphModule, Record]:
 def undo_pass(graph_module: GraphModule, signature: str) -> GraphModule:
     """Undo all applied records of the pass with this signature, last first; nothing is changed where there is none."""
     run = editing_run(graph_module)
-    records = applied_records(graph_module, signature, None if run is None else run.index)
+    records = applied_records(graph_module, signature, 0 if run is None else run.since)
     if not any(record.journal or record.has_lost_edits for record in records):
         _check_not_lost(graph_module, signature)
         return graph_module
@@ -183,6 +183,8 @@ class RecordedPass(ReversibleTransformation):
 
     def reverse(self, graph_module: GraphModule) -> GraphModule:
         """Undo all that an equal pass did to a graph module, as far as its records say how."""
+        if editing_run(graph_module) is None:
+            return self(graph_module, lint_and_recompile=False, reverse=True)
         return undo_pass(graph_module, self.signature)
 
     @property

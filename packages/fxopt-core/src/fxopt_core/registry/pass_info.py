@@ -71,6 +71,8 @@ class PassInfo:
         checked: dict[str, object] = {}
         for name, value in options.items():
             option = self.option(name)
+            if option.name in checked:
+                raise PassOptionError(f"pass {self.name!r} is given option {option_text(name)!r} twice; give it once")
             checked[option.name] = option.checked(value, pass_name=self.name)
         try:
             return self.transformation(**checked)

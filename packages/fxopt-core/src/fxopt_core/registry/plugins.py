@@ -12,7 +12,7 @@ from torch import nn
 from torch._ops import OpOverloadPacket
 from torch.fx import GraphModule
 
-from fxopt_core.errors import PluginLoadError
+from fxopt_core.errors import PluginLoadError, halted_by
 from fxopt_core.names import describe, name_of
 from fxopt_core.naming import NAME
 from fxopt_core.passes.options import options_of
@@ -71,9 +71,9 @@ def read_plugin(load: Callable[[], object], source: PluginSource) -> Offer:
             dict(_named("fxopt_layers", given, _is_layer, "a subclass of torch.nn.Module")),
             dict(_named("fxopt_functions", given, _is_function, "a function or an operator")),
         )
-    except KeyboardInterrupt:
-        raise
     except BaseException as error:  # foreign code may raise anything: SystemExit, a cancelled task, a skipped test
+        if (interrupt := halted_by(error)) is not None:
+            raise interrupt from None
         raise PluginLoadError(f"plugin {source} failed to load: {type(error).__name__}: {error}") from error
 
 

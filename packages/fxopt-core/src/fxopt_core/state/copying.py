@@ -161,6 +161,8 @@ class _Copier:
         if isinstance(hook, functools.partial):
             parts += (hook.func, *hook.args, *hook.keywords.values())
         owners = [getattr(part, "__self__", None) for part in (hook, *parts)]
+        if any(isinstance(part, functools.partial) and self._is_bound(part) for part in parts):
+            return True
         # torch's wrapper around a hook may refer to its module weakly.
         return hasattr(hook, "with_module") or any(id(part) in self._in_tree for part in (*parts, *owners))
 
