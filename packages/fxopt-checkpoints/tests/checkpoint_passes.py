@@ -66,7 +66,7 @@ class Join(ReversibleSitePass[Group]):
             module.bias = nn.Parameter(torch.cat(parts))
         first = min(nodes)
         name = edit.add_module(calls[0].module_name, "joined", module.train(calls[0].training))
-        whole = edit.undescribed(edit.call_module(name, calls[0].input, before=first, like=nodes))
+        whole = edit.call_module(name, calls[0].input, before=first, like=nodes, last_dim=sum(sizes))
         start = 0
         for call, size in zip(calls, sizes, strict=True):
             region = ((0, start, size),)

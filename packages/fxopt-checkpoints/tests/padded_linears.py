@@ -43,7 +43,7 @@ class PadOutputs(ReversibleSitePass[LinearSite]):
         padded = torch.cat([weight, weight.new_zeros(total - rows, call.in_features)])
         module.weight = nn.Parameter(padded, requires_grad=call.weight.tensor.requires_grad)
         name = edit.add_module(call.label, "padded", module)
-        product = edit.undescribed(edit.call_module(name, call.input, before=call.node, like=[call.node]))
+        product = edit.call_module(name, call.input, before=call.node, like=[call.node], last_dim=total)
         result = edit.call_function(torch.narrow, product, -1, 0, rows, before=call.node, like=[call.node])
         edit.replace(call.node, result)
         edit.drop(call, {call.weight.key: Piece(f"{name}.weight", ((0, self.start, rows),))}, twin=name)

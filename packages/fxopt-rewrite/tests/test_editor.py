@@ -100,8 +100,8 @@ class TestNodes:
         def edits(edit: Editor) -> None:
             node = nodes_of(edit.graph_module)["block_q"]
             name = edit.add_module("block.q", "wide", nn.Linear(3, 7))
-            edit.undescribed(edit.call_module(name, node.args[0], before=node, like=[node]))
-            edit.undescribed(edit.call_function(F.pad, node.args[0], (0, 1), before=node, like=[node]))
+            edit.call_module(name, node.args[0], before=node, like=[node], last_dim=7)
+            edit.call_function(F.pad, node.args[0], (0, 1), before=node, like=[node], value_of=node, last_dim=4)
             edit.call_method("clone", node.args[0], before=node, like=[node])
 
         graph_module = infer_shapes(traced(), torch.randn(2, 3))

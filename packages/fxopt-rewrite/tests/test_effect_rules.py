@@ -223,6 +223,7 @@ def test_functions_called_in_other_ways() -> None:
     assert call(aten.add, "x", "y", out="z") == (["z"], ["z"])
     assert call(aten.add_, "x", "y") == (["x"], ["x"])
     assert call(torch.broadcast_tensors, "x", "y") == ([], ["x", "y"])
+    assert call(torch.histogramdd, "x", "y") == ([], ["x", "y"])  # which returns the edges that it is given
     assert call(torch.as_tensor, "x") == ([], ["x"])
     assert call(torch.tensor, "x") == ([], [])
     assert call(torch.ops.prims.view_of.default, "x") == ([], ["x"])

@@ -50,7 +50,7 @@ class Widen(ReversibleSitePass[LinearSite]):
                 rows = torch.cat([ref.tensor.detach(), ref.tensor.new_zeros(self.rows, *ref.tensor.shape[1:])])
                 setattr(module, key, nn.Parameter(rows))
         name = edit.add_module(call.weight.name.rpartition(".")[0] or "linear", f"wide{self.rows}", module)
-        wide = edit.undescribed(edit.call_module(name, call.input, before=node, like=[node]))
+        wide = edit.call_module(name, call.input, before=node, like=[node], last_dim=size + self.rows)
         edit.replace(node, edit.call_function(torch.narrow, wide, -1, 0, size, before=node, like=[node]))
         pieces: dict[str, Piece | None] = {r.key: Piece(f"{name}.{r.key}", ((0, 0, size),)) for r in call.tensors}
         edit.drop(call, pieces, twin=name)
@@ -184,3 +184,29 @@ def test_other_things_than_nodes_are_refused(given: Any) -> None:
         FxoptError, match=rf"^provenance is given an? {type(given).__name__}, expected a torch\.fx\.Node"
     ):
         provenance(given)
+
+
+class Renewed(ReversibleSitePass[LinearSite]):
+    """``linear(x)`` -> ``linear(x)``, by another node."""
+
+    def match(self, index: GraphIndex) -> Iterator[LinearSite | Refusal]:
+        """Yield every layer."""
+        calls = (read_linear(index, node) for node in index.nodes)
+        yield from (LinearSite(call) for call in calls if isinstance(call, LinearCall))
+
+    def check(self, site: LinearSite, index: GraphIndex) -> Refusal | None:
+        """Refuse nothing."""
+        return None
+
+    def rewrite(self, site: LinearSite, edit: Editor) -> None:
+        """Call the same layer."""
+        node = site.call.node
+        edit.replace(node, edit.call_module(str(node.target), node.args[0], before=node, like=[node]))
+
+
+def test_a_node_may_be_renewed_any_number_of_times() -> None:
+    """torch's own notes of origin copy the earlier ones deeply, until Python's stack ends."""
+    graph_module = symbolic_trace(nn.Sequential(nn.Linear(2, 2)))
+    for _ in range(250):
+        Renewed()(graph_module)
+    assert len(list(iter_nodes(graph_module.graph))) == 3

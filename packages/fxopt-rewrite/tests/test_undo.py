@@ -69,7 +69,7 @@ class PadLinear(ReversibleSitePass[LinearSite]):
                 setattr(module, key, nn.Parameter(padded, requires_grad=ref.tensor.requires_grad))
         name = edit.add_module(call.module_name or call.weight.name, f"{local}_padded", module.train(call.training))
         place = call.input.next if self.early else node
-        wide = edit.undescribed(edit.call_module(name, call.input, before=place, like=[node]))
+        wide = edit.call_module(name, call.input, before=place, like=[node], last_dim=total)
         edit.replace(node, edit.call_function(torch.narrow, wide, -1, 0, size, before=place, like=[node]))
         pieces: dict[str, Piece | None] = {}
         for ref in call.tensors:

@@ -99,8 +99,9 @@ class FuseBiasInLinear(ReversibleSitePass[BiasedLinear]):
         full = call.module_name or call.weight.name
         name = edit.add_module(full, f"{full.rpartition('.')[2]}_with_bias", _widened(call))
         for each in site.calls:
-            node, arguments = each.node, (each.input, (0, 1), "constant", 1.0)
-            padded = edit.undescribed(edit.call_function(F.pad, *arguments, before=node, like=[node]))
+            node, value, width = each.node, each.input, call.in_features + 1
+            arguments = (value, (0, 1), "constant", 1.0)
+            padded = edit.call_function(F.pad, *arguments, before=node, like=[node], value_of=value, last_dim=width)
             edit.replace(node, edit.call_module(name, padded, before=node, like=[node]))
         pieces: dict[str, Piece | None] = {
             call.weight.name: Piece(f"{name}.weight", ((1, 0, call.in_features),), transposed=call.transposed),

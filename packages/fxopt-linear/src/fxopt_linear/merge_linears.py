@@ -296,7 +296,8 @@ def _rewrite_row(
 ) -> None:
     """Replace the calls on one value by slices of one product, copied where they need their own memory."""
     first, nodes = row[0].node, [call.node for call in row]
-    merged = edit.undescribed(edit.call_module(name, row[0].input, before=first, like=nodes))
+    width = sum(size for _, size in regions.values())
+    merged = edit.call_module(name, row[0].input, before=first, like=nodes, last_dim=width)
     results = []
     for call in row:
         node, region = call.node, regions[id(call.weight.tensor)]

@@ -11,6 +11,7 @@ from torch.autograd import forward_ad
 from torch.fx import Graph, Node, _symbolic_trace, graph as fx_graph
 from torch.fx.graph import CodeGen, PythonCode
 from torch.fx.traceback import NodeSource
+from torch.utils import _mode_utils
 
 from fxopt_core import require_torch
 
@@ -28,6 +29,7 @@ require_torch(
         (Graph(), ("_root", "_codegen")),
         (CodeGen(), ("_body_transformer", "_gen_python_code")),
         (_symbolic_trace, ("_assert_is_none",)),
+        (_mode_utils, ("no_dispatch",)),
         (torch.UntypedStorage, ("_expired",)),
     ],
 )
@@ -42,6 +44,7 @@ has_kernel: Callable[[str], bool] = _C._dispatch_has_kernel
 has_kernel_for: Callable[[str, str], bool] = _C._dispatch_has_kernel_for_dispatch_key
 enter_autocast, exit_autocast = autocast_mode._enter_autocast, autocast_mode._exit_autocast
 assert_is_none: Callable[..., Any] = _symbolic_trace._assert_is_none
+no_dispatch: Callable[[], Any] = _mode_utils.no_dispatch
 is_gone: Callable[..., Any] = torch.UntypedStorage._expired
 
 

@@ -11,6 +11,7 @@ nothing imports ``fxopt``, because a file of that name may be beside the script.
 
 from __future__ import annotations
 
+import copy
 import importlib
 import sys
 import warnings
@@ -44,6 +45,7 @@ class _Waiting(MetaPathFinder):
             sys.meta_path.remove(self)
         spec = PathFinder.find_spec(fullname, path, target)
         if spec is not None and spec.loader is not None:
+            spec.loader = copy.copy(spec.loader)  # all modules of a zip file have one
             run = spec.loader.exec_module
 
             def run_and_register(module: ModuleType) -> None:
@@ -51,7 +53,7 @@ class _Waiting(MetaPathFinder):
                 _register()
 
             with suppress(AttributeError):  # a loader that takes no attributes
-                spec.loader.exec_module = run_and_register  # type: ignore[method-assign]  # of this loader alone
+                spec.loader.exec_module = run_and_register  # type: ignore[method-assign]  # of this copy alone
         return spec
 
 

@@ -163,7 +163,8 @@ class PackedConv2d(PackedLayer):
             if weight.requires_grad and not self.drops:  # some optimizers change it without a new version
                 self._forget_copy()
             return self._plain(input, other)
-        packed, plan = self._reordered(weight, bias, input), self._kept_plan(input.shape)
+        packed = self._reordered(weight, bias, input)
+        plan = None if packed is None else self._kept_plan(input.shape)
         if packed is None or plan is None:
             return self._plain(input, other)
         if other is not None:

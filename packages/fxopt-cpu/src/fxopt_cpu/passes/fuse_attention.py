@@ -113,8 +113,10 @@ class FuseAttention(ReversibleSitePass[AttentionSite]):
         beside = _scope(edit.index, site.node)
         name = edit.add_module(f"{beside}.attention" if beside else "attention", "attention", module.eval())
         inputs = [*site.operands, *([] if site.mask is None else [site.mask])]
-        made = edit.undescribed(edit.call_module(name, *inputs, before=site.last, like=site.nodes[::-1]))
+        width = site.heads[0] * site.size
+        made = edit.call_module(name, *inputs, before=site.last, like=site.nodes[::-1], last_dim=width)
         if site.last is site.node:
+            edit.undescribed(made)
             split = edit.call_function(torch.unflatten, made, -1, (-1, site.size), before=site.last, like=[site.node])
             made = edit.call_function(
                 torch.transpose, edit.undescribed(split), 1, 2, before=site.last, like=[site.node]

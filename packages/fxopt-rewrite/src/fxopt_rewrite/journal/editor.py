@@ -16,7 +16,6 @@ import torch
 from torch import Tensor, nn
 from torch.fx import GraphModule, Node
 from torch.fx.node import map_arg
-from torch.fx.traceback import NodeSource, NodeSourceAction
 
 from fxopt_core import (
     META_KEY,
@@ -41,13 +40,13 @@ from fxopt_rewrite.data.codec import FIELDS
 from fxopt_rewrite.index import GraphIndex
 from fxopt_rewrite.journal import edits
 from fxopt_rewrite.journal.dead import dead_nodes
-from fxopt_rewrite.journal.graph_edits import TargetNodes
+from fxopt_rewrite.journal.graph_edits import TargetNodes, source_note
 from fxopt_rewrite.journal.journal import Edits
 from fxopt_rewrite.journal.order import KeyOrders
 from fxopt_rewrite.journal.rewiring import Rewiring, places_of
 from fxopt_rewrite.layers import plain_attributes
-from fxopt_rewrite.shapes.facts import VALUE_KEYS
 from fxopt_rewrite.shapes.infer import describe_values, fake_values
+from fxopt_rewrite.shapes.meta import VALUE_KEYS, Resized
 
 _NEVER_RECORDED = frozenset({META_KEY, *VALUE_KEYS})
 _PLAIN = frozenset(vars(nn.Module()))
@@ -84,7 +83,7 @@ class Editor:
         self._labels: dict[tuple[str, str], int] = {}  # the last number given to a label beneath a parent
         self._targets = TargetNodes(self.graph)
         self._orders = KeyOrders()
-        self._rewiring = Rewiring()
+        self._rewiring, self._resized = Rewiring(), Resized()
 
     def _close(self) -> None:
         self._rewiring.flush()
@@ -142,12 +141,21 @@ class Editor:
         """Return whether one of these nodes has been removed already."""
         return any(node in self._erased for node in nodes)
 
-    def call_module(self, name: str, *args: Any, before: Node, like: Sequence[Node]) -> Node:
+    def call_module(
+        self, name: str, *args: Any, before: Node, like: Sequence[Node], last_dim: int | None = None
+    ) -> Node:
         """Insert a call of a module; see `call_function` for the other parameters."""
-        return self._insert("call_module", name, args, {}, before, like)
+        return self._insert("call_module", name, args, {}, before, like, like[0], last_dim)
 
     def call_function(
-        self, function: Callable[..., Any], *args: Any, before: Node, like: Sequence[Node], **kwargs: Any
+        self,
+        function: Callable[..., Any],
+        *args: Any,
+        before: Node,
+        like: Sequence[Node],
+        value_of: Node | None = None,
+        last_dim: int | None = None,
+        **kwargs: Any,
     ) -> Node:
         """Insert a call of a function.
 
@@ -155,25 +163,34 @@ class Editor:
             function: what to call.
             args: its arguments; replaced nodes are followed.
             before: the node to insert it before.
-            like: the nodes that it replaces; its ``meta`` is that of the first. If the value has another shape or
-                strides, give the new node to `undescribed`.
+            like: the nodes that it replaces; its ``meta`` is that of the first.
+            value_of: the node whose described value the new one copies; by default the first of ``like``.
+            last_dim: size of the last dimension of its value, if it differs.
             kwargs: its keyword arguments; replaced nodes are followed.
 
         Returns:
             The new node, marked as transformed.
         """
-        return self._insert("call_function", function, args, kwargs, before, like)
+        return self._insert("call_function", function, args, kwargs, before, like, value_of or like[0], last_dim)
 
     def get_attr(self, name: str, *, before: Node, like: Sequence[Node]) -> Node:
         """Insert a node that reads a parameter or buffer; see `call_function` for the other parameters."""
-        return self._insert("get_attr", name, (), {}, before, like)
+        return self._insert("get_attr", name, (), {}, before, like, like[0], None)
 
     def call_method(self, name: str, *args: Any, before: Node, like: Sequence[Node], **kwargs: Any) -> Node:
         """Insert a call of a method of its first argument; see `call_function` for the other parameters."""
-        return self._insert("call_method", name, args, kwargs, before, like)
+        return self._insert("call_method", name, args, kwargs, before, like, like[0], None)
 
     def _insert(
-        self, op: str, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any], before: Node, like: Sequence[Node]
+        self,
+        op: str,
+        target: Any,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        before: Node,
+        like: Sequence[Node],
+        value_of: Node,
+        last_dim: int | None,
     ) -> Node:
         if before in self._erased:
             raise ValueError(f"node `{before.name}` was taken out already; insert before a node that is still there")
@@ -183,7 +200,11 @@ class Editor:
         meta = node.meta
         meta.clear()
         meta.update(like[0].meta)
-        meta["from_node"] = [NodeSource(each, self._name, NodeSourceAction.REPLACE) for each in like]
+        meta["from_node"] = [source_note(each, self._name) for each in like]
+        if last_dim is not None:
+            for key in VALUE_KEYS:
+                meta.pop(key, None)
+            meta.update(self._resized.entries(value_of, last_dim))
         number = self._ids[node] = self._run.new_id()
         origin = (self._name, tuple([each.name for each in like]))
         meta[META_KEY] = NodeTag(number, self._marks, origin, node.name)

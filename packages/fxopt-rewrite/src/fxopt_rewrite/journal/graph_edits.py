@@ -6,11 +6,24 @@ from collections.abc import Iterator
 
 from torch import nn
 from torch.fx import Graph, Node
+from torch.fx.traceback import NodeSource, NodeSourceAction
 
 from fxopt_core import (
     iter_nodes,
     tag_of,
 )
+
+
+def source_note(node: Node, pass_name: str) -> NodeSource:
+    """Return torch's note of the node that another one replaces, for ``meta["from_node"]``.
+
+    torch would copy the earlier notes of the node deeply; since notes never change, this one refers to them.
+    """
+    note = NodeSource(None, pass_name, NodeSourceAction.REPLACE)
+    note.node_info = NodeSource.NodeInfo(node.name, str(node.target), id(node.graph))
+    earlier = node.meta.get("from_node")
+    note.from_node = list(earlier) if isinstance(earlier, (list, tuple)) else []
+    return note
 
 
 class TargetNodes:

@@ -41,8 +41,8 @@ from fxopt_rewrite.journal.resolve import imported, mapped, module_of, recall_me
 from fxopt_rewrite.journal.rewiring import Rewiring, set_places
 from fxopt_rewrite.layers import module_problem
 from fxopt_rewrite.ops.names import nodes_in
-from fxopt_rewrite.shapes.facts import value_entries
 from fxopt_rewrite.shapes.infer import describe_values, fake_values
+from fxopt_rewrite.shapes.meta import value_entries
 
 
 class Tables:

@@ -6,7 +6,7 @@ which torch's ``ShapeProp`` sets. Nothing is guessed, and reading facts adds no 
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -16,14 +16,7 @@ from torch.fx import Node
 from torch.fx.passes.shape_prop import TensorMetadata
 
 from fxopt_rewrite.shapes.kinds import Kind, kind_of
-
-VALUE_KEYS = ("val", "tensor_meta", "example_value")
-"""Entries of ``node.meta`` that describe the value; never recorded, since they hold tensors."""
-
-
-def value_entries(node: Node) -> Mapping[str, object]:
-    """Return the entries of a node's ``meta`` that describe its value."""
-    return {key: node.meta[key] for key in VALUE_KEYS if key in node.meta}
+from fxopt_rewrite.shapes.meta import expression
 
 
 @dataclass(frozen=True)
@@ -117,15 +110,7 @@ def same_size(a: int | SymInt, b: int | SymInt) -> bool:
     >>> same_size(8, 8), same_size(8, 9)
     (True, False)
     """
-    return a is b or bool(_expression(a) == _expression(b))
-
-
-def _expression(size: int | SymInt) -> Hashable:
-    """Return a key that is equal for sizes that are known to be equal."""
-    if not isinstance(size, SymInt):
-        return size
-    found: Hashable = getattr(size.node, "expr", None)
-    return size.node if found is None else found
+    return a is b or bool(expression(a) == expression(b))
 
 
 def same_sizes(one: Sequence[int | SymInt], other: Sequence[int | SymInt]) -> bool:

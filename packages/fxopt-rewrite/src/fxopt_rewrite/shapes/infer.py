@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from inspect import Parameter, Signature
@@ -24,9 +23,7 @@ from fxopt_core import (
 )
 from fxopt_core.errors import PreconditionError
 from fxopt_rewrite._torch import enter_autocast, exit_autocast
-
-_ONE_AT_A_TIME = threading.RLock()
-"""Held while computing with fake tensors: copies of a graph module share a mode, which is not thread-safe."""
+from fxopt_rewrite.shapes.meta import ONE_AT_A_TIME
 
 
 def infer_shapes(graph_module: GraphModule, *args: object, **kwargs: object) -> GraphModule:
@@ -84,7 +81,7 @@ def describe_values(graph_module: GraphModule, nodes: Iterable[Node], fakes: Seq
     with_gradients = any(fake.requires_grad for fake in fakes)
     faker = _Faker(mode, next((fake.device for fake in fakes if fake.device.type != "meta"), None))
     unguarded = nullcontext() if mode.shape_env is None else mode.shape_env.suppress_guards()
-    with _ONE_AT_A_TIME, _undisturbed(mode), unguarded:
+    with ONE_AT_A_TIME, _undisturbed(mode), unguarded:
         run = None
         for node in nodes:
             if node.op == "get_attr" and fakes:
