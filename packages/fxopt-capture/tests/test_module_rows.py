@@ -25,6 +25,21 @@ def test_attributes_are_data_and_no_methods(key: Any, value: object) -> None:
         new_module(nn.LayerNorm, [(key, value)])
 
 
+@pytest.mark.parametrize(
+    ("cls", "key", "value"),
+    [
+        (nn.ZeroPad2d, "padding", (0, 10**5, 0, 10**5)), (nn.Conv2d, "padding", (10**5, 0)),
+        (nn.AdaptiveAvgPool2d, "output_size", 10**5), (nn.AdaptiveAvgPool3d, "output_size", 2000),
+        (nn.Upsample, "size", (10**5, 10**5)), (nn.Upsample, "scale_factor", 1e6),
+        (nn.ConvTranspose1d, "stride", (10**10,)),
+    ],
+)  # fmt: skip
+def test_no_number_makes_results_that_the_file_does_not_hold(cls: type[nn.Module], key: str, value: object) -> None:
+    with pytest.raises(MalformedError, match="makes huge results"):
+        new_module(cls, [(key, value)])
+    assert vars(new_module(cls, [(key, 512)]))[key] == 512
+
+
 def test_an_attribute_may_be_an_activation() -> None:
     assert all(callable(each) for each in activations())
     module: Any = new_module(nn.TransformerEncoderLayer, [("activation", nn.functional.gelu), ("norm_first", True)])

@@ -30,7 +30,9 @@ def check_graph_module(graph_module: object, doing: str) -> None:
     if isinstance(graph_module, GraphModule):
         return
     modules = graph_module.named_modules() if isinstance(graph_module, nn.Module) else ()
-    inner = [f"get_submodule({name!r})" for name, each in modules if isinstance(each, GraphModule)]
+    graphs = [name for name, each in modules if isinstance(each, GraphModule)]
+    outer = (name for name in graphs if not any(name.startswith(f"{other}.") for other in graphs))
+    inner = [f"get_submodule({name!r})" for name in outer]
     remedy = (
         "capture the model first, for example by fxopt.symbolic_trace(model) or fxopt.capture(model, args). What "
         "fxopt.optimize returns for a SentenceTransformer or a pipeline holds one as `transformers_model` or `model`"

@@ -101,8 +101,11 @@ _SIZED = """
     arange empty empty_permuted empty_strided expand eye full interpolate new_empty new_empty_strided new_full new_ones
     new_zeros ones one_hot pad rand randint randn randperm range repeat repeat_interleave resize tile tril_indices
     triu_indices zeros linspace logspace broadcast_to bartlett_window blackman_window hamming_window hann_window
-    kaiser_window
+    kaiser_window bincount col2im combinations histc im2col istft linalg_vander max_unpool1d max_unpool2d max_unpool3d
+    nonzero_static normal stft vander
 """
+_SIZED_FAMILIES = ("adaptive_", "constant_pad", "conv", "fft_", "replication_pad", "upsample_")
+_SQUARED = "diag diag_embed diagflat eye"  # one number gives a matrix with as many rows and columns
 
 
 def _is_excessive(node: Node) -> bool:
@@ -122,7 +125,9 @@ def _is_excessive(node: Node) -> bool:
     if name in _PRODUCTS.split():  # of a sequence
         lengths = [len(each) for each in values if isinstance(each, (list, tuple, str, bytes))]
         return bool(lengths) and any(max(*lengths, 1) * each > _ITEMS for each in numbers)
-    if name not in _SIZED.split():
+    if name in _SQUARED.split() and not (name == "eye" and len(numbers) > 1):
+        return bool(numbers) and abs(numbers[0]) ** 2 > _ELEMENTS
+    if name not in _SIZED.split() and not name.startswith(_SIZED_FAMILIES):
         return False
     nested = [each for each in values if isinstance(each, (list, tuple))]
     if name in ("arange", "range"):

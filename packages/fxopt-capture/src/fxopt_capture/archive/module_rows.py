@@ -156,6 +156,8 @@ def new_module(cls: type[nn.Module], attributes: Iterable[tuple[Any, object]] = 
         is_data = is_plain_value(value) and not isinstance(value, type)
         if not (is_data or (callable(value) and value in activations())):
             raise MalformedError(f"attribute {key!r:.60} of a {cls.__name__} is {describe(value)}, and no data")
+        if key in _ENLARGING and _is_excessive(cls, value):
+            raise MalformedError(f"attribute {key!r} of a {cls.__name__} is {value!r:.60}, which makes huge results")
         vars(module)[key] = value
     check = getattr(module, "check_attributes", None)
     if check is not None:
@@ -164,6 +166,17 @@ def new_module(cls: type[nn.Module], attributes: Iterable[tuple[Any, object]] = 
         except Exception as error:  # whatever wrong types lead to
             raise MalformedError(f"a {cls.__name__} has attributes that no {cls.__name__} has: {error}") from error
     return module
+
+
+_ENLARGING = frozenset({"padding", "output_padding", "output_size", "size", "scale_factor", "stride"})
+_MOST_ELEMENTS = 2**30
+
+
+def _is_excessive(cls: type[nn.Module], value: object) -> bool:
+    """Return whether a call of a layer, for so large a number in a file, makes a result that the file does not hold."""
+    dims = int(cls.__name__[-2]) if cls.__name__[-2:] in ("1d", "3d") else 2
+    numbers = value if isinstance(value, (list, tuple)) else (value,)
+    return any(type(each) in (int, float) and abs(each) > _MOST_ELEMENTS ** (1 / dims) for each in numbers)
 
 
 def _checked(local: object) -> str:
