@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 import torch
-from live_models import EVERYTHING, Attention, Net, agrees, compiled, images, network, same
+from live_models import EVERYTHING, Attention, Net, agrees, compiled, images, network, rewrites, same
 from torch import Tensor, nn
+from torch.nn.utils.parametrizations import spectral_norm, weight_norm
 from torch.utils import swap_tensors
 
 import fxopt_compile
@@ -177,6 +178,20 @@ def test_quantized_weights_are_made_again() -> None:
     (graph,) = fxopt_compile.history(net)
     assert graph.rewritten == 4
     assert graph.refreshes == 1
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("parametrization", [weight_norm, spectral_norm])
+def test_weights_computed_from_weights_are_made_again(parametrization: Callable[..., nn.Module], dynamic: bool) -> None:
+    """A parametrized layer reads one weight, which follows the tensors that it is computed from."""
+    net, x = nn.Sequential(parametrization(nn.Conv2d(2, 4, 3)), nn.ReLU()).eval(), torch.randn(2, 2, 8, 8)
+    fast = compiled(net, dynamic=dynamic)
+    agrees(fast, net, x)
+    for weight in (*net.parameters(), *net.buffers()):
+        with torch.no_grad():
+            weight.mul_(1.5)
+        agrees(fast, net, x)
+    assert rewrites(net) == {"fold-weights": 1, "fuse-convolutions": 1}
 
 
 def test_tables_that_are_made_of_buffers() -> None:

@@ -190,6 +190,7 @@ def _listed() -> Iterator[Any]:
     yield from (getattr(torch, name) for name in _FACTORIES.split())
     yield from (getattr(torch.amp.autocast_mode, name) for name in _MODES.split())
     yield from (torch._assert, assert_is_none)  # inserted by tracing
+    yield torch._weight_norm  # what parametrizations call, in graphs of dynamo
     yield from (Tensor, type(None))
     for space, functions in get_overridable_functions().items():
         for function in functions:

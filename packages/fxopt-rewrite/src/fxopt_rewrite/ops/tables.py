@@ -134,7 +134,7 @@ SAFE_PRIVATE_OPERATORS = words(
     _adaptive_avg_pool2d _adaptive_avg_pool3d _assert_async _assert_scalar _conv_depthwise2d _convolution _log_softmax
     _native_batch_norm_legit _native_batch_norm_legit_no_training _safe_softmax _scaled_dot_product_attention_math
     _scaled_dot_product_efficient_attention _scaled_dot_product_flash_attention
-    _scaled_dot_product_flash_attention_for_cpu _softmax _to_copy _unsafe_index _unsafe_index_put
+    _scaled_dot_product_flash_attention_for_cpu _softmax _to_copy _unsafe_index _unsafe_index_put _weight_norm
     """
 )
 """Operators with a leading underscore that take any strides; all others of them count as sensitive."""
