@@ -91,7 +91,7 @@ class InductorPass:
     def __init__(self, transformation: Transformation) -> None:
         check_is_transformation(transformation, "the argument of as_inductor_pass")
         if transformation._copies:
-            raise PreconditionError(f"{transformation!r} works on a copy, and {_IN_PLACE}: leave inplace=False away")
+            raise PreconditionError(f"{transformation!r} works on a copy, and {_IN_PLACE}: omit inplace=False")
         self.transformation = transformation
         self.records: list[Record] = []
 

@@ -61,6 +61,7 @@ def _register() -> None:
     try:
         importlib.import_module("_fxopt_entry_points.auto_classes").register()
     except Exception as error:  # another transformers, which has to stay usable
-        message = f"folders that fxopt wrote cannot be opened with this transformers: {type(error).__name__}: {error}"
+        found = f"{type(error).__name__}: {error}"
+        message = f"folders that fxopt wrote cannot be opened with this version of transformers: {found}"
         with suppress(RuntimeWarning):  # where warnings are errors
             warnings.warn(message, RuntimeWarning, stacklevel=2)

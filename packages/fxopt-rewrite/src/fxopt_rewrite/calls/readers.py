@@ -73,7 +73,7 @@ def tensor_ref(
     name = str(value.target)
     problem = tensor_problem(tensor, parameter=parameter)
     if problem is None and not index.tensor_names(tensor):
-        problem = "not-a-parameter", "is a plain attribute, no parameter or buffer"
+        problem = "not-a-parameter", "is a plain attribute, not a parameter or buffer"
     if problem is not None:
         return Obstacle(owner_of(name) or name, problem[0], f"`{name}`, read by node `{node.name}`, {problem[1]}")
     return TensorRef(name, tensor, value)

@@ -186,7 +186,7 @@ def _unfit_shapes(site: Attention) -> Iterator[tuple[str, str]]:
         yield "dtype-mismatch", f"the attention `{site.label}` has values on {' and '.join(places)}"
     ranks = [facts[node].rank for node in (scores.query, scores.keys, site.value)]
     if len(set(ranks)) > 1 or ranks[0] < 3:
-        message = f"queries, keys and values of `{site.label}` have {ranks} dimensions; they need as many, at least 3"
+        message = f"queries, keys and values of `{site.label}` have {ranks} dimensions; all need the same, at least 3"
         yield "other-attention", message
     before, after = facts[scores.calls[-1]].shape, facts[scores.calls[0]].shape
     if not same_sizes(before, after):
@@ -204,7 +204,7 @@ def _unfit_masks(site: Attention, index: GraphIndex) -> Iterator[tuple[str, str]
             yield "other-attention", f"`{mask.value.name}` masks the scores, and has fewer than two dimensions"
         fill = None if mask.fill is None else site.values.number(mask.fill)
         if mask.fill is not None and fill not in (-float("inf"), smallest):
-            message = f"node `{mask.node.name}` fills `{mask.fill}` in, neither -inf nor the smallest {facts.dtype}"
+            message = f"node `{mask.node.name}` fills in `{mask.fill}`, neither -inf nor the smallest {facts.dtype}"
             yield "other-attention", message
         bounds = site.values.bounds(mask.value) if fill is None else Bounds(fill, 0.0)
         spares = not bounds.fit(facts.dtype) and bounds.high <= 0

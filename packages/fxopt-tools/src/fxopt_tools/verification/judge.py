@@ -57,7 +57,7 @@ class Judge:
             was = expected.strides.get(report.path)
             now = found.strides.get(report.path, was)
             if report.passed and was != now:
-                problem = f"has strides {now}, expected {was} as in the original: a view of it may be another, or raise"
+                problem = f"has strides {now}, expected {was} as in the original: a view of it may differ, or raise"
                 report = replace(report, problem=problem)
             yield report
         # Arguments that were not touched and are no tensors are ignored: each run has a copy, which may not be equal.
