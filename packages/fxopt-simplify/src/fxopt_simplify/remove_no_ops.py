@@ -43,8 +43,8 @@ class RemoveNoOps(ReversibleSitePass[NoOp]):
     """
 
     reasons: ClassVar[Mapping[str, str]] = {
-        "signed-zero": "Adding 0 turns -0.0 into 0.0, which another operation may tell apart. Remove the addition from "
-        "the model, or subtract 0.",
+        "signed-zero": "Adding 0 turns -0.0 into 0.0, and other operations may distinguish the two. Remove the "
+        "addition from the model, or subtract 0.",
     }
     repeats = True  # a mask may be dropped once nothing else reads it
 

@@ -21,11 +21,11 @@ PROMISED_SQNR = {"bfloat16": 25.0, "int8": 15.0}
 SLOW_IN_INT8 = ("portable", "avx2", "avx512")
 """Instruction sets without VNNI, which multiply images in float32 faster: by Winograd's products above all."""
 REASONS = {
-    "kept": "The pass is told to leave this layer as it is. Change `keep`, `keep_first` or `keep_last`.",
-    "no-range": "No call of the calibration reached the layer, or its inputs were not finite. Calibrate with calls "
-    "that use it.",
+    "kept": "An option of the pass excludes this layer. Change `keep`, `keep_first` or `keep_last`.",
+    "no-range": "No calibration call reached the layer, or its inputs were not finite. Calibrate with calls that "
+    "use it.",
     "too-small": "Quantizing the input of so small a layer takes longer than its product. Lower `min_weights`, or "
-    "`min_channels` of `fuse-convolutions`, to quantize it all the same.",
+    "`min_channels` of `fuse-convolutions`, to quantize it anyway.",
 }
 
 
