@@ -290,7 +290,7 @@ GRAPHS: weakref.WeakSet[LiveGraph] = weakref.WeakSet()
 
 
 def sweep() -> None:
-    """Drop rewritten graphs whose weights have moved, as after ``.half()``, or which alone hold them."""
+    """Drop rewritten graphs whose weights have moved, as after ``.half()``, or are held by nothing else."""
     graphs = list(GRAPHS)
     held = Counter(id(each) for graph in graphs for binding in graph._bindings for each in binding.tensors)
     for graph in graphs:

@@ -85,7 +85,7 @@ class InductorPass:
     Attributes:
         transformation: what it runs.
         records: what each run did and refused, the oldest first. Graphs of inductor keep no ledger and no marks: they
-            would enter the key of inductor's cache, and nobody undoes anything in them.
+            would enter the key of inductor's cache, and nothing in them is undone.
     """
 
     def __init__(self, transformation: Transformation) -> None:

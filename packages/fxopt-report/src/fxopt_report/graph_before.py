@@ -32,7 +32,7 @@ from fxopt_rewrite import (
 
 
 def graph_before(graph_module: GraphModule) -> tuple[DrawnGraph | None, tuple[str, ...]]:
-    """Return the graph before the passes that are applied, and notes on what the ledger does not say.
+    """Return the graph before the passes that are applied, and notes on what the ledger does not record.
 
     The ledger goes back to the last edit that a pass or something else made directly: this is the graph after it, or
     None where nothing was recorded since.

@@ -1,11 +1,11 @@
-"""Let transformers know the folders that fxopt writes, wherever fxopt is installed.
+"""Register the folders that fxopt writes with transformers, wherever fxopt is installed.
 
-transformers has no entry points: a type of model is known once someone has registered it. torch has a group of them,
-``torch.backends``, called at the end of ``import torch``. `autoload` is one of them; ``import fxopt`` calls it too.
+transformers has no entry points: a type of model is known only once it has been registered. torch has a group of entry
+points, ``torch.backends``, called at the end of ``import torch``. `autoload` is one; ``import fxopt`` calls it too.
 It imports neither torch nor transformers. If nothing ever imports the classes ``AutoModel...`` of transformers, it has
 no effect; ``TORCH_DEVICE_BACKEND_AUTOLOAD=0`` turns the entry point off, but not the call by ``import fxopt``.
 
-What an entry point raises, ``import torch`` raises, for every script on the machine. So nothing here raises, and
+If an entry point raised, so would ``import torch``, in every script on the machine. So nothing here raises, and
 nothing imports ``fxopt``, because a file of that name may be beside the script.
 """
 

@@ -128,9 +128,9 @@ class FuseConvolutions(low_precision.Options, ReversibleSitePass[ConvolutionSite
         Networks for Efficient Integer-Arithmetic-Only Inference, https://arxiv.org/abs/1712.05877.
 
     Cost:
-        One call instead of several, and no tensors between them. From the first call on, the module holds a packed
-        copy of the weight besides the parameter. In int8, the packed weight takes the place of the plain one, and a
-        quarter of its memory.
+        One call instead of several, and no tensors between them. Calls outside a plan keep a packed copy of the
+        weight besides the parameter. In a plan and in int8, the packed weight takes the place of the plain one; in
+        int8 it takes a quarter of its memory.
 
     >>> import torch
     >>> from torch import nn

@@ -346,7 +346,7 @@ _ARITHMETIC = frozenset({"add", "sub", "mul", "div", "rsub"})
 def read_elementwise(node: Node) -> ElementwiseCall | Obstacle | None:
     """Read ``+``, ``-``, ``*`` or ``/`` of two operands, in place or not, and ``rsub`` with its operands exchanged.
 
-    Arithmetic on sizes is read in the same way; `is_python_number` tells it. A call with ``out=``, or an ``alpha`` that
+    Arithmetic on sizes is read in the same way (see `is_python_number`). A call with ``out=``, or an ``alpha`` that
     the graph computes, is an obstacle.
 
     >>> import torch

@@ -33,8 +33,8 @@ class FuseScaledDotProductAttention(ReversibleSitePass[Attention]):
 
     q is (..., L, E), k (..., S, E), v (..., S, V) and the mask broadcasts to (..., L, S). The scores may be multiplied
     or divided by a number; masks are summands, or filled in with ``-inf`` or the smallest number of the dtype. Keys and
-    values of grouped heads stay expanded as they are. The same in float32 and float64 except for rounding, as long as
-    the scores are finite. Gradients are those of torch's kernels: only first derivatives, and on CPUs wrong
+    values of grouped heads stay expanded as they are. Results are the same in float32 and float64 except for rounding,
+    as long as the scores are finite. Gradients are those of torch's kernels: only first derivatives, and on CPUs wrong
     ones for rows that the smallest number hides entirely, so that masks that may do so are refused in train mode.
 
     Refused if the weights are read elsewhere, for active dropout, in half precision (where the kernel rounds less), and

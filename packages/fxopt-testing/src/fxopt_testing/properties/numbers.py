@@ -59,7 +59,7 @@ OUTPUTS = Property(
 )
 OTHER_INPUTS = Property(
     "other-inputs",
-    "this holds for every input that the model accepts: other batch sizes, an empty batch, other strides",
+    "results are the same for every input that the model accepts: other batch sizes, an empty batch, other strides",
     "Bake no size, value or stride of an example into the graph.",
     on_model=_other_inputs,
     applies=_in_eval_mode,

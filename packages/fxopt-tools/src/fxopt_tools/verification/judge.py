@@ -49,7 +49,7 @@ class Judge:
         """Compare all values of the outputs, and the arguments and buffers that either run wrote to.
 
         The reference is the outcome of the original in float64, if there is one. With a bound on the signal-to-noise
-        ratio, values for padding are not compared: nobody reads them.
+        ratio, values for padding, which are never read, are not compared.
         """
         tokens = None if self.bounds.sqnr is None else tokens_of(expected)
         trees = (expected.output, found.output, {} if reference is None else reference.output)

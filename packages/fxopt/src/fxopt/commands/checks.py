@@ -35,7 +35,7 @@ def check_pipeline(text: str | None) -> None:
 
 
 def check_sources(*texts: str, inputs: str | None = None) -> None:
-    """Raise if a SOURCE does not exist or holds no model at first sight, or if the file of inputs does not exist.
+    """Raise if a SOURCE does not exist or clearly holds no model, or if the file of inputs does not exist.
 
     Args:
         texts: what each SOURCE is given as.
@@ -68,12 +68,12 @@ def archive_path(text: str) -> Path:
 
 
 def is_hub_name(text: str) -> bool:
-    """Whether a SOURCE that is no path is the name of a model on the hub, ``owner/name``."""
+    """Whether a SOURCE that is not a path is the name of a model on the Hub, ``owner/name``."""
     return not Path(text).exists() and bool(_HUB_NAME.fullmatch(text)) and not Path(text).parent.is_dir()
 
 
 def source_path(text: str) -> Path:
-    """Return the path of a SOURCE that is no factory; a model of the hub is downloaded, or found in the hub's cache.
+    """Return the path of a SOURCE that is not a factory; a model on the Hub is downloaded, or found in its cache.
 
     Raises:
         FileError: It cannot be downloaded.
@@ -86,7 +86,7 @@ def downloaded(name: str) -> Path:
     """Return the folder that huggingface_hub keeps a model in, with its configuration, tokenizer and safetensors.
 
     Raises:
-        FileError: huggingface_hub is not installed, or cannot download the model and has not got it.
+        FileError: huggingface_hub is not installed, or cannot download the model and has no copy of it.
     """
     there_is_none = f"there is no file or folder {name!r}, and a model of that name cannot be downloaded"
     try:

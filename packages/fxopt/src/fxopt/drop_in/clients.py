@@ -242,7 +242,7 @@ def _calls_of_modules(client: Any) -> Iterator[Callable[[], object]]:
 
 
 def images() -> Sequence[list[Any]]:
-    """Return two images in one call, and one alone."""
+    """Return two images in one call, and one by itself."""
     gradient = importlib.import_module("PIL.Image").linear_gradient("L").convert("RGB")
     return ([gradient, gradient.rotate(90)], [gradient.rotate(180)])
 
@@ -254,7 +254,7 @@ def sound(seconds: float, rate: int) -> Any:
 
 
 def varying_sizes(call: Inputs) -> Mapping[str, Any] | None:
-    """Return the sizes that vary although `capture` cannot see it: the lengths of sounds."""
+    """Return the sizes that vary although `capture` cannot tell: the lengths of sounds."""
     if "input_values" not in call.kwargs:
         return None
     return {name: {0: Dim.DYNAMIC, 1: Dim.DYNAMIC} for name in call.kwargs}
