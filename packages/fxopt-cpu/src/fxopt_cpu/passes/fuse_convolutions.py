@@ -141,8 +141,8 @@ class FuseConvolutions(low_precision.Options, ReversibleSitePass[ConvolutionSite
 
     reasons: ClassVar[Mapping[str, str]] = {
         **REASONS,
-        "other-convolution": "Only plain convolutions are packed: over two dimensions, or over one if the graph has at "
-        "least three of them, since fewer gain too little in a plan. Nothing to do: plans or torch compute the others.",
+        "other-convolution": "Only plain convolutions are packed: over two dimensions, or at least three over one, "
+        "since fewer gain too little in a plan. Nothing to do: plans or torch compute the others.",
         "padding-mode": "The convolution pads by reflection, replication or circularly, and the operators pad with "
         "zeros. Nothing to do: one operator cannot do both.",
         "not-in-int8": "In int8, only convolutions of images with one group of channels are computed. Nothing to do: "
