@@ -269,7 +269,7 @@ class _Tree(EditVisitor):
                 raise CheckpointError(
                     f"pass `{self._pass_name}` recorded that `{derived.function}` computes tensors with "
                     f"`{name}`, which it neither removed nor added; its call of Editor.derived has to give the exact "
-                    "names of both"
+                    "names of inputs and outputs"
                 )
         item = _Derivation(derived, inputs, outputs, self._pass_name)
         for output in outputs:
