@@ -322,11 +322,11 @@ UNFITTING: dict[str, tuple[Callable[[Any], None], str]] = {
         "two originals would get the same values of `q_k_merged.weight`, from 4",
     ),
     "values nowhere": (tensor(1, piece=None), "nothing says where the values of q.bias are now"),
-    "no weight": (without_tensor(0), "`q` would come back incomplete: it has no `weight`"),
-    "no bias": (without_tensor(1), "`q` would come back incomplete: 'Linear' object has no attribute 'bias'"),
-    "a number for a tensor": (node(args=[3]), "`q` would come back with arguments that `q` does not take"),
-    "no arguments": (node(args=[]), "`q` would come back with arguments that `q` does not take"),
-    "another node": (replaced(7), "which `narrow` has replaced, is none that was taken out"),
+    "no weight": (without_tensor(0), "`q` would be restored incomplete: it has no `weight`"),
+    "no bias": (without_tensor(1), "`q` would be restored incomplete: 'Linear' object has no attribute 'bias'"),
+    "a number for a tensor": (node(args=[3]), "`q` would be restored with arguments that `q` does not take"),
+    "no arguments": (node(args=[]), "`q` would be restored with arguments that `q` does not take"),
+    "another node": (replaced(7), "which `narrow` has replaced, was not removed by this pass"),
 }
 
 

@@ -99,7 +99,7 @@ def test_a_folder_that_its_user_cannot_open_is_not_written(tmp_path: Path, monke
     monkeypatch.setattr(outputs, "DESCRIBING", ("config.json", "modules.json", "vocab.txt"))
     monkeypatch.setattr(outputs, "_name_tokenizer", lambda origin, file: None)
     message = command("optimize", original, "-p", "simplify", "-o", tmp_path / "fast", code=3)["error"]["message"]
-    assert "fast was not written, as nobody could use it: sentence-transformers cannot load" in message
+    assert "fast was not written, because it would be unusable: sentence-transformers cannot load" in message
     assert sorted(path.name for path in tmp_path.iterdir()) == ["minilm"]
 
 

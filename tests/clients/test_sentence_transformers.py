@@ -123,7 +123,7 @@ def test_the_folder_opens_and_saves_again(model: Any, folder: Path, tmp_path: Pa
     numpy.testing.assert_allclose(extract(TEXTS[1]), plain(TEXTS[1]), atol=1e-4)
     with pytest.raises(ValueError, match="holds a BertModel, which AutoModelForSequenceClassification does not open"):
         transformers.AutoModelForSequenceClassification.from_pretrained(str(folder))
-    with pytest.raises(ValueError, match="an optimized graph, for which dtype=bfloat16 cannot be chosen any more"):
+    with pytest.raises(ValueError, match="an optimized graph, and dtype=bfloat16 can no longer be chosen"):
         transformers.AutoModel.from_pretrained(str(folder), dtype=torch.bfloat16)
 
 

@@ -65,7 +65,7 @@ def test_a_directory(tmp_path: Path) -> None:
 
 def test_text(tmp_path: Path) -> None:
     (tmp_path / "text.fxopt").write_text("weights")
-    with pytest.raises(CaptureError, match="is no archive"):
+    with pytest.raises(CaptureError, match="is not an archive"):
         load(tmp_path / "text.fxopt")
 
 
@@ -79,11 +79,11 @@ def test_a_file_that_was_cut_off(path: Path, share: float) -> None:
 
 def test_other_archives(tmp_path: Path) -> None:
     torch.save(nn.Linear(1, 1).state_dict(), tmp_path / "state.fxopt")
-    with pytest.raises(CaptureError, match=r"is a zip file, and no archive: it has no fxopt\.json"):
+    with pytest.raises(CaptureError, match=r"is a zip file, but not an archive: it has no fxopt\.json"):
         load(tmp_path / "state.fxopt")
     with zipfile.ZipFile(tmp_path / "zip.fxopt", "w") as archive:
         archive.writestr("a/readme", "nothing")
-    with pytest.raises(CaptureError, match="is a zip file, and no archive"):
+    with pytest.raises(CaptureError, match="is a zip file, but not an archive"):
         load(tmp_path / "zip.fxopt")
 
 
@@ -137,7 +137,7 @@ def test_a_ledger_of_a_newer_version(path: Path) -> None:
 
 def test_what_an_archive_lacks(path: Path) -> None:
     for lost in ("weights.safetensors", "fxopt.json"):
-        with pytest.raises(CaptureError, match=r"no entry weights|and no archive"):
+        with pytest.raises(CaptureError, match=r"no entry weights|but not an archive"):
             load(rewritten(path, lambda name, content, lost=lost: None if name == lost else content))  # type: ignore[misc]
     assert history(load(rewritten(path, lambda name, content: None if name == "ledger.json" else content))) == ()
 

@@ -50,7 +50,7 @@ def test_files_that_are_not_open_for_it(path: Path) -> None:
     wrong = StringIO("text")
     with pytest.raises(CaptureError, match=r"open it for reading bytes: open\(path, 'rb'\)"):
         load(wrong)
-    with pytest.raises(CaptureError, match="a BytesIO' is no archive"):
+    with pytest.raises(CaptureError, match="a BytesIO' is not an archive"):
         load(BytesIO(b"no archive"))
     with path.open("rb") as opened, pytest.raises(CaptureError, match=r"model\.fxopt' cannot be written"):
         save(load(path), opened)

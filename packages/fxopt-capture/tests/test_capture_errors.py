@@ -98,13 +98,13 @@ class Sum(nn.Module):
 
 def test_a_dynamic_size_of_one_is_sent_to_two() -> None:
     shapes = {"x": {0: Dim("x")}, "y": {0: Dim("y")}}
-    with pytest.raises(CaptureError, match="give sizes of 2 or more where they are to vary, as torch may take 1"):
+    with pytest.raises(CaptureError, match="give sizes of 2 or more where they should vary, since torch may treat 1"):
         capture(Sum().eval(), (torch.randn(1, 4), torch.randn(3, 4)), dynamic_shapes=shapes)
 
 
 def test_sizes_that_are_not_free() -> None:
     shapes = {"x": {0: Dim("x")}, "y": {0: Dim("y")}}
-    with pytest.raises(CaptureError, match="not free in this model; leave them out of `dynamic_shapes`") as caught:
+    with pytest.raises(CaptureError, match="cannot vary freely in this model; leave them out of") as caught:
         capture(Sum().eval(), (torch.randn(3, 4), torch.randn(3, 4)), dynamic_shapes=shapes)
     assert "values of a tensor" not in str(caught.value)
 

@@ -210,7 +210,7 @@ class Converting(nn.Module):
 def test_a_dtype_that_is_baked_in_is_checked() -> None:
     captured = capture(Converting().eval(), (torch.ones(3, 2), torch.ones(3, 2)))
     assert torch.equal(captured(torch.ones(3, 2), torch.ones(3, 2)), torch.full((3, 2), 2.0))
-    message = r"`x` has dtype torch\.float64, where the graph was captured for torch\.float32 and has conversions"
+    message = r"`x` has dtype torch\.float64, where the graph was captured for torch\.float32 and contains conversions"
     for other in (captured, pickle.loads(pickle.dumps(captured)), copy.deepcopy(captured)):
         with pytest.raises(CaptureError, match=message):
             other(torch.ones(3, 2).double(), torch.ones(3, 2).double())

@@ -181,4 +181,4 @@ def test_the_note_counts() -> None:
     note = str(training_note(many))
     assert "2 batch norms normalise each batch by itself and update running statistics, so that they cannot" in note
     assert "3 dropouts draw anew" in note
-    assert "some of its modules ask for the mode" in str(training_note(Scaled()))
+    assert "some of its modules read the mode" in str(training_note(Scaled()))

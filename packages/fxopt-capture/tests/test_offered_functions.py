@@ -133,7 +133,7 @@ def test_what_a_plugin_offers_is_saved_and_loaded(function: str) -> None:
 @pytest.mark.parametrize(
     ("layer", "function", "message"),
     [
-        (Unknown(0.5), "twice", "Unknown, none of torch.nn, and none that a plugin offers by its hook fxopt_layers"),
+        (Unknown(0.5), "twice", "Unknown, which is neither of torch.nn nor offered by a plugin's hook fxopt_layers"),
         (Scale(0.5), "unknown", "unknown"),
     ],
 )
@@ -150,7 +150,7 @@ def test_names_that_files_may_have() -> None:
     assert layer_class(["unhashable"]) is None
     assert plain_function(plain_name(twice)) is twice
     assert plain_name(unknown) is None
-    with pytest.raises(UntrustedNameError, match="none that a plugin offers"):
+    with pytest.raises(UntrustedNameError, match="no plugin offers it"):
         plain_function(f"{__name__}:unknown")
 
 

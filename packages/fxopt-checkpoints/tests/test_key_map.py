@@ -103,7 +103,7 @@ class TestWhatItSays:
         assert "(0 stands in) joined.bias[8:10]" in lines
         assert "mid.weight (6, 8) mid_folded.weight, mid_folded.bias by fold" in lines
         assert "norm.num_batches_tracked () not kept" in lines
-        assert lines[-1] == "7 other keys are what they were"
+        assert lines[-1] == "7 other keys are unchanged"
 
 
 class Twice(nn.Module):
@@ -164,7 +164,7 @@ class TestVllm:
     def test_what_it_cannot_say_is_an_error(self) -> None:
         with pytest.raises(FxoptError, match=r"`joined\.bias` has rows where 0 stands in .* leave them unfilled"):
             key_map(rewritten(Join())).vllm_orig_to_new_stacked()
-        with pytest.raises(FxoptError, match=r"`mid\.weight` is computed with others\n") as caught:
+        with pytest.raises(FxoptError, match=r"`mid\.weight` is computed together with others\n") as caught:
             key_map(rewritten(Fold())).vllm_orig_to_new_stacked()
         assert "`norm.num_batches_tracked` is dropped" in str(caught.value)
 

@@ -39,7 +39,7 @@ def test_no_keys_are_taken_for_original_ones(
 ) -> None:
     graph_module = without_edits(make()(traced(model())), journal)
     keys = list(graph_module.state_dict())
-    with pytest.raises(CheckpointError, match=r"pass `(join|fold)` names what it replaced, and has lost the edits"):
+    with pytest.raises(CheckpointError, match=r"pass `(join|fold)` names what it replaced, but has lost the edits"):
         read(graph_module)
     assert list(graph_module.state_dict()) == keys
 

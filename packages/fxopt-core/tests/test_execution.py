@@ -249,7 +249,7 @@ class TestValues:
         raise ValueError("no luck")
 
     def test_written_in_place_are_reported(self) -> None:
-        with pytest.raises(PassError, match=r"does not bring back: linear\.weight\. Run it with protect_values=True"):
+        with pytest.raises(PassError, match=r"does not restore: linear\.weight\. Run it with protect_values=True"):
             Run(self.overwrite)(traced())
 
     def test_are_reported_with_errors_of_ones_own_kind(self) -> None:
@@ -267,7 +267,7 @@ class TestValues:
         before = graph_module.linear.weight.detach().clone()
         with pytest.raises(PassError) as caught:
             Run(self.overwrite)(graph_module, protect_values=True)
-        assert "does not bring back" not in str(caught.value)
+        assert "does not restore" not in str(caught.value)
         assert torch.equal(graph_module.linear.weight, before)
 
 

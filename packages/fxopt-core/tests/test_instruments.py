@@ -248,7 +248,7 @@ class TestVetoes:
         graph_module = traced()
         instrument = Log("a", [], vetoes="swap")
         instrument.may_veto = False
-        expected = r"vetoed by Log, which core was not prepared for.*may_veto = True"
+        expected = r"vetoed by Log, but no snapshot had been taken.*may_veto = True"
         with pytest.raises(PassError, match=expected), instrumented(instrument):
             Swap()(graph_module)
         assert " + " in graph_module.code

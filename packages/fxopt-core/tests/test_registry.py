@@ -435,7 +435,7 @@ class TestRegister:
     def test_a_taken_plugin_name(self, good: Any) -> None:
         known = Registry([good, failing("broken", ImportError())])
         for name, dist in [("good", "dist-good"), ("broken", "failed to load")]:
-            with pytest.raises(DuplicatePassError, match=f"a plugin is named '{name}' already.*{dist}"):
+            with pytest.raises(DuplicatePassError, match=f"a plugin is already named '{name}'.*{dist}"):
                 known.register(plugin_of(Other), name=name)
 
 

@@ -183,7 +183,7 @@ def test_tensors_deep_in_attributes_are_restored_and_named() -> None:
     assert gm.block.cache["keys"][0][0] is deep
     assert gm.block.cache["keys"][0][1] is tied
     assert deep.tolist() == [1.0, 1.0]
-    assert "The pass wrote values in place, which a rollback does not bring back: block.cache[...]." in roll_back(
+    assert "The pass wrote values in place, which a rollback does not restore: block.cache[...]." in roll_back(
         gm, lambda: deep.add_(1)
     )
     assert "in place" not in roll_back(gm, deep.zero_, protect_values=True)

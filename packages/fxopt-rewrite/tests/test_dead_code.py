@@ -92,6 +92,6 @@ def test_what_is_gone_and_was_not_dead_is_missed() -> None:
     node.replace_all_uses_with(node.all_input_nodes[0])
     graph_module.graph.erase_node(node)
     before = names(graph_module)
-    with pytest.raises(UndoError, match=r"taken out or replaced since|0 nodes"):
+    with pytest.raises(UndoError, match=r"removed or replaced since|0 nodes"):
         undo(graph_module)
     assert names(graph_module) == before

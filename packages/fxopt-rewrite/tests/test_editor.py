@@ -130,7 +130,7 @@ class TestNodes:
             q_to_twice_k(edit, nodes)
             edit.call_function(torch.relu, nodes["x"], before=nodes["block_q"], like=[nodes["x"]])
 
-        with pytest.raises(PassError, match="node `block_q` was taken out already; insert before a node that is still"):
+        with pytest.raises(PassError, match="node `block_q` was already removed; insert before a node that is still"):
             edited(edits)
 
     def test_with_users_cannot_be_erased(self) -> None:

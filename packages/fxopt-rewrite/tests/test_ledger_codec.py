@@ -312,10 +312,10 @@ BROKEN = {
     "fields of another type": ('{"fxopt_ledger": 1, "records": [{"Record": 3}]}', "found '3' as Record"),
     "unknown kind": ('{"fxopt_ledger": 1, "records": [{"Recrod": {}}]}', "unknown kind 'Recrod'"),
     "two kinds": ('{"fxopt_ledger": 1, "records": [{"a": 1, "b": 2}]}', "an object with 2 entries"),
-    "dtype": ('{"fxopt_ledger": 1, "next_id": {"dtype": "relu"}}', "'relu', which is no dtype"),
+    "dtype": ('{"fxopt_ledger": 1, "next_id": {"dtype": "relu"}}', "'relu', which is not a valid dtype"),
     "no number": ('{"fxopt_ledger": 1, "next_id": true}', "'True' as 'next_id'"),
-    "object": ('{"fxopt_ledger": 1, "next_id": {"object": 3}}', "is no object"),
-    "enumeration": ('{"fxopt_ledger": 1, "next_id": {"enum": ["builtins:int", 3]}}', "is no enum"),
+    "object": ('{"fxopt_ledger": 1, "next_id": {"object": 3}}', "is not a valid object"),
+    "enumeration": ('{"fxopt_ledger": 1, "next_id": {"enum": ["builtins:int", 3]}}', "is not a valid enum"),
     "nested too deep": ('{"fxopt_ledger": 1, "next_id": ' + "[" * 100_000 + "]" * 100_000 + "}", "cannot be read"),
 }
 

@@ -266,7 +266,7 @@ class Replaces(PatternPass):
     ("write", "message"),
     [
         (lambda x, w: x, "return the tensor"),
-        (lambda x, w: x * w.exp(), "not compute others"),
+        (lambda x, w: x * w.exp(), "not compute new ones"),
         (lambda x, w: 2, "return the tensor"),
     ],
 )

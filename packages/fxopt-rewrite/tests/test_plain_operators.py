@@ -79,7 +79,7 @@ def test_an_operator_that_is_registered_later_is_outside() -> None:
     library = library.Library("stranger", "FRAGMENT")
     library.define("write(Tensor x, str path) -> Tensor")
     assert not is_plain_operator(torch.ops.stranger.write.default)
-    with pytest.raises(UntrustedNameError, match="is no operator that an untrusted file may call"):
+    with pytest.raises(UntrustedNameError, match="is not an operator that an untrusted file may call"):
         plain_function("torch:ops.stranger.write.default")
     library._destroy()
 

@@ -127,6 +127,6 @@ def test_names_of_functions_are_imported_only_to_undo() -> None:
     assert len(history(graph_module)) == 1
     assert ledger_to_json(ledger_of(graph_module)) == text
     before = [node.name for node in iter_nodes(graph_module.graph)]
-    with pytest.raises(UndoError, match="node `relu_1` calls or takes what cannot be found here"):
+    with pytest.raises(UndoError, match="node `relu_1` calls or takes something not found here"):
         undo(graph_module)
     assert [node.name for node in iter_nodes(graph_module.graph)] == before

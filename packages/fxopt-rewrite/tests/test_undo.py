@@ -441,7 +441,7 @@ CHANGES: list[tuple[Callable[[GraphModule], None], str]] = [
     (change_target, "node `narrow`, which the pass made, was changed since"),
     (
         remove_node,
-        "which the pass made, was taken out or replaced since|nodes for its replacement, expected exactly one",
+        "which the pass made, was removed or replaced since|nodes for its replacement, expected exactly one",
     ),
     (read_new_node, "node `first_padded`, which the original does not have, is read by `relu_1` now"),
     (copy_node_with_meta, "the graph has 2 nodes for an input of `first`, expected exactly one"),

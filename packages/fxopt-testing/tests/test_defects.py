@@ -144,8 +144,8 @@ def test_a_pass_that_finds_nothing_is_told_so() -> None:
     ("cls", "found"),
     [
         (checkpoints.DropsABias, "`defects_of_checkpoints:without_bias` gives a NoneType as `bias`"),
-        (checkpoints.NamesNoInput, "`defects_of_checkpoints:renamed` gives `weights`, which is none of the tensors"),
-        (checkpoints.GoesBackWrongly, "computes another `"),
+        (checkpoints.NamesNoInput, "`defects_of_checkpoints:renamed` gives `weights`, which is not among the tensors"),
+        (checkpoints.GoesBackWrongly, "computes a `"),
     ],
     ids=lambda value: getattr(value, "__name__", None),
 )

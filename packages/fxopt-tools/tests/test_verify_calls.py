@@ -72,7 +72,7 @@ def test_strides_are_judged() -> None:
     """But those of dimensions with one entry, which mean nothing."""
     report = verify(Calls(lambda x: x + 1), Calls(lambda x: (x + 1).t().contiguous().t()), X)
     assert report.outputs[0].problem == (
-        "has strides (1, 3), expected (4, 1) as in the original: a view of it may be another, or raise"
+        "has strides (1, 3), expected (4, 1) as in the original: a view of it may differ, or raise"
     )
     assert verify(Calls(torch.sin), Calls(lambda x: x.sin().t().contiguous().t()), X[:1])
 
@@ -108,7 +108,7 @@ def test_random_numbers_are_reported() -> None:
 
     report = verify(Calls(lambda x: x + 1), Calls(drawing), X)
     assert report
-    note = "the transformed module consumes other random numbers than the original: not judged"
+    note = "the transformed module consumes different random numbers from the original's: not judged"
     assert note in report.notes
 
 

@@ -19,7 +19,7 @@ MODEL = "import torch\ndef make():\n    return torch.nn.Linear(4, 3).eval(), (to
 WRONG = [
     # what is typed, exit code, what is said
     (["optimize", "shop.py", "-o", "out.fxopt"], 3, "in it that makes the model: shop:FUNCTION"),
-    (["optimize", "gpt2", "-o", "out.fxopt"], 3, "Hugging Face format, owner/name on the hub, or package"),
+    (["optimize", "gpt2", "-o", "out.fxopt"], 3, "Hugging Face format, owner/name on the Hub, or package"),
     (["optimize", "shop:make", "-o", "out.fxopt", "-p", ""], 2, "the pipeline is empty: name passes or a pipeline"),
     (["bench", "shop:make", "-p", " "], 2, "the pipeline is empty"),
     (["bisect", "shop:make", "-p", ""], 2, "the pipeline is empty"),
@@ -28,14 +28,14 @@ WRONG = [
         3,
         "no file 'input.pt' with inputs",
     ),
-    (["optimize", "shop:make", "-o", "out.fxopt", "--inputs", "sub"], 3, "no file 'sub' with inputs; expected one"),
+    (["optimize", "shop:make", "-o", "out.fxopt", "--inputs", "sub"], 3, "no file 'sub' with inputs; expected a file"),
     (["verify", "shop:make", "modle.fxopt"], 3, "there is no file or folder 'modle.fxopt'"),
     (["verify", "modle.fxopt", "shop:make"], 3, "there is no file or folder 'modle.fxopt'"),
     (["undo", "modle.fxopt", "-o", "out.fxopt"], 3, "there is no file or folder 'modle.fxopt'"),
     (["history", "absent/model.fxopt"], 3, "no file or folder 'absent/model.fxopt'; expected a .fxopt archive"),
     (["history", "model.fxopt/model.fxopt"], 3, "there is no file or folder 'model.fxopt/model.fxopt'"),
     (["history", "someone/model"], 3, "expected a .fxopt archive"),
-    (["view", "sub"], 3, "'sub' is a directory, and no file"),
+    (["view", "sub"], 3, "'sub' is a directory, not a file"),
     (["bench", "sub"], 3, "sub has no config.json"),
     (["bench", "bert"], 3, "bert/model.safetensors is a special file"),
 ]
@@ -89,7 +89,7 @@ def test_no_folder_with_other_files_is_replaced(folder: Path) -> None:
     (folder / "mine" / "thesis.tex").touch()
     with pytest.raises(FileError, match=r"'mine' holds 'thesis\.tex', which would be lost"):
         check_output_folder("mine", source="bert", force=True)
-    with pytest.raises(FileError, match="'sub' exists and was not written by fxopt, which keeps it"):
+    with pytest.raises(FileError, match="'sub' exists and was not written by fxopt, so it is kept"):
         check_output_folder("sub", source="bert", force=True)
     with pytest.raises(FileError, match="there is no folder 'nowhere'"):
         check_output_folder("nowhere/out", source="bert", force=True)

@@ -55,7 +55,7 @@ class TestFiles:
         assert fxopt("history", "saved").stdout.strip() == "nothing was applied"
         (folder / "saved" / "1_Other").mkdir()
         save(capture(*attention()), "saved/1_Other/model.fxopt")
-        assert "'saved' is a directory, and no file" in fxopt("history", "saved", code=3).stderr
+        assert "'saved' is a directory, not a file" in fxopt("history", "saved", code=3).stderr
 
     def test_an_archive_that_is_cut_off(self, folder: Path) -> None:
         save(capture(*attention()), "whole.fxopt")
@@ -162,7 +162,7 @@ class TestFactories:
 
     def test_a_graph_that_computes_something_else(self) -> None:
         said = failure("command_models:reading_values", code=4)
-        assert "`fxopt optimize --no-verify` takes the graph all the same" in said
+        assert "`fxopt optimize --no-verify` accepts the graph anyway" in said
         fxopt("optimize", "command_models:reading_values", "-o", "out.fxopt", "--no-verify")
 
 

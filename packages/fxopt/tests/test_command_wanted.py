@@ -24,7 +24,7 @@ def test_the_model_and_its_inputs_have_the_dtype_and_the_named_sizes_vary(folder
     with pytest.raises(Exception, match="has size 3 in dimension 0, where the graph was captured for 2"):
         program(x[:1].expand(3, 9, 8))
     again = fxopt("bench", "out.fxopt", "--dtype", "float32", code=2).stderr
-    assert "out.fxopt is a graph already, whose dtype, device and dynamic sizes are those of its capture" in again
+    assert "out.fxopt is already a graph, with the dtype, device and dynamic sizes of its capture" in again
 
 
 @pytest.mark.parametrize(
@@ -33,7 +33,7 @@ def test_the_model_and_its_inputs_have_the_dtype_and_the_named_sizes_vary(folder
         ("--dtype", "int8", "is not one of", 2),
         ("--device", "nowhere", "--device nowhere cannot be used here", 2),
         ("--device", "meta", "has no values to optimize", 2),
-        ("--dynamic", "x", "is not NAME=DIMENSION,...; expected such as pixel_values=0,2,3", 2),
+        ("--dynamic", "x", "is not NAME=DIMENSION,...; expected, for example, pixel_values=0,2,3", 2),
         ("--dynamic", "y=0", "dynamic_shapes names 'y', which is not among the tensor inputs", 4),
     ],
 )
@@ -44,4 +44,4 @@ def test_what_cannot_be_had(option: str, value: str, words: str, code: int, fold
 
 def test_a_folder_is_written_for_a_folder_alone() -> None:
     said = fxopt("optimize", ATTENTION, "-o", "out", code=3).stderr
-    assert "names a folder, and command_models:attention is not a folder in Hugging Face format" in said
+    assert "names a folder, but command_models:attention is not a folder in Hugging Face format" in said

@@ -76,7 +76,7 @@ class ChangeTrueDivToMulByInverse(ReversibleSitePass[ConstantDivision]):
         "Compute in a wider dtype, if there is one that holds it.",
         "shape-arithmetic": "The dividend is a Python number that is computed from shapes; a product would round. "
         "Nothing to do: no tensor is divided.",
-        "rounded-quotient": "What reads the quotient rounds it, compares it or makes it an integer. "
+        "rounded-quotient": "An operation that reads the quotient rounds it, compares it or makes it an integer. "
         "Nothing to do, except to divide by a power of two, whose inverse is exact.",
     }
 

@@ -278,8 +278,8 @@ def _check_example(request: Request, exported: Export, captured: CapturedModule)
         form = form.without("use_cache")
     if not exported.guards.accepts(pytree.tree_leaves(dict(inputs))):
         inputs = exported.inputs
-    name, remedy = type(model).__name__, "please report it; compare=False returns the graph all the same"
-    values = "does not depend on the values of its inputs in a way that a graph cannot say"
+    name, remedy = type(model).__name__, "please report it; compare=False returns the graph anyway"
+    values = "does not depend on the values of its inputs in a way that a graph cannot express"
     try:
         found = difference_in_call(model, form, captured, inputs)
     except GraphError as error:
@@ -333,8 +333,8 @@ def _check_tensors(model: nn.Module) -> None:
             raise CaptureError(text)
         if isinstance(tensor, nn.Parameter) and tensor.is_inference():
             raise CaptureError(
-                f"`{name}` of {type(model).__name__} was made under torch.inference_mode(), and torch exports no such "
-                f"tensor; capture copy.deepcopy(model), made outside of that mode"
+                f"`{name}` of {type(model).__name__} was made under torch.inference_mode(), and torch cannot export "
+                f"such a tensor; capture copy.deepcopy(model), made outside of that mode"
             )
 
 

@@ -78,7 +78,7 @@ def _arguments(
     if names is None:
         return tuple(examples), {}
     if len(names) != len(examples):
-        raise CaptureError(f"there are {len(names)} input_names and {len(examples)} example_inputs; give one of each")
+        raise CaptureError(f"there are {len(names)} input_names and {len(examples)} example_inputs; give one for each")
     return (), dict(zip(names, examples, strict=True))
 
 

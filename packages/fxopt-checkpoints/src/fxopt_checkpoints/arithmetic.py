@@ -176,9 +176,9 @@ def _function(path: str, step: Derivation) -> Callable[..., Any]:
 
 
 _REMEDY = (
-    "A function that goes back has to return a tensor for each input, from which the pass computes the present values "
-    "again, or to raise a NotReversibleError: tell the author of the pass. Until then keep the original checkpoint, or "
-    "save graph_module.state_dict()"
+    "An inverse function has to return a tensor for each input, from which the pass computes the present values "
+    "again, or to raise a NotReversibleError: report this to the author of the pass. Until then keep the original "
+    "checkpoint, or save graph_module.state_dict()"
 )
 
 
@@ -271,8 +271,8 @@ class OriginalTensors:
         if step.restore is None:
             self._problem(
                 step,
-                f"{names}: pass `{step.pass_name}` computes them by `{step.function}`, and has no function that goes "
-                "back. Keep the original checkpoint, or save graph_module.state_dict()",
+                f"{names}: pass `{step.pass_name}` computes them by `{step.function}`, and has no inverse function. "
+                "Keep the original checkpoint, or save graph_module.state_dict()",
             )
             return
         unsaved = [
@@ -282,7 +282,7 @@ class OriginalTensors:
             self._problem(
                 step,
                 f"{names}: pass `{step.pass_name}` computes them from {listed(unsaved)}, which no state_dict has "
-                "(persistent=False), so that the original model would not get the value that belongs to the others. "
+                "(persistent=False), so the original model would lack the value that belongs to the others. "
                 "Keep the original checkpoint, or save graph_module.state_dict()",
             )
             return
@@ -339,8 +339,8 @@ class OriginalTensors:
             if text is not None:
                 self._wrong(
                     step,
-                    f"from what `{step.restore}` gives, `{step.function}` computes another `{target.name}` than the "
-                    f"module has: {text}",
+                    f"from the results of `{step.restore}`, `{step.function}` computes a `{target.name}` that differs "
+                    f"from the module's: {text}",
                 )
 
     def _has_copy(self, source: str) -> bool:
@@ -373,7 +373,7 @@ def _misfits(
             yield f"{tuple(values.shape)} of {values.dtype} {expected}"
     for name, values in found.items():
         if name not in inputs and values is not None:
-            yield f"`{name}`, which is none of the tensors of the original that `{step.function}` takes"
+            yield f"`{name}`, which is not among the tensors of the original that `{step.function}` takes"
 
 
 def present_dtypes(tensor_map: TensorMap, current: Mapping[str, Tensor]) -> dict[str, torch.dtype | None]:

@@ -134,7 +134,7 @@ class _Originals(dict[str, Any]):
                 if any(is_sharded(self._current[place.key]) for place in self._names.places_of(target)):
                     raise CheckpointError(
                         f"`{target.name}` is sharded, and was merged (pass `{step.pass_name}`) from what a function "
-                        "computes: its original values cannot be computed by each process alone. Save "
+                        "computes: no process can compute its original values by itself. Save "
                         "graph_module.state_dict()"
                     )
 
@@ -286,7 +286,7 @@ class _Part(Tensor):
         aten = torch.ops.aten
         if func not in (aten.detach.default, aten.new_empty.default):  # an asynchronous save fills the latter
             raise NotImplementedError(
-                f"{func} on `{args[0]!r}`, which distributed_state_dict made for torch.distributed.checkpoint alone"
+                f"{func} on `{args[0]!r}`, which distributed_state_dict made for torch.distributed.checkpoint only"
             )
         part = next(each for each in args if isinstance(each, _Part))
         return _Part(part.shape, part._here, part._key)

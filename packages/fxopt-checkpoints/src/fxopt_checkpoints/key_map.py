@@ -78,7 +78,7 @@ class KeyMap(TensorMap):
                 places = "; ".join(_place_text(place, fill.piece) for place in self.places_of(step.target))
                 lines.append((f"({fill.value:g} stands in)", "", places))
         text = text_table(lines) if moved else []
-        return "\n".join([*text, f"{others} {'other ' if moved else ''}keys are what they were"])
+        return "\n".join([*text, f"{others} {'other ' if moved else ''}keys are unchanged"])
 
     def _fate(self, row: OriginalTensor) -> str:
         texts = []
@@ -153,7 +153,8 @@ def _inexpressible(names: TensorMap, stacked: set[str], places: dict[str, tuple[
     for row in _moved(names):
         if row.key not in places:
             ends = names.destinations(row.key)
-            how = "is computed with others" if any(end.derived for end in ends) else "is no rows of a merged tensor"
+            is_derived = any(end.derived for end in ends)
+            how = "is computed together with others" if is_derived else "is not a range of rows of a merged tensor"
             yield f"`{row.key}` {how if ends else 'is dropped'}"
     for step in names.assemblies.values():
         for end in names.places_of(step.target) if step.fills else ():

@@ -236,7 +236,7 @@ def unsaved(
 ) -> list[str]:
     """Describe original values that nothing holds, by ``has``, and tensors in ``saved`` of unknown origin."""
     lost = [
-        f"`{row.key}` was taken out, and nothing holds its values; keep the original checkpoint"
+        f"`{row.key}` was removed, and nothing holds its values; keep the original checkpoint"
         for row in names.originals
         if row.in_state_dict and not row.kept and row.shape is not None and not has(row) and not is_counter(row)
     ]

@@ -58,7 +58,7 @@ def key_map(graph_module: GraphModule) -> KeyMap:
         FxoptError: A newer version of fxopt wrote the ledger.
 
     >>> print(key_map(torch.fx.symbolic_trace(nn.Sequential(nn.Linear(2, 3)))))
-    2 keys are what they were
+    2 keys are unchanged
     """
     check_graph_module(graph_module, "key_map")
     nodes = [] if find_ledger(graph_module) is not None else iter_nodes(graph_module.graph)
@@ -79,9 +79,9 @@ def key_map(graph_module: GraphModule) -> KeyMap:
             )
         if record.has_lost_edits:
             raise CheckpointError(
-                f"the record of pass `{record.pass_name}` names what it replaced, and has lost the edits that say how, "
-                "so that the original keys are not known: the ledger was changed by other means. Take a copy whose "
-                "ledger is whole"
+                f"the record of pass `{record.pass_name}` names what it replaced, but has lost the edits that say how, "
+                "so that the original keys are not known: something other than fxopt changed the ledger. Use a copy "
+                "whose ledger is intact"
             )
     with collector_paused():
         tree = _Tree(graph_module)
@@ -192,8 +192,8 @@ class _Tree(EditVisitor):
 
     def _edited(self, found: str) -> CheckpointError:
         return CheckpointError(
-            f"{found}. Pass `{self._pass_name}` left it otherwise, so the module was edited by other means than "
-            "fxopt since. Nothing was loaded or changed; apply the passes to the original model again"
+            f"{found}. Pass `{self._pass_name}` left it in another state, so something other than fxopt has edited "
+            "the module since. Nothing was loaded or changed; apply the passes to the original model again"
         )
 
     def module_added(self, edit: ModuleAdded) -> None:
@@ -268,8 +268,8 @@ class _Tree(EditVisitor):
             if name is not None and tensor is None:
                 raise CheckpointError(
                     f"pass `{self._pass_name}` recorded that `{derived.function}` computes tensors with "
-                    f"`{name}`, and it neither took that out nor put it in; its call of Editor.derived has to name "
-                    "both as they are"
+                    f"`{name}`, which it neither removed nor added; its call of Editor.derived has to give the exact "
+                    "names of inputs and outputs"
                 )
         item = _Derivation(derived, inputs, outputs, self._pass_name)
         for output in outputs:

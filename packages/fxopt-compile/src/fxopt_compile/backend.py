@@ -151,7 +151,7 @@ class LiveGraph:
     def _why_not(self, values: Sequence[Any]) -> Refusal | None:
         """Return why nothing is rewritten."""
         if self._inputs.sharded:
-            message = "is sharded, or a tensor of another class than torch's own: its values are not here, or not plain"
+            message = "is sharded, or not of one of torch's own classes: its values are not here, or not plain"
             return Refusal(self._inputs.sharded[0], "sharded", f"`{self._inputs.sharded[0]}` {message}")
         if self._needs_gradient(values):
             return Refusal(self.name, "training", "gradients are asked for: torch's own functions compute them")
@@ -200,8 +200,8 @@ class LiveGraph:
         promised = min((each for each in promises if each is not None), default=None)
         for each in differing(before, after, values, sqnr=promised):
             raise VerificationError(
-                f"graph {self.name}: {each.path} of the rewritten graph {each.problem}. The graph runs as dynamo made "
-                "it from now on; find the pass with a shorter pipeline"
+                f"graph {self.name}: {each.path} of the rewritten graph {each.problem}. From now on the graph runs as "
+                "dynamo made it; find the pass with a shorter pipeline"
             )
         self._is_wrong = False
         return result
@@ -290,7 +290,7 @@ GRAPHS: weakref.WeakSet[LiveGraph] = weakref.WeakSet()
 
 
 def sweep() -> None:
-    """Drop rewritten graphs whose weights have moved, as after ``.half()``, or which alone hold them."""
+    """Drop rewritten graphs whose weights have moved, as after ``.half()``, or are held by nothing else."""
     graphs = list(GRAPHS)
     held = Counter(id(each) for graph in graphs for binding in graph._bindings for each in binding.tensors)
     for graph in graphs:

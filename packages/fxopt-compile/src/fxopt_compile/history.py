@@ -1,4 +1,4 @@
-"""What became of a model's graphs, and the way back."""
+"""What was done to a model's graphs, and `undo`."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from fxopt_rewrite import refresh
 
 @dataclass(frozen=True)
 class GraphHistory:
-    """What became of one of dynamo's graphs.
+    """What was done to one of dynamo's graphs.
 
     Attributes:
         name: dynamo's number: of the function, of the compilation, and of the part after a break.
@@ -97,7 +97,7 @@ ModuleT = TypeVar("ModuleT", bound=nn.Module)
 
 
 def history(model: nn.Module | None = None) -> CompileHistory:
-    """Return what became of the graphs that dynamo made of a model with the backend ``fxopt``.
+    """Return what was done to the graphs that dynamo made of a model with the backend ``fxopt``.
 
     A graph belongs to a model if it reads one of its parameters or buffers: of models that share weights, each has the
     graphs of the others. A graph without weights belongs to none.

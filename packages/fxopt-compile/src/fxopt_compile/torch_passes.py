@@ -85,13 +85,13 @@ class InductorPass:
     Attributes:
         transformation: what it runs.
         records: what each run did and refused, the oldest first. Graphs of inductor keep no ledger and no marks: they
-            would enter the key of inductor's cache, and nobody undoes anything in them.
+            would enter the key of inductor's cache, and nothing in them is undone.
     """
 
     def __init__(self, transformation: Transformation) -> None:
         check_is_transformation(transformation, "the argument of as_inductor_pass")
         if transformation._copies:
-            raise PreconditionError(f"{transformation!r} works on a copy, and {_IN_PLACE}: leave inplace=False away")
+            raise PreconditionError(f"{transformation!r} works on a copy, and {_IN_PLACE}: omit inplace=False")
         self.transformation = transformation
         self.records: list[Record] = []
 

@@ -114,11 +114,11 @@ class MergeLinears(ReversibleSitePass[LinearGroup]):
     """
 
     reasons: ClassVar[Mapping[str, str]] = {
-        "opaque-call": "The graph calls a module or operator that contains the layers as a whole. Capture the model "
-        "with torch.export.",
+        "opaque-call": "The graph calls, as one node, a module or operator that contains the layers. Capture the "
+        "model with torch.export.",
         "mixed-mode": "Some of the modules are in train mode and some in eval mode. Call eval() or train() on all.",
         "group-too-small": "Fewer linear layers share this input than `min_group` requires. Lower `min_group` if it is "
-        "above 2; the message says what keeps others out.",
+        "above 2; the message says what keeps other layers out.",
     }
 
     def __init__(self, *, min_group: int = 2, where: str = "*", share_storage: bool = False) -> None:

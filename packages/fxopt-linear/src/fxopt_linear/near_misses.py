@@ -1,4 +1,4 @@
-"""Why linear layers are in no group: others on their input differ, or calls hide their layers from the graph."""
+"""Why linear layers are not in a group: others on their input differ, or calls hide their layers from the graph."""
 
 from __future__ import annotations
 

@@ -58,7 +58,7 @@ _MOST_MOVES = 8
 NORM_REASONS = {
     "wrong-axis": "The normalisation works on another axis than the one that the layer produces or consumes. "
     "Nothing to do: one layer cannot compute both.",
-    "no-statistics": "The normalisation keeps no running statistics, so that it always uses those of the batch. "
+    "no-statistics": "The normalisation keeps no running statistics, so it always uses those of the batch. "
     "Nothing to do, except to train it with track_running_stats=True.",
 }
 """Why a batch norm cannot be folded, whatever the layer."""

@@ -74,7 +74,7 @@ def _read(index: GraphIndex, node: Node, affine: Match) -> WrittenBatchNorm | Ob
     matches = (match for norm in _patterns()[1:] for match in norm.matches(index, node))
     found = next((match for match in matches if match.values["x"] is value), None)
     if found is None:
-        message = f"`{scale.name}` and `{shift.name}`, scale and shift of node `{node.name}`, are computed, and not as"
+        message = f"`{scale.name}` and `{shift.name}`, scale and shift of node `{node.name}`, are computed, but not as"
         formula = "weight / sqrt(variance + eps) and bias - mean * scale"
         return Obstacle(node.name, "computed-weight", f"{message} {formula} of a batch norm")
     refs: list[TensorRef | None] = []
@@ -91,7 +91,7 @@ def _read(index: GraphIndex, node: Node, affine: Match) -> WrittenBatchNorm | Ob
     constants = sorted({*affine.values["scale"], *affine.values["shift"]}, key=index.position.__getitem__)
     factors = _factors(constants, scale, shift)
     if factors is None:
-        message = f"the batch norm that node `{node.name}` ends has tensors of several sizes or dimensions, or unknown"
+        message = f"the batch norm that ends at node `{node.name}` has tensors of different or unknown sizes"
         return Obstacle(node.name, "unsupported-call", message)
     weight, bias, mean, variance = refs
     calls = (*(each for each in found.nodes if each not in affine.nodes), affine.nodes[0])

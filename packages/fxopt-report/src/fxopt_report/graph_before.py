@@ -32,7 +32,7 @@ from fxopt_rewrite import (
 
 
 def graph_before(graph_module: GraphModule) -> tuple[DrawnGraph | None, tuple[str, ...]]:
-    """Return the graph before the passes that are applied, and notes on what the ledger does not say.
+    """Return the graph before the passes that are applied, and notes on what the ledger does not record.
 
     The ledger goes back to the last edit that a pass or something else made directly: this is the graph after it, or
     None where nothing was recorded since.
@@ -100,7 +100,7 @@ class _FormerGraph(EditVisitor):
         found = self._by_number.get(number, [])
         named = [node for node in found if node.name == name] or found
         if len(named) != 1:
-            raise _UnknownError(f"node {name or number!r} that it refers to was taken out or copied since")
+            raise _UnknownError(f"node {name or number!r} that it refers to was removed or copied since")
         return named[0]
 
     def node_added(self, edit: NodeAdded) -> None:
@@ -108,7 +108,7 @@ class _FormerGraph(EditVisitor):
         row = edit.row
         node = self._node(row.id, row.name)
         if node.users:
-            raise _UnknownError(f"node `{node.name}` is read by something that was not there")
+            raise _UnknownError(f"node `{node.name}` is read by something that did not exist then")
         self._graph.erase_node(node)
         self._by_number[row.id].remove(node)
 

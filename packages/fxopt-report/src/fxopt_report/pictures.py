@@ -220,7 +220,7 @@ def picture(graph_module: GraphModule, original: nn.Module | DrawnGraph | None =
     Args:
         graph_module: the transformed graph module, which is not changed.
         original: the graph module before the passes, or what `DrawnGraph.of` kept of it. Otherwise, the graph before
-            is read from the ledger, which knows it unless a pass edited the graph directly.
+            is read from the ledger, which has it unless a pass edited the graph directly.
 
     Raises:
         PreconditionError: There is no graph.

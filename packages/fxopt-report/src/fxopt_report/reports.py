@@ -30,7 +30,7 @@ def report(
 
     Args:
         original: the module before the passes, or None. If it is a graph module, its graph is the graph before;
-            otherwise that is read from the ledger, as far as the ledger knows it.
+            otherwise that is read from the ledger, as far as it is recorded.
         transformed: the graph module that the passes ran on.
         title: the heading; by default that of the original's class, or of the transformed module.
         verification: what `verify` returned.

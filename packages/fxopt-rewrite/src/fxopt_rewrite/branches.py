@@ -1,4 +1,4 @@
-"""Generated code that asks a function for the results of a region first, and else runs the region node by node.
+"""Generated code that first calls a function for the results of a region, and otherwise runs it node by node.
 
 The graph keeps its nodes and modules; only its code generator is replaced. A family says which nodes form a region, and
 provides the function, which is called with the module, the names of the first and last node, and the inputs.
@@ -85,7 +85,7 @@ class Branching:
 
 
 def is_branching(graph: Graph, kind: type[Branching]) -> bool:
-    """Return whether a graph's code asks for the results of regions of this kind."""
+    """Return whether a graph's code calls a function for the results of regions of this kind."""
     return isinstance(codegen_of(graph), kind)
 
 

@@ -16,7 +16,7 @@ from fxopt_core import is_plain_data, type_text
 def tensor_problem(tensor: Tensor, *, parameter: bool) -> tuple[str, str] | None:
     """Return why a tensor may not be rewritten, as (reason, predicate), or None: only plain, dense tensors may be."""
     if parameter and type(tensor) is not nn.Parameter:
-        return "not-a-parameter", f"is {type_text(tensor)}, no plain torch.nn.Parameter"
+        return "not-a-parameter", f"is {type_text(tensor)}, not a plain torch.nn.Parameter"
     if type(tensor) not in (Tensor, nn.Parameter):
         return "not-a-parameter", f"is a tensor subclass, {type(tensor).__name__}"
     if tensor.layout != torch.strided or tensor.is_quantized:
@@ -70,7 +70,7 @@ def _state_problem(module: nn.Module) -> tuple[str, str] | None:
     misplaced += [key for key in module._parameters if key in own_buffers - own]
     if misplaced:
         kind = "parameter" if misplaced[0] in own else "buffer"
-        return "not-a-parameter", f"has a `{misplaced[0]}` that is no {kind}"
+        return "not-a-parameter", f"has a `{misplaced[0]}` that is not a {kind}"
     if strange or module._modules:
         found = ", ".join(f"`{key}`" for key in (*strange, *module._modules))
         return "extra-state", f"holds {found}, which its class does not have"

@@ -160,7 +160,7 @@ class _Inserting(GraphAppendingTracer):
         """Return an argument as graphs hold it."""
         if isinstance(a, Tensor):
             if id(a) not in self._tensors:
-                raise ValueError("a replacement may pass tensors of the model on, and not compute others of them")
+                raise ValueError("a replacement may pass tensors of the model on, but not compute new ones from them")
             ref = self._tensors[id(a)]
             return ref.node or self._edit.undescribed(self._edit.get_attr(ref.name, **self.place))
         return super().create_arg(tuple(a) if isinstance(a, torch.Size) else a)

@@ -98,23 +98,23 @@ def plain_function(name: object) -> Any:
     2.0
     >>> plain_function("os:system")
     Traceback (most recent call last):
-    fxopt_rewrite.plain_names.UntrustedNameError: found 'os:system', which is no function of torch on tensors, and ...
+    fxopt_rewrite.plain_names.UntrustedNameError: found 'os:system', which is not a function of torch on ...
     """
     if isinstance(name, str) and name.startswith(OPERATORS):
         path = name.removeprefix(OPERATORS).split(".")
         operator = load_operator(*path) if len(path) > 1 and is_plain_name(path[1], path[0]) else None
         if operator is not None and is_plain_operator(operator):
             return operator
-        return _offered(name, "no operator that an untrusted file may call")
+        return _offered(name, "not an operator that an untrusted file may call")
     if isinstance(name, str) and name in _plain_functions():
         return _plain_functions()[name]
-    return _offered(name, "no function of torch on tensors")
+    return _offered(name, "not a function of torch on tensors")
 
 
 def _offered(name: object, otherwise: str) -> Any:
     found = registry().functions().get(name) if isinstance(name, str) else None
     if found is None:
-        raise UntrustedNameError(f"found {name!r:.80}, which is {otherwise}, and none that a plugin offers")
+        raise UntrustedNameError(f"found {name!r:.80}, which is {otherwise}, and no plugin offers it")
     return found
 
 
@@ -122,7 +122,7 @@ def torch_class(name: object) -> Any:
     """Return the loaded class of torch of this name, such as an enumeration; others raise an `UntrustedNameError`."""
     found = find(name) if isinstance(name, str) and name.startswith(("torch:", "torch.")) else None
     if not isinstance(found, type) or found.__module__.partition(".")[0] != "torch":
-        raise UntrustedNameError(f"found {name!r:.60}, which is no class of torch")
+        raise UntrustedNameError(f"found {name!r:.60}, which is not a class of torch")
     return found
 
 

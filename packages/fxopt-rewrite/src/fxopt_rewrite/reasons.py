@@ -18,9 +18,10 @@ REASONS: Mapping[str, str] = MappingProxyType(
         "patched-forward": "The module's forward was replaced on the instance. Restore it (`del module.forward`).",
         "extra-state": "The module has attributes or tensors that its class does not have. Remove them first.",
         "adapter": "An adapter (LoRA, PEFT) is attached to the layer, or the layer is part of one. Merge the adapter "
-        "first (`model.merge_and_unload()`), or take it off.",
+        "first (`model.merge_and_unload()`), or detach it.",
         "lazy": "The module is lazy and has no weights yet. Run the model once before capturing it.",
-        "decomposed": "The operation was decomposed into others. Transform the graph before `run_decompositions()`.",
+        "decomposed": "The operation was decomposed into other operations. Transform the graph before "
+        "`run_decompositions()`.",
         "computed-weight": "A tensor of the layer is an input, or computed in the graph. Run `fold-weights` first, if "
         "only other weights determine it, or remove a parametrization such as weight norm before capture: "
         "torch.nn.utils.parametrize.remove_parametrizations(layer, 'weight').",
@@ -37,7 +38,7 @@ REASONS: Mapping[str, str] = MappingProxyType(
         "size-mismatch": "Feature counts do not match, so the model would not run. Fix the model.",
         "several-users": "The intermediate value is also used elsewhere, and would change there. Remove the other "
         "use, if possible.",
-        "overlapping": "Another site of the same pass took some of its nodes. Run the pass again.",
+        "overlapping": "Another site of the same pass removed some of its nodes. Run the pass again.",
         "mutated": "A value or parameter is written in place between its readers, or a global mode (autocast, "
         "no_grad) changes there. Write out of place.",
         "returned": "The value, or a view of it, is returned, and the caller may write to it or compare memory. "
@@ -48,7 +49,8 @@ REASONS: Mapping[str, str] = MappingProxyType(
         "filtered": "The pattern `where` excludes modules of this name. Widen it.",
         "unsupported-call": "The rewrite does not support some arguments of the call. Call the layer with its input "
         "only, and functions with fixed numbers.",
-        "instrument": "An instrument of this run (a bisection or tuning) left the site out. Run the pass without it.",
+        "instrument": "An instrument of this run (a bisection, for example) left the site out. Run the pass without "
+        "it.",
     }
 )
 """Meaning and remedy by reason code. These are the general ones; a pass declares further ones as its ``reasons``."""

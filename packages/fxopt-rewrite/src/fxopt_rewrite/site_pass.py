@@ -86,8 +86,8 @@ class SitePass(Transformation, Generic[SiteT]):
         while rewritten and self.repeats:
             if not rounds_left:
                 raise PostconditionError(
-                    f"pass `{self.name}` finds new sites after every rewrite, without end: its `match` has to leave "
-                    "out what its `rewrite` puts in"
+                    f"pass `{self.name}` finds new sites after every rewrite, without end: its `match` has to skip "
+                    "what its `rewrite` inserts"
                 )
             rounds_left -= 1
             edit.finish()
@@ -115,7 +115,7 @@ class SitePass(Transformation, Generic[SiteT]):
             site = legal.popleft()  # not kept, as it may hold the tensors that its rewrite removes
             if edit.is_stale(site.nodes):
                 gone = next(node.name for node in site.nodes if edit.is_stale([node]))
-                message = f"`{site.label}` overlaps another site of the same pass at node `{gone}`, which it took out"
+                message = f"`{site.label}` overlaps another site of the same pass, which removed node `{gone}`"
                 refusals.append(index.refuse(site.label, "overlapping", message, *site.nodes))
                 continue
             vetoed = left_out.get(site.nodes) or _vetoed(run, index.graph_module, site)

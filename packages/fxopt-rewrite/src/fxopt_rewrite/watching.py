@@ -1,7 +1,7 @@
 """Detecting changed weights, so that copies derived from them (packed, merged, folded, quantized) are made again.
 
-`Watched` answers whether tensors have changed; `refresh` is for changes that it cannot see. Tensors are not referred
-to: a strong reference would keep their memory, and a weak one makes ``torch.utils.swap_tensors`` fail.
+`Watched` answers whether tensors have changed; `refresh` is for changes that it cannot see. It holds no references to
+the tensors: a strong reference would keep their memory, and a weak one makes ``torch.utils.swap_tensors`` fail.
 """
 
 from __future__ import annotations

@@ -72,7 +72,7 @@ class FoldWeights(SitePass[WeightSite]):
     arithmetic = (computed_weight,)
 
     def match(self, index: GraphIndex) -> Iterator[WeightSite | Refusal]:
-        """Yield the weights of layers that parameters alone decide."""
+        """Yield the weights of layers that only parameters determine."""
         tables = Tables(index, takes_sizes=False, elementwise=True)
         for output in tables.outputs():
             weight = output.node

@@ -17,15 +17,15 @@ class RemoveNoOps(ReversibleSitePass[NoOp]):
       input: as ``torch.export`` proves it, or by their arguments alone. Two transpositions or permutations that undo
       each other, and ``unsqueeze`` with ``squeeze``.
     - Conversions (``to``, ``float()``) to the dtype and device that a value has for every input, as comparisons,
-      ``arange`` and earlier conversions do. Inputs and weights may come in another dtype, so that theirs stay.
-    - ``contiguous`` after ``contiguous``, ``clone`` where nobody can notice.
+      ``arange`` and earlier conversions do. Inputs and weights may come in another dtype, so their conversions stay.
+    - ``contiguous`` after ``contiguous``, ``clone`` where it makes no difference.
     - ``nn.Identity``, and dropout that does not train: afterwards the graph is for inference, and ``train()`` turns no
       dropout on. Dropout that trains is refused.
     - ``x * 1``, ``x / 1``, ``x - 0``, ``x ** 1``, and ``x + 0`` for integers.
     - ``where``, ``masked_fill``, ``&`` and ``|`` with a mask that is known to be all ones or all zeros, for instance
       ``arange(n) >= 0``; and such a mask of ``scaled_dot_product_attention``, or one that adds zeros.
 
-    Results are the same bit for bit, except of attention without a mask, which may run in another kernel.
+    Results are the same bit for bit, except those of attention without a mask, which may run in another kernel.
 
     Source:
         IEEE 754-2019, 6.3: ``x - 0`` and ``x * 1`` are ``x`` for all ``x``, and ``-0.0 + 0`` is ``0.0``.
@@ -43,8 +43,8 @@ class RemoveNoOps(ReversibleSitePass[NoOp]):
     """
 
     reasons: ClassVar[Mapping[str, str]] = {
-        "signed-zero": "Adding 0 turns -0.0 into 0.0, which another operation may tell apart. Remove the addition from "
-        "the model, or subtract 0.",
+        "signed-zero": "Adding 0 turns -0.0 into 0.0, and other operations may distinguish the two. Remove the "
+        "addition from the model, or subtract 0.",
     }
     repeats = True  # a mask may be dropped once nothing else reads it
 

@@ -99,7 +99,7 @@ class ShapeTables(nn.Module):
         return cls(program_text(graph), tuple(roles))
 
     def check_attributes(self) -> None:
-        """Read the computation, which a file from a stranger may hold."""
+        """Read the computation, which may come from an untrusted file."""
         object.__setattr__(self, "_program", program_of(self.graph))
         object.__setattr__(self, "_kept", {})
 

@@ -61,7 +61,7 @@ def normal_lines(text: str) -> list[str]:
     try:
         tree = ast.parse(text)
     except SyntaxError as error:
-        raise PreconditionError(f"what a graph is to look like is not Python code: {error}") from None
+        raise PreconditionError(f"the expected graph is not Python code: {error}") from None
     function = next(each for each in tree.body if isinstance(each, ast.FunctionDef))
     function.returns = None
     names: dict[str, str] = {}  # of arguments, where torch had to find others: ``input_1 = input``
@@ -115,7 +115,7 @@ def assert_code(graph_module: GraphModule, expected: str, *, what: str = "the gr
         found, wanted = found[1:], wanted[1:]
     if found != wanted:
         difference = "\n".join(difflib.unified_diff(wanted, found, "expected", "found", lineterm="", n=99))
-        raise AssertionError(f"{what} is not what is expected:\n{difference}")
+        raise AssertionError(f"{what} differs from the expected code:\n{difference}")
 
 
 def assert_rewrites(
@@ -253,7 +253,7 @@ def assert_left_alone(
     result = transformation(graph_module)
     _, refusals = _sites_of(result, known)
     for what, now, was in changes(former, picture(result), limit=1):
-        _fail(f"{transformation.name} is to leave the model alone, and {what} is {now}, was {was}", result, refusals)
+        _fail(f"{transformation.name} should leave the model alone, but {what} is {now}, was {was}", result, refusals)
     if reason is not None and reason not in {each.reason for each in refusals}:
         _fail(f"{transformation.name} refused nothing for reason {reason!r}", result, refusals)
     return refusals

@@ -3,7 +3,7 @@
 Other load on the machine is about the same within a round, so ratios within rounds are more reliable than times. A
 ratio is the median over the rounds, with a 99 % confidence interval by order statistics, which assume no distribution.
 
-`doubt` tells when such numbers are worthless, because the machine was busy or had too few processors.
+`doubt` reports when such numbers are worthless, because the machine was busy or had too few processors.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""Let transformers know the folders that fxopt writes, wherever fxopt is installed.
+"""Register the folders that fxopt writes with transformers, wherever fxopt is installed.
 
-transformers has no entry points: a type of model is known once someone has registered it. torch has a group of them,
-``torch.backends``, called at the end of ``import torch``. `autoload` is one of them; ``import fxopt`` calls it too.
+transformers has no entry points: a type of model is known only once it has been registered. torch has a group of entry
+points, ``torch.backends``, called at the end of ``import torch``. `autoload` is one; ``import fxopt`` calls it too.
 It imports neither torch nor transformers. If nothing ever imports the classes ``AutoModel...`` of transformers, it has
 no effect; ``TORCH_DEVICE_BACKEND_AUTOLOAD=0`` turns the entry point off, but not the call by ``import fxopt``.
 
-What an entry point raises, ``import torch`` raises, for every script on the machine. So nothing here raises, and
+If an entry point raised, so would ``import torch``, in every script on the machine. So nothing here raises, and
 nothing imports ``fxopt``, because a file of that name may be beside the script.
 """
 
@@ -61,6 +61,7 @@ def _register() -> None:
     try:
         importlib.import_module("_fxopt_entry_points.auto_classes").register()
     except Exception as error:  # another transformers, which has to stay usable
-        message = f"folders that fxopt wrote cannot be opened with this transformers: {type(error).__name__}: {error}"
+        found = f"{type(error).__name__}: {error}"
+        message = f"folders that fxopt wrote cannot be opened with this version of transformers: {found}"
         with suppress(RuntimeWarning):  # where warnings are errors
             warnings.warn(message, RuntimeWarning, stacklevel=2)

@@ -32,16 +32,16 @@ class Opener:
         own, (head, *others) = getattr(config, "fxopt", None), getattr(config, "architectures", None) or [""]
         keys = ("archive", "dtype", "model_type")
         if not isinstance(own, dict) or not all(isinstance(own.get(key), str) for key in keys) or others:
-            raise ValueError(f"the config.json of {path} says that fxopt wrote it, and is not as fxopt writes it")
+            raise ValueError(f"the config.json of {path} has an entry of fxopt, but not in the form that fxopt writes")
         if not _fits(head, own["model_type"], cls.auto_class):
             name = cls.auto_class.__name__
-            raise ValueError(f"{path} holds a {head}, which {name} does not open: optimize the model that is needed")
+            raise ValueError(f"{path} holds a {head}, which {name} does not open: optimize the model that you need")
         given = [name for name in _DECIDED if kwargs.get(name) is not None]
         dtype = kwargs.get("dtype") or kwargs.get("torch_dtype") or "auto"
         if dtype != "auto" and _name(dtype) != own["dtype"]:
             given.append(f"dtype={_name(dtype)}")
         if given:
-            raise ValueError(f"{path} holds an optimized graph, for which {', '.join(given)} cannot be chosen any more")
+            raise ValueError(f"{path} holds an optimized graph, and {', '.join(given)} can no longer be chosen")
         hub = {name: value for name, value in kwargs.items() if name in _OF_THE_HUB}
         cached_file = importlib.import_module("transformers.utils").cached_file
         archive = cached_file(path, os.path.basename(own["archive"]), **hub)

@@ -107,7 +107,7 @@ def optimize(
             them from these calls; without it, from the example inputs.
         verify: whether to compare the captured graph and the result with the model on the example inputs; a pass that
             approximates is held to the signal-to-noise ratio that it promises.
-        sqnr: the least signal-to-noise ratio in dB, in place of that and of the tolerances.
+        sqnr: the least signal-to-noise ratio in dB, in place of that promise and of the tolerances.
 
     Returns:
         The transformed graph module; `history` says what was done and refused, and `undo` undoes it. With `also`,

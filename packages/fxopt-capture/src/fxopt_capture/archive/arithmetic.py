@@ -99,8 +99,8 @@ def check_conditions(conditions: Iterable[str]) -> None:
     >>> check_conditions(["i[0].size()[1] <= 64"])
     >>> check_conditions(["__import__('os')"])
     Traceback (most recent call last):
-    fxopt_core.errors.CaptureError: the graph demands `__import__('os')` of its inputs, which is no comparison of sizes
+    fxopt_core.errors.CaptureError: the graph demands `__import__('os')` of its inputs, which does not compare sizes
     """
     for condition in conditions:
         if not is_arithmetic(condition, is_size_of_input):
-            raise CaptureError(f"the graph demands `{condition:.200}` of its inputs, which is no comparison of sizes")
+            raise CaptureError(f"the graph demands `{condition:.200}` of its inputs, which does not compare sizes")

@@ -78,7 +78,7 @@ def read_containers(form: Form, graph: Graph) -> None:
     if form is None:
         return
     if not all(map(is_plain_identifier, form["names"])):
-        raise MalformedError(f"{form['names']!r:.60} are no names of inputs")
+        raise MalformedError(f"{form['names']!r:.60} are not names of inputs")
     outputs = None if form["outputs"] is None else _spec(form["outputs"])
     set_pytree_info(graph, form["names"], _spec(form["inputs"]), outputs)
 
@@ -118,7 +118,7 @@ def _spec(form: Form, depth: int = 0) -> pytree.TreeSpec:
 def _container(name: Form) -> Any:
     """Return a registered class of containers; for one of transformers, import the module that registers it."""
     if not isinstance(name, str):
-        raise MalformedError("the type of a container is no text")
+        raise MalformedError("the type of a container is not text")
     module, _, cls = name.replace(":", ".").rpartition(".")
     is_known = name in pytree.SERIALIZED_TYPE_TO_PYTHON_TYPE
     if not is_known and _MODULES.fullmatch(module) and importlib.util.find_spec("transformers") is not None:
@@ -156,7 +156,7 @@ def _check_cache(context: Any, depth: int) -> None:
         path, name = context.get("p", ""), context.get("n", "t")
         harmless = isinstance(path, str) and isinstance(name, str) and _TORCH_NAME.fullmatch(name)
         if not harmless or ("p" in context and not _IN_CACHES.fullmatch(path)):
-            raise MalformedError(f"a cache among the inputs or outputs holds {path or name!r:.80}, which is no cache")
+            raise MalformedError(f"a cache among the inputs or outputs holds {path or name!r:.80}, not a cache")
     entries = [*context, *context.values()] if isinstance(context, dict) else context
     for entry in entries if isinstance(entries, list | tuple) else ():
         _check_cache(entry, depth + 1)
@@ -226,13 +226,13 @@ def _examples(graph: Graph) -> Mapping[str, Any]:
 def _instances(rows: Form, cls: type[T]) -> tuple[T, ...]:
     found = _read(rows)
     if not isinstance(found, tuple) or not all(isinstance(each, cls) for each in found):
-        raise MalformedError(f"{rows!r:.60} is no list of {cls.__name__}")
+        raise MalformedError(f"{rows!r:.60} is not a list of {cls.__name__}")
     return found
 
 
 def _texts(names: Form) -> tuple[str, ...]:
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-        raise MalformedError(f"{names!r:.60} is no list of texts")
+        raise MalformedError(f"{names!r:.60} is not a list of texts")
     return tuple(names)
 
 
@@ -255,7 +255,7 @@ def read_guards(rows: Form) -> InputGuards:
     specs = _instances(rows["specs"], InputSpec)
     for spec in specs:
         if not (_KINDS | {None}).issuperset((spec.kind, *spec.also)):
-            raise MalformedError(f"{spec.kind!r:.40} is no kind of dtype")
+            raise MalformedError(f"{spec.kind!r:.40} is not a kind of dtype")
     conditions = _texts(rows["conditions"])
     check_conditions(conditions)
     mode, dtype, baked = rows["mode"], _read(rows["module_dtype"]), rows["baked"]

@@ -48,7 +48,7 @@ def checked_target(target: PathLike | IO[bytes]) -> str | IO[bytes]:
     folder, name = os.path.split(path)
     if folder and not os.path.isdir(folder):
         found = f"there is no folder {folder!r}; create it first"
-        found = f"{folder!r} is a file, and no folder" if os.path.exists(folder) else found
+        found = f"{folder!r} is a file, not a folder" if os.path.exists(folder) else found
         raise CaptureError(f"{path!r} cannot be written, as {found}")
     if not name or os.path.isdir(path):
         raise CaptureError(f"{path!r} cannot be written, as it names no file; give one, such as 'model.fxopt'")
@@ -56,8 +56,8 @@ def checked_target(target: PathLike | IO[bytes]) -> str | IO[bytes]:
         raise CaptureError(f"{path!r} cannot be written, as it is {special_kind(path)}; give the path of a file")
     if name.endswith(".pt2"):
         raise CaptureError(
-            f"{path!r} would not hold what its suffix says: save writes fxopt's own format, such as 'model.fxopt'. For "
-            f"a file that torch reads alone: torch.export.save(fxopt_capture.export(graph_module), {path!r})"
+            f"{path!r} has the suffix of another format: save writes fxopt's own, such as 'model.fxopt'. For a file "
+            f"that torch reads without fxopt: torch.export.save(fxopt_capture.export(graph_module), {path!r})"
         )
     return path
 
@@ -123,7 +123,7 @@ def opened(source: PathLike | IO[bytes]) -> Iterator[tuple[str, IO[bytes]]]:
         path = os.fsdecode(source)
         kind = special_kind(path)  # opening a socket says less
         if kind is not None:
-            raise CaptureError(f"{path!r} is {kind}, and no file; {ADVICE}")
+            raise CaptureError(f"{path!r} is {kind}, not a file; {ADVICE}")
         try:
             number = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
         except FileNotFoundError as error:
@@ -132,14 +132,14 @@ def opened(source: PathLike | IO[bytes]) -> Iterator[tuple[str, IO[bytes]]]:
             raise CaptureError(f"{path!r} cannot be read: {error}; {ADVICE}") from error
         with os.fdopen(number, "rb") as file:
             if special_kind(number) is not None:  # it was replaced meanwhile
-                raise CaptureError(f"{path!r} is {special_kind(number)}, and no file; {ADVICE}")
+                raise CaptureError(f"{path!r} is {special_kind(number)}, not a file; {ADVICE}")
             yield path, file
         return
     if not callable(getattr(source, "read", None)):
         raise CaptureError(f"{type_text(source)} is neither a path nor an open file; {ADVICE}")
     name = str(getattr(source, "name", type_text(source)))
     if isinstance(source, io.FileIO | io.BufferedReader) and special_kind(source.fileno()) == "a device":
-        raise CaptureError(f"{name!r} is a device, and no file; {ADVICE}")
+        raise CaptureError(f"{name!r} is a device, not a file; {ADVICE}")
     content: object = source.read()
     if not isinstance(content, bytes):
         raise CaptureError(f"{name!r} is open for reading text; open it for reading bytes: open(path, 'rb')")
@@ -165,7 +165,7 @@ class Container:
         except CaptureError:
             raise
         except Exception as error:  # whatever zipfile raises for what is no zip file, or damaged
-            what = "is cut off or damaged" if start == b"PK" else "is no archive"
+            what = "is cut off or damaged" if start == b"PK" else "is not an archive"
             raise CaptureError(f"{name!r} {what} ({error}); {ADVICE}") from error
 
     def __iter__(self) -> Iterator[str]:
@@ -189,11 +189,11 @@ class Container:
                 raise zipfile.BadZipFile(f"entry {info.filename!r} lies in another one, or beyond the end")
             local = bytes(self.memory[info.header_offset + _LOCAL.size : start - extra])
             if local != info.orig_filename.encode():
-                raise zipfile.BadZipFile(f"entry {info.filename!r} has another name at its place")
+                raise zipfile.BadZipFile(f"entry {info.filename!r} has another name in its local header")
             end = start + info.file_size
             places[info.filename] = start, info
         if places and min(info.header_offset for _, info in places.values()):
-            raise zipfile.BadZipFile("its first part is no zip file, and a zip file within it is")
+            raise zipfile.BadZipFile("its first part is not a zip file, but a zip file lies within it")
         return places
 
     def place(self, entry: str) -> tuple[int, int]:
@@ -212,7 +212,7 @@ class Container:
         try:
             return content.decode()
         except UnicodeDecodeError as error:
-            raise CaptureError(f"{self.name!r} is damaged: {entry} in it is no text ({error})") from error
+            raise CaptureError(f"{self.name!r} is damaged: {entry} in it is not text ({error})") from error
 
     def data(self, entry: str) -> Any:
         """Return the JSON of an entry."""
@@ -224,7 +224,7 @@ def parsed(text: str, what: str) -> Any:
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise CaptureError(f"{what} is no JSON ({error!s:.80})") from error
+        raise CaptureError(f"{what} is not JSON ({error!s:.80})") from error
 
 
 def _mapped(file: IO[bytes]) -> Any:

@@ -142,7 +142,7 @@ def _module_rows(root: GraphModule, tensors: TensorWriter) -> list[Form]:
         if layer_class(path) is not type(module):
             found = f"module `{name}` is a {path.replace(':', '.')}"
             raise InexpressibleError(
-                f"{found}, none of torch.nn, and none that a plugin offers by its hook fxopt_layers"
+                f"{found}, which is neither of torch.nn nor offered by a plugin's hook fxopt_layers"
             )
 
         def numbered(_: ValueWriter, tensor: torch.Tensor) -> Form:
@@ -183,7 +183,7 @@ def read_document(container: Container) -> GraphModule:
     try:
         version = document["format"]
         if type(version) is not int:
-            raise MalformedError(f"{version!r:.20} is no number of a format")
+            raise MalformedError(f"{version!r:.20} is not a format number")
         if version > FORMAT:
             raise CaptureError(
                 f"{container.name!r} was written in format {version}, and this version of fxopt-capture reads formats "
@@ -202,7 +202,7 @@ def read_document(container: Container) -> GraphModule:
 def _restored(document: Form, tensors: TensorReader, ledger: str | None) -> GraphModule:
     name = document["name"]
     if not isinstance(name, str) or not name.isidentifier():
-        raise MalformedError(f"{name!r:.60} is no name of a class")
+        raise MalformedError(f"{name!r:.60} is not the name of a class")
     shapes = ShapeReader(document)
     tree, graph = _read_modules(document["modules"], tensors), _graph(document["graph"], shapes)
     _check_regions(graph, tree)
@@ -227,7 +227,7 @@ def _assembled(document: Form, tree: nn.Module, graph: Graph) -> GraphModule:
         return traced
     binding, guards = read_binding(document["call"], graph, document["name"]), read_guards(document["guards"])
     if len(guards.specs) != len(graph.find_nodes(op="placeholder")):
-        raise MalformedError(f"there are demands on {len(guards.specs)} inputs, and the graph takes others")
+        raise MalformedError(f"there are guards for {len(guards.specs)} inputs, but the graph has another number")
     captured = assemble(tree, graph, guards, binding)
     if document["caches"]:
         places = {str(local): _read(place) for local, place in document["caches"]}
@@ -257,7 +257,7 @@ def _read_modules(rows: list[Form], tensors: TensorReader) -> nn.Module:
             return GraphModule(nn.Module(), _graph(row["graph"]))
         cls = layer_class(row.get("class", class_path(nn.Module)))
         if cls is None:
-            raise MalformedError(f"{row['class']!r:.60} is no class of torch.nn, and no layer that a plugin offers")
+            raise MalformedError(f"{row['class']!r:.60} is neither a class of torch.nn nor a layer of a plugin")
         return new_module(cls, [(key, read(value)) for key, value in row.get("attributes", ())])
 
     return read_modules(rows, instance, tensors)[""]

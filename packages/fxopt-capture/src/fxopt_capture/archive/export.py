@@ -174,9 +174,8 @@ def _dynamic_shapes(guards: InputGuards, leaves: Sequence[object]) -> ShapesColl
             small = [dimension for dimension in dimensions if leaf.size(dimension) < 2]
             if small:
                 raise CaptureError(
-                    f"an input of shape {tuple(leaf.shape)} is given to export the graph module with, and its "
-                    f"dimension {small[0]} is dynamic: give a size of 2 or more there, as torch.export takes 0 and 1 "
-                    f"for fixed"
+                    f"an example input for the export has shape {tuple(leaf.shape)}, and its dimension {small[0]} is "
+                    f"dynamic: give a size of 2 or more there, since torch.export treats 0 and 1 as fixed"
                 )
             shapes[leaf] = dict.fromkeys(dimensions, Dim.AUTO)
     return shapes
@@ -276,9 +275,9 @@ def _demand_dynamic(program: ExportedProgram, call: ExampleCall, guards: InputGu
             size = value.shape[dimension] if isinstance(value, torch.Tensor) else None
             if size is not None and size_expression(size) is None:
                 raise CaptureError(
-                    f"dimension {dimension} of input {path} is dynamic in this graph module, and the program "
-                    f"would hold for size {int(size)} alone, because something in the graph fixes it: a pass or "
-                    f"a node that was added. Give `dynamic_shapes` that make it static"
+                    f"dimension {dimension} of input {path} is dynamic in this graph module, but the program would "
+                    f"hold only for size {int(size)}, because something in the graph fixes it, such as a pass or an "
+                    f"added node. Give `dynamic_shapes` that make it static"
                 )
 
 

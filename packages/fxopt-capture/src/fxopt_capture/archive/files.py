@@ -43,7 +43,7 @@ def save(graph_module: GraphModule, path: PathLike | IO[bytes], *, source_lines:
     try:
         entries = write_document(graph_module, source_lines=source_lines)
     except InexpressibleError as error:
-        raise CaptureError(f"the graph module cannot be saved: {error}. Undo what was done, or change that") from error
+        raise CaptureError(f"the graph module cannot be saved: {error}. Undo or change this") from error
     write_archive(target, entries)
 
 
@@ -68,9 +68,9 @@ def load(path: PathLike | IO[bytes]) -> GraphModule:
                 return read_document(container)
         if not any(entry.endswith("/models/model.json") for entry in container):
             raise CaptureError(
-                f"{name!r} is a zip file, and no archive: it has no {FILE}, as fxopt_capture.save writes"
+                f"{name!r} is a zip file, but not an archive: it has no {FILE}, which fxopt_capture.save writes"
             )
         raise CaptureError(
-            f"{name!r} is a program of torch.export, which may run code where torch reads it. If you trust it like a "
+            f"{name!r} is a program of torch.export, which may run code when torch reads it. If you trust it like a "
             f"program: torch.export.load({name!r}).module() is a graph module that passes rewrite"
         )

@@ -114,7 +114,7 @@ def _complaints(record: Record, functions: Callable[[], dict[str, Callable[..., 
     modules = [*(edit.row for edit in of_kind(edits, ModuleRemoved)), *(edit.owner for edit in tensors if edit.owner)]
     for module in modules:
         if layer_class(module.cls) is None:
-            yield f"names {module.cls!r}, which is no class of torch.nn, and no layer that a plugin offers"
+            yield f"names {module.cls!r}, which is neither a class of torch.nn nor a layer of a plugin"
         elif not _is_path(module.name) or not _has_state_of(module):
             yield f"has a module `{module.name}` with names or attributes that a {module.cls} does not have"
     for tensor in (*(edit.row for edit in tensors), *(row for module in modules for row in module.tensors)):
@@ -125,7 +125,7 @@ def _complaints(record: Record, functions: Callable[[], dict[str, Callable[..., 
     for row in (*(edit.row for edit in added), *(edit.row for edit in removed)):
         is_node = row.op in OPERATIONS and _is_writable(row.op, row.name, row.target)
         if not is_node or not ((row.op.startswith("call_") and row.op != "call_module") or _is_path(row.target)):
-            yield f"has a node `{row.name}` that calls {row.target}, which is no function of torch"
+            yield f"has a node `{row.name}` that calls {row.target}, which is not a function of torch"
         if not all(is_identifier(key) for key, _ in row.kwargs) or not all(map(_is_data, (row.args, row.kwargs))):
             yield f"has a node `{row.name}` with a function or a wrong name among its arguments"
         if row.target is getattr and not (len(row.args) > 1 and PLAIN.is_attribute(row.args[1])):

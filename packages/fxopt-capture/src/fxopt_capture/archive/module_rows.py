@@ -109,7 +109,7 @@ def read_modules(
     for row in rows:
         name = row["name"]
         if not isinstance(name, str) or name in made or (not made) != (name == ""):
-            raise MalformedError(f"{name!r:.60} is no name of a module at this place")
+            raise MalformedError(f"{name!r:.60} is not a valid name of a module here")
         made[name] = made[row["same"]] if "same" in row else _with_state(instance(row), row, tensor)
         if name:
             parent, _, local = name.rpartition(".")
@@ -127,12 +127,12 @@ def _with_state(module: nn.Module, row: Mapping[str, Form], tensor: Callable[[Fo
     for local, form in row["parameters"]:
         parameter = None if form is None else tensor(form)
         if parameter is not None and not isinstance(parameter, nn.Parameter):
-            raise MalformedError(f"{form!r:.60} is no parameter")
+            raise MalformedError(f"{form!r:.60} is not a parameter")
         module._parameters[_checked(local)] = parameter
     for local, form, persistent in row["buffers"]:
         buffer = None if form is None else tensor(form)
         if not isinstance(buffer, Tensor | None):
-            raise MalformedError(f"{form!r:.60} is no tensor")
+            raise MalformedError(f"{form!r:.60} is not a tensor")
         module._buffers[_checked(local)] = buffer
         if not persistent:
             module._non_persistent_buffers_set.add(local)
@@ -152,10 +152,10 @@ def new_module(cls: type[nn.Module], attributes: Iterable[tuple[Any, object]] = 
     for key, value in attributes:
         known = getattr(cls, key, None) if is_plain_identifier(key) and key not in reserved else new_module
         if callable(known) or hasattr(type(known), "__set__"):
-            raise MalformedError(f"{key!r:.60} is no attribute that a layer has")
+            raise MalformedError(f"{key!r:.60} is not an attribute of a layer")
         is_data = is_plain_value(value) and not isinstance(value, type)
         if not (is_data or (callable(value) and value in activations())):
-            raise MalformedError(f"attribute {key!r:.60} of a {cls.__name__} is {describe(value)}, and no data")
+            raise MalformedError(f"attribute {key!r:.60} of a {cls.__name__} is {describe(value)}, which is not data")
         if key in _ENLARGING and _is_excessive(cls, value):
             raise MalformedError(f"attribute {key!r} of a {cls.__name__} is {value!r:.60}, which makes huge results")
         vars(module)[key] = value
@@ -164,7 +164,7 @@ def new_module(cls: type[nn.Module], attributes: Iterable[tuple[Any, object]] = 
         try:
             check()
         except Exception as error:  # whatever wrong types lead to
-            raise MalformedError(f"a {cls.__name__} has attributes that no {cls.__name__} has: {error}") from error
+            raise MalformedError(f"a {cls.__name__} has invalid attributes: {error}") from error
     return module
 
 
@@ -182,5 +182,5 @@ def _is_excessive(cls: type[nn.Module], value: object) -> bool:
 def _checked(local: object) -> str:
     """Return a local name that generated code can read as an attribute."""
     if not isinstance(local, str) or "." in local or not is_plain_path(f"x.{local}"):
-        raise MalformedError(f"{local!r:.60} is no name of a module or tensor")
+        raise MalformedError(f"{local!r:.60} is not a valid name of a module or tensor")
     return local

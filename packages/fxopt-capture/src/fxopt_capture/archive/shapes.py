@@ -86,7 +86,7 @@ class ShapeReader:
         free = FreeSizes()
         for name, bounds in tables["sizes"]:
             if not all(type(bound) is int for bound in bounds if bound is not None) or len(bounds) != 3:
-                raise MalformedError(f"{bounds!r:.60} is no range of a size")
+                raise MalformedError(f"{bounds!r:.60} is not a range of sizes")
             self._sizes[str(name)] = free.new(*bounds)
         self._mode = FakeTensorMode(shape_env=free.env, allow_non_fake_inputs=True)
         self._shapes = tables["shapes"]
@@ -100,7 +100,7 @@ class ShapeReader:
     def _value(self, form: Form) -> Any:
         if not isinstance(form, dict):
             if type(form) not in _ATOMS:
-                raise MalformedError(f"{form!r:.60} is no value of a node")
+                raise MalformedError(f"{form!r:.60} is not the value of a node")
             return form
         ((kind, content),) = form.items()
         if kind == "tensor":
@@ -118,7 +118,7 @@ class ShapeReader:
             name, sizes, strides, device = self._shapes[number]
             dtype = getattr(torch, name, None)
             if not isinstance(dtype, torch.dtype):
-                raise MalformedError(f"{name!r:.40} is no dtype")
+                raise MalformedError(f"{name!r:.40} is not a dtype")
             shape, steps = [self._size(size) for size in sizes], [self._size(stride) for stride in strides]
             with no_dispatch():
                 element = torch.empty_strided(shape, steps, dtype=dtype, device="meta")
@@ -129,10 +129,10 @@ class ShapeReader:
         if type(size) is int and 0 <= size < _TOO_LARGE:
             return size
         if not isinstance(size, str):
-            raise MalformedError(f"{size!r:.60} is no size")
+            raise MalformedError(f"{size!r:.60} is not a size")
         if size not in self._values:
             known = is_arithmetic(size, lambda node: isinstance(node, ast.Name) and node.id in self._sizes)
             if not known:
-                raise MalformedError(f"{size!r:.60} is no arithmetic on sizes")
+                raise MalformedError(f"{size!r:.60} is not arithmetic on sizes")
             self._values[size] = eval(size, {**_NAMES, **self._sizes})
         return self._values[size]

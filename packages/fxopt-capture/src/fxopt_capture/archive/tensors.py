@@ -133,7 +133,7 @@ class TensorWriter:
             if any(
                 (self._stored[n].data_ptr() - memory.start) % self._stored[n].element_size() for n in memory.tensors
             ):
-                raise InexpressibleError(f"tensor `{self._keys[memory.tensors[0]]}` shares memory at an odd place")
+                raise InexpressibleError(f"tensor `{self._keys[memory.tensors[0]]}` shares unaligned memory")
         return found
 
 
@@ -187,12 +187,12 @@ class TensorReader:
     def _tensor(self, row: Form) -> Tensor:
         dtype = getattr(torch, row["dtype"], None)
         if not isinstance(dtype, torch.dtype) or dtype.itemsize > _UNIT:
-            raise MalformedError(f"{row['dtype']!r:.40} is no dtype")
+            raise MalformedError(f"{row['dtype']!r:.40} is not a dtype")
         storage, offset = self._storage(row["entry"]), row.get("offset", 0)
         shape, stride = row["shape"], row.get("stride")
         numbers = [offset, *shape, *(stride or ())]
         if any(type(number) is not int or not 0 <= number < 1 << 62 for number in numbers):
-            raise MalformedError(f"a tensor has the shape {shape!r:.60} and strides {stride!r:.60}")
+            raise MalformedError(f"a tensor has an invalid shape or strides: {shape!r:.60} and {stride!r:.60}")
         steps = torch.empty(shape, device="meta").stride() if stride is None else stride
         empty = 0 in shape
         span = 0 if empty else 1 + sum((size - 1) * step for size, step in zip(shape, steps, strict=True))

@@ -24,7 +24,7 @@ GUARDS = "_guards_fn"
 """The name of the guards in a captured module: that of torch.export's own check."""
 _BROADCAST = "; a size of 1 in one of several inputs is taken to be broadcast, give 2 or more"
 _ADVICE = "capture the model again with such an input, or with `dynamic_shapes` that allow it"
-_OTHERS = f'{_ADVICE}; where the model itself fixes it, torch.compile(model, backend="fxopt") takes others'
+_OTHERS = f'{_ADVICE}; where the model itself fixes it, torch.compile(model, backend="fxopt") takes other sizes'
 
 
 @dataclass(frozen=True)
@@ -219,9 +219,8 @@ def check_mode(captured: bool | None, mode: bool) -> None:
     if captured is not None and captured != mode:
         names = {True: "training", False: "evaluation"}
         raise CaptureError(
-            f"the graph was captured in {names[captured]} mode, and what dropout, batch norm and the like do is part "
-            f"of it; to have it in {names[mode]} mode, call model.{'train' if mode else 'eval'}() and capture the "
-            f"model again"
+            f"the graph was captured in {names[captured]} mode, which fixes what dropout, batch norm and similar "
+            f"layers do; for {names[mode]} mode, call model.{'train' if mode else 'eval'}() and capture the model again"
         )
 
 
@@ -257,7 +256,7 @@ def _demands(specs: Sequence[InputSpec]) -> Iterator[tuple[int, str, str]]:
 
 
 def _dtype_text(spec: InputSpec) -> str:
-    reason = "has conversions for that dtype in it"
+    reason = "contains conversions for that dtype"
     if spec.read_at is not None:
         reason = "has constants that follow from that dtype, as the model reads it at {spec.read_at}"
     wanted = "{moved}" if spec.follows else "{spec.dtype}"
@@ -268,8 +267,8 @@ def _dtype_text(spec: InputSpec) -> str:
 
 
 _MASK_TEXTS = {
-    ones: f"is a mask {found}, for which the model does something else, and the graph was captured with one {shown}; "
-    f"capture the model again with a mask {found}"
+    ones: f"is a mask {found}, for which the model computes something else; the graph was captured with a mask "
+    f"{shown}; capture the model again with a mask {found}"
     for ones, found, shown in ((True, "with zeros", "of ones"), (False, "of ones", "with zeros"))
 }
 

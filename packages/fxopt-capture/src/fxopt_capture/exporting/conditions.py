@@ -100,7 +100,7 @@ def _observed(program: ExportedProgram, paths: Sequence[pytree.KeyPath], names: 
                 code = code.replace(spelling, f"i[{index}]")
         if "L[" in code:
             raise CaptureError(
-                f"the graph would be valid for inputs with {guard} only, and this says nothing about the inputs that "
+                f"the graph would be valid for inputs with {guard} only, and this does not refer to the inputs that "
                 f"the model was captured with ({', '.join(names)}); give static `dynamic_shapes`"
             )
         yield code.replace("\n", " ")

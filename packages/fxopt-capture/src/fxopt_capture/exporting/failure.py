@@ -89,17 +89,17 @@ def _is_data_dependent(error: Exception) -> bool:
 def _remedy(error: Exception) -> str:
     if _is_about_shapes(error):
         return (
-            "Sizes that are to be dynamic are not free in this model; leave them out of `dynamic_shapes`, or give "
-            "torch.export.Dim.AUTO, which lets torch find out how they depend on each other. Where the model itself "
-            f"fixes them, {_LIVE} takes other sizes"
+            "Sizes that should be dynamic cannot vary freely in this model; leave them out of `dynamic_shapes`, or "
+            "give torch.export.Dim.AUTO, which lets torch find out how they depend on each other. Where the model "
+            f"itself fixes them, {_LIVE} takes other sizes"
         )
     if _is_data_dependent(error):
         return (
-            "What the model does there depends on the values of a tensor, so that one graph cannot say it; write it "
-            "with tensor operations (torch.where), capture the part of the model before or after it, or rewrite the "
+            "What the model does there depends on the values of a tensor, so that one graph cannot express it; write "
+            "it with tensor operations (torch.where), capture the part of the model before or after it, or rewrite the "
             f"model as it runs: {_LIVE}"
         )
     return (
-        "Check that the model itself takes these inputs, and give sizes of 2 or more where they are to vary, as torch "
-        f"may take 1 for broadcast. Where the model does, {_LIVE} rewrites it as it runs"
+        "Check that the model itself takes these inputs, and give sizes of 2 or more where they should vary, since "
+        f"torch may treat 1 as broadcast. If the model takes them, {_LIVE} rewrites it as it runs"
     )

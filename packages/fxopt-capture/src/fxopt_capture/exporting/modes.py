@@ -54,7 +54,7 @@ def training_note(model: nn.Module) -> str | None:
         )
     if drops:
         effects.append(f"{drops} dropout{' draws' if drops == 1 else 's draw'} anew at every call")
-    what = "; ".join(effects) or "some of its modules ask for the mode"
+    what = "; ".join(effects) or "some of its modules read the mode"
     return (
         f"{type(model).__name__} is in training mode, and its graph will be too: {what}. For inference, call "
         f"model.eval() before the capture"

@@ -119,8 +119,8 @@ def _fixed_note(errors: Sequence[Exception]) -> str | None:
     if found is None:
         return None
     return (
-        f"{found}, so that the sizes which may not differ from the example's are fixed; `dynamic_shapes` lets those "
-        "vary that it names, for as long as it takes"
+        f"{found}, so that some sizes are fixed to those of the example; `dynamic_shapes` keeps the sizes that it "
+        "names dynamic, without a time limit"
     )
 
 

@@ -3,7 +3,7 @@
 ``aten.linear(x, layer.weight, layer.bias)`` -> ``layer(x)``
 
 A call is raised only if a layer of exactly this class, without hooks or a patched ``forward``, holds the very tensors
-of the call and would pass every other argument as the call does. All others stay as they are.
+of the call and would pass every other argument as the call does. All other calls stay as they are.
 """
 
 from __future__ import annotations

@@ -79,7 +79,7 @@ def _inline(
     for user in list(node.users):
         index = user.args[1]
         if not isinstance(index, int):
-            raise TypeError(f"node {user.name} reads a region's results by {index!r}, which is no index")
+            raise TypeError(f"node {user.name} reads a region's results by {index!r}, which is not an index")
         user.replace_all_uses_with(copies[outputs[index]])
         graph.erase_node(user)
     graph.erase_node(node)
@@ -150,7 +150,7 @@ def hidden_note(graph_module: GraphModule) -> str | None:
     listed = "; ".join(f"`{node.name}` ({_context(node)}: {', '.join(names)})" for node, names in hiding.items())
     return (
         f"{len(hiding)} of the graph's calls {'is a region' if len(hiding) == 1 else 'are regions'} of the model in "
-        f"which passes see no layers: {listed}. Without that context the layers would be calls of their own"
+        f"which passes see no layers: {listed}. Without that context the layers would be separate calls"
     )
 
 

@@ -100,12 +100,12 @@ def checked_note(note: Any) -> Mapping[str, Any]:
         raise CaptureError(f"the attributes of a model are {note!r:.80}, expected {', '.join(_KEYS)}")
     for key, kind in _KEYS.items():
         if not isinstance(note[key], kind):
-            raise CaptureError(f"the {key} of a model is {note[key]!r:.80}, which it cannot be")
+            raise CaptureError(f"the {key} of a model is {note[key]!r:.80}, which is not valid")
     for name, text in note["attributes"].items():
         try:
             _read(text if _may_be_noted(name) else None)
         except _UNREADABLE as error:
-            raise CaptureError(f"the attribute {name} of a model is {text!r:.80}, which it cannot be") from error
+            raise CaptureError(f"the attribute {name} of a model is {text!r:.80}, which is not valid") from error
     return dict(note)
 
 

@@ -29,7 +29,7 @@ def save_pretrained(graph_module: GraphModule, folder: str | Path, *, push_to_hu
         CaptureError: The folder cannot be written, or the graph module cannot be saved.
     """
     if push_to_hub:
-        raise CaptureError("push_to_hub=True uploads weights, which this folder has none of: save it, and upload it")
+        raise CaptureError("push_to_hub=True uploads weights, which this folder does not have: save it, and upload it")
     try:
         Path(folder).mkdir(parents=True, exist_ok=True)
         write_config(graph_module, folder)

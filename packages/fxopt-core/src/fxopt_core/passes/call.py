@@ -169,7 +169,7 @@ def observed(
             try:
                 instrument.after_pass_failed(run, seen, error)
             except Exception as own:
-                found = f"instrument {type(instrument).__name__} raised {own!r} when told of {error!r}"
+                found = f"instrument {type(instrument).__name__} raised {own!r} while handling {error!r}"
                 warnings.warn(f"{found} in pass `{run.name}`", RuntimeWarning, stacklevel=2)
         if error is veto and is_prepared and not run.written:
             error.__traceback__ = None  # its frames hold what was taken back
@@ -177,7 +177,7 @@ def observed(
         raise failure from failure.__cause__
 
 
-_UNPREPARED = ", which core was not prepared for: an instrument that vetoes declares may_veto = True"
+_UNPREPARED = ", but no snapshot had been taken: an instrument that vetoes has to set may_veto = True"
 _AS_A_WHOLE = "; undo takes back whole runs, so nothing was changed. To reverse one pass, call it with reverse=True"
 
 

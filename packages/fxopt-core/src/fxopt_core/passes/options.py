@@ -97,7 +97,7 @@ def bind(cls: type, args: tuple[object, ...], kwargs: Mapping[str, object]) -> d
     """Return the arguments of one constructor call by parameter name, with the defaults filled in.
 
     A ``*names`` parameter counts as one option, a tuple, and a ``**kwargs`` parameter as one, a dictionary. Missing
-    arguments are no error, because ``copy`` and ``pickle`` call the class without any.
+    arguments are not an error, because ``copy`` and ``pickle`` call the class without any.
 
     >>> class Pad:
     ...     def __init__(self, value: float = 0.0, *, multiple_of: int = 8) -> None: ...

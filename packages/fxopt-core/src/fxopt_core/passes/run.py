@@ -134,7 +134,7 @@ def transaction(run: PassRun) -> Iterator[None]:
     """Roll back the graph module of a run if the ``with`` block raises, and raise an error that says so."""
     graph_module, outer, handled = run.graph_module, _CURRENT.get(), sys.exc_info()[1]
     if any(cls.__name__ == "FSDPModule" for cls in type(graph_module).__mro__):
-        found = "the graph module was given to fully_shard, after which torch cannot generate its code anew"
+        found = "the graph module was given to fully_shard, after which torch cannot regenerate its code"
         raise PreconditionError(f"pass `{run.name}`: {found}. Rewrite and undo before that", pass_name=run.name)
     if outer is not None and outer.is_editing:
         outer.flush()
@@ -149,7 +149,7 @@ def transaction(run: PassRun) -> Iterator[None]:
             error = named(error, run)
         if run.written:
             names = ", ".join(run.written)
-            note = f". The pass wrote values in place, which a rollback does not bring back: {names}. Run it with "
+            note = f". The pass wrote values in place, which a rollback does not restore: {names}. Run it with "
             note += "protect_values=True to have them copied first."
         if isinstance(error, PassError) and note not in str(error):
             error.args = (f"{str(error).rstrip('.')}{note}",)

@@ -123,7 +123,7 @@ def _tensor_form(value: Tensor) -> Any:
             address = dense.data_ptr() if type(dense) is Tensor else None
     if address is None:
         found = f"found a {class_path(type(value))} of {value.dtype}, {value.layout}, on {value.device}"
-        raise TypeError(f"{found}, whose values cannot be read; give a dense tensor with values, on the CPU say")
+        raise TypeError(f"{found}, whose values cannot be read; give a dense tensor with values, on the CPU")
     content = ctypes.string_at(address, dense.numel() * dense.element_size())
     kind = "parameter" if isinstance(value, nn.Parameter) else "tensor"
     return {kind: [str(value.dtype), list(value.shape), hashlib.sha256(content).hexdigest()]}

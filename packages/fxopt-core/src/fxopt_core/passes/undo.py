@@ -111,8 +111,8 @@ def _take_back(graph_module: GraphModule, records: Sequence[Record]) -> None:
         if id(record) not in taken:
             later += [record] * (record.state == "applied")
         elif record.has_lost_edits:  # to take it back would change nothing, and report success
-            found = "its record names what it replaced, and has lost the edits: the ledger was changed by other means"
-            raise undo_error(record.pass_name, found, "take a copy whose ledger is whole")
+            found = "its record names what it replaced, but has lost the edits: something else changed the ledger"
+            raise undo_error(record.pass_name, found, "use a copy whose ledger is intact")
         elif record.journal:
             dependent = record.journal.dependent(each.journal for each in later if each.journal is not None)
             if dependent is not None:

@@ -51,7 +51,7 @@ def _settle(claims: Mapping[str, Sequence[tuple[PluginSource, _Item]]]) -> tuple
             given[name] = first[1]
         if others:
             claimants = " and ".join([f"{_KINDS.get(type(item), '')}by plugin {source}" for source, item in claimed])
-            result = "and stays with the part of fxopt" if is_kept else "so that nobody gets it"
+            result = "and stays with the part of fxopt" if is_kept else "so that no plugin gets it"
             remedy = f"uninstall one, or leave it out of {ALLOW_LIST}"
             contested[name] = f"{name!r} is claimed {claimants}, {result}; {remedy}"
     return given, contested
@@ -257,7 +257,7 @@ class Registry:
             now = self._contents()
             known = {each.name: f"it is {each}" for each in now.offers} | {n: str(e) for n, e in now.broken.items()}
             if source.name in known:
-                taken = f"a plugin is named {source.name!r} already ({known[source.name]})"
+                taken = f"a plugin is already named {source.name!r} ({known[source.name]})"
                 raise DuplicatePassError(f"{taken}; register the other under another name")
             offer = read_plugin(lambda: plugin, source)
             extended = _Contents({**now.offers, source: offer}, now.broken, now.found, now.allowed)

@@ -97,4 +97,4 @@ def check_epilogue(activation: Activation, norm: Norm) -> None:
     check_settings(activation, alpha=float, beta=float)
     check_settings(norm, eps=float)
     if activation.name not in CODES or norm.name not in NORM_CODES:
-        raise ValueError(f"{activation.name!r:.40} and {norm.name!r:.40} are no activation and norm")
+        raise ValueError(f"{activation.name!r:.40} and {norm.name!r:.40} are not a known activation and norm")

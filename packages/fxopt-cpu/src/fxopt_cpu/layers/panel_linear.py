@@ -111,7 +111,7 @@ class PanelLinear(PackedLayer):
         check_settings(self, in_features=0, out_features=0, gated=bool)
         check_epilogue(self.activation, self.norm)
         if self.gated and self.out_features % 2:
-            raise ValueError(f"out_features is {self.out_features}, expected an even number of a gated layer")
+            raise ValueError(f"out_features is {self.out_features}, expected an even number for a gated layer")
 
     @property
     def features(self) -> int:

@@ -3,11 +3,11 @@
 A packed weight is its panels; a plain copy beside them would double a model's memory. So the plain tensor is dropped
 once a layer is packed (it is *frozen*), and made again, bit for bit, as soon as anything reads the dictionary: an
 attribute of the module, ``parameters()``, ``state_dict()``, a conversion, a copy, a pickle, a pass. All of these
-call methods of the dictionary, and each method that returns or takes a value *thaws* it first. So nobody sees the
-difference, and no method of ``nn.Module`` is replaced.
+call methods of the dictionary, and each method that returns or takes a value *thaws* it first. So the difference is
+invisible, and no method of ``nn.Module`` is replaced.
 
-Thawing and writes to the dictionary are reported to `fxopt_core.changes`, whose number tells a region that its panels
-still match the weights. `Layer` reports changes of attributes.
+Thawing and writes to the dictionary are reported to `fxopt_core.changes`, by whose marker a region checks that its
+panels still match the weights. `Layer` reports changes of attributes.
 """
 
 from __future__ import annotations

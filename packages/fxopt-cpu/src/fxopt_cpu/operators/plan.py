@@ -631,7 +631,7 @@ def _four(shape: Sequence[int], strides: Sequence[Sequence[int]]) -> tuple[list[
     """Return sizes and strides merged or extended to four dimensions."""
     sizes, kept = _merged(shape, strides)
     if len(sizes) > 4:
-        raise ValueError(f"an operand of shape {tuple(shape)} has more than four dimensions that do not run on")
+        raise ValueError(f"an operand of shape {tuple(shape)} has more than four dimensions that cannot be merged")
     missing = 4 - len(sizes)
     return [1] * missing + sizes, [[0] * missing + operand for operand in kept]
 
@@ -642,7 +642,7 @@ def _broadcast(*values: Value) -> tuple[int, ...]:
 
 
 def _unknown(*arguments: object) -> list[Tensor]:
-    raise RuntimeError("fxopt::run: the plan's numbers are not there; run the operators that it was made from instead")
+    raise RuntimeError("fxopt::run: the plan's numbers are not available; run the operators that it was made from")
 
 
 RUN = Operator("run(Tensor[] inputs, Tensor[] weights, Tensor plan) -> Tensor[]", _unknown, _unknown)

@@ -184,7 +184,7 @@ def _problem(given: Mapping[str, Any]) -> tuple[str, str] | None:
     if any(each.device is not None and each.device.type not in ("cpu", "meta") for each in known):
         return "not-on-cpu", f"is on {known[0].device}"
     if any(each.rank != 4 or not all(isinstance(each.shape[dim], int) for dim in (1, 3)) for each in known):
-        return "unsupported-call", "has no four dimensions, or a computed number of heads"
+        return "unsupported-call", "has other than four dimensions, or a computed number of heads"
     if max(int(each.shape[3]) for each in known) > LARGEST_HEAD:
         return "unsupported-call", f"has heads of more than {LARGEST_HEAD} numbers"
     return None

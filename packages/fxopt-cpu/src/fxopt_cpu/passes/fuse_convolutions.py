@@ -128,9 +128,9 @@ class FuseConvolutions(low_precision.Options, ReversibleSitePass[ConvolutionSite
         Networks for Efficient Integer-Arithmetic-Only Inference, https://arxiv.org/abs/1712.05877.
 
     Cost:
-        One call instead of several, and no tensors between them. From the first call on, the module holds a packed
-        copy of the weight besides the parameter. In int8, the packed weight takes the place of the plain one, and a
-        quarter of its memory.
+        One call instead of several, and no tensors between them. Calls outside a plan keep a packed copy of the
+        weight besides the parameter. In a plan and in int8, the packed weight takes the place of the plain one; in
+        int8 it takes a quarter of its memory.
 
     >>> import torch
     >>> from torch import nn
@@ -141,10 +141,10 @@ class FuseConvolutions(low_precision.Options, ReversibleSitePass[ConvolutionSite
 
     reasons: ClassVar[Mapping[str, str]] = {
         **REASONS,
-        "other-convolution": "Only plain convolutions over two dimensions are packed, and three or more over one: "
-        "fewer gain too little in a plan. Nothing to do: plans or torch compute the others.",
-        "padding-mode": "The convolution pads by reflection, replication or around the edge, and the operators pad "
-        "with zeros. Nothing to do: one operator cannot do both.",
+        "other-convolution": "Only plain convolutions are packed: over two dimensions, or at least three over one, "
+        "since fewer gain too little in a plan. Nothing to do: plans or torch compute the others.",
+        "padding-mode": "The convolution pads by reflection, replication or circularly, and the operators pad with "
+        "zeros. Nothing to do: one operator cannot do both.",
         "not-in-int8": "In int8, only convolutions of images with one group of channels are computed. Nothing to do: "
         "the pipelines pack the others in float32.",
         **low_precision.REASONS,
@@ -183,7 +183,8 @@ class FuseConvolutions(low_precision.Options, ReversibleSitePass[ConvolutionSite
             if isinstance(call, Obstacle):
                 sites.append(Refusal(call.site, call.reason, f"{call.message}; it stays as it is", (node.name,)))
             elif call.dims == 1 and not call.transposed and lines < FEWEST_LINES:
-                message = f"convolution `{call.label}` is one of {lines} over one dimension; expected {FEWEST_LINES}"
+                found = f"convolution `{call.label}` is one of {lines} over one dimension"
+                message = f"{found}; at least {FEWEST_LINES} needed"
                 sites.append(index.refuse(call.label, "other-convolution", message, node))
             elif call.dims in _LAYERS and not call.transposed:
                 site = self._site(call, index)

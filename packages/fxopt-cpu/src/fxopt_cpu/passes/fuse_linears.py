@@ -129,7 +129,7 @@ class FuseLinears(low_precision.Options, ReversibleSitePass[ProductSite]):
         where: glob pattern over full module names; layers with other names are left alone.
         keep: glob patterns; layers with such names are left alone.
         keep_first: how many layers are left alone at the beginning, where rounding errors run through the whole model.
-        keep_last: how many are left alone at the end: a classifier, say.
+        keep_last: how many are left alone at the end, such as a classifier.
         min_weights: the least number of weights of a layer in int8: with fewer, rounding the input takes longer than
             the product gains.
         keep_originals: whether to keep the original weights beside those in bfloat16 or int8, so that the pass can be

@@ -1,4 +1,4 @@
-"""Chains of views, transposes and slices, read as strided readings of one value: the ways into and out of attention.
+"""Chains of views, transposes and slices, as strided readings of one value, before and after attention.
 
 A model splits the last dimension of a product into heads in many ways: three slices, each viewed and transposed; one
 view with five dimensions, permuted and unbound; repeated keys. All of them are compared as strided readings of one
@@ -104,7 +104,7 @@ def operation(index: GraphIndex, node: Node) -> str:
 
 
 def step(index: GraphIndex, layout: Layout, node: Node) -> Layout | None:
-    """Return what a node makes of a value; None where that is no reading of the same base."""
+    """Return what a node makes of a value; None where that is not a reading of the same base."""
     call = read_operation(index, node)
     if call is None:
         return None

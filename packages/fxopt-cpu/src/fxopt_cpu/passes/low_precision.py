@@ -21,11 +21,11 @@ PROMISED_SQNR = {"bfloat16": 25.0, "int8": 15.0}
 SLOW_IN_INT8 = ("portable", "avx2", "avx512")
 """Instruction sets without VNNI, which multiply images in float32 faster: by Winograd's products above all."""
 REASONS = {
-    "kept": "The pass is told to leave this layer as it is. Change `keep`, `keep_first` or `keep_last`.",
-    "no-range": "No call of the calibration reached the layer, or its inputs were not finite. Calibrate with calls "
-    "that use it.",
+    "kept": "An option of the pass excludes this layer. Change `keep`, `keep_first` or `keep_last`.",
+    "no-range": "No calibration call reached the layer, or its inputs were not finite. Calibrate with calls that "
+    "use it.",
     "too-small": "Quantizing the input of so small a layer takes longer than its product. Lower `min_weights`, or "
-    "`min_channels` of `fuse-convolutions`, to quantize it all the same.",
+    "`min_channels` of `fuse-convolutions`, to quantize it anyway.",
 }
 
 
@@ -94,13 +94,13 @@ class Options:
         """
         kind, taken, weight = self.weights, self.kinds[self.weights], call.weight.tensor
         if weight.device.type not in ("cpu", "meta"):
-            return "not-on-cpu", f"is on {weight.device}; the operators run on the CPU alone"
+            return "not-on-cpu", f"is on {weight.device}; the operators run only on the CPU"
         if call.training:
             return "training", "is in train mode"
         if weight.dtype not in taken:
             return "unsupported-dtype", f"is {weight.dtype}; panels in {kind} are made of {', '.join(map(str, taken))}"
         if weight.numel() == 0:
-            return "unsupported-call", "has a weight of no numbers"
+            return "unsupported-call", "has an empty weight"
         if kind == "int8" and weight.numel() < self.min_weights:
             return "too-small", f"has {weight.numel()} weights, fewer than min_weights={self.min_weights}"
         if kind == "bfloat16" and weight.is_cpu and isa() in ISAS[: ISAS.index("avx512bf16")]:
@@ -110,7 +110,7 @@ class Options:
             if not bool(extremes.isfinite().all()):
                 return "out-of-range", f"has NaN or infinite values in `{call.weight.name}`"
         if self.is_static and (ends is None or ends.is_meta or not bool(ends.isfinite().all())):
-            return "no-range", "was not reached by the calls of the calibration, or by numbers that are not finite"
+            return "no-range", "was not reached by the calibration calls, or its inputs were not finite"
         return None
 
     def record(self, edit: Editor, weight: TensorRef, layer: str, made: str, *settings: tuple[str, Any]) -> Pieces:

@@ -14,7 +14,8 @@ from fxopt_rewrite import Editor, GraphIndex, LayerNormCall, TensorRef, is_pytho
 
 REASONS = {
     "no-kernels": "fxopt-cpu has no compiled library here: it was installed without a compiler, or for another "
-    "processor. Install its wheel, or a C++ compiler and CMake, and install it again; everything works without.",
+    "processor. Install its wheel, or a C++ compiler and CMake, and install it again; all but int8 and bfloat16 works "
+    "without it.",
     "not-on-cpu": "The layer is on another device, and the pass is for CPUs. Move the model: `model.to('cpu')`.",
     "unsupported-dtype": "The layer has a dtype that the operators do not take. Convert it: `model.float()`.",
     "no-operators": "This build of torch, or this processor, has no operators for the layer. Nothing to do: it runs "

@@ -28,7 +28,7 @@ from fxopt_rewrite import (
 class PlanRegions(ReversibleTransformation):
     """``h(g(f(x)))`` -> ``run(x, plan)``: consecutive layers run as one operator.
 
-    The graph keeps its nodes and modules; only its generated code changes, which asks for the plan of a region first.
+    The graph keeps its nodes and modules; only its generated code changes: it first requests the plan of a region.
     A plan lists the operators of the region with the places of all values in one piece of memory. It is made for one
     kind of input (shapes, strides, dtypes, numbers), when that kind first arrives and after any change of a weight or
     a module; making it takes about as long as the region itself. With hooks, or when gradients are needed, the nodes
@@ -63,7 +63,7 @@ class PlanRegions(ReversibleTransformation):
     replaces_code_generator = True
 
     def transform(self, graph_module: GraphModule) -> GraphModule:
-        """Let the generated code ask for plans, and mark the first node of each region."""
+        """Let the generated code request plans, and mark the first node of each region."""
         graph = graph_module.graph
         regions = [] if isa() is None or is_branching(graph, Planning) else list(regions_of(graph_module))
         if regions and start_branching(graph, _PLANNING):
@@ -81,7 +81,7 @@ class PlanRegions(ReversibleTransformation):
 
 
 class Planning(Branching):
-    """Code that asks for plans."""
+    """Code that requests plans."""
 
     @classmethod
     def regions_of(cls, graph_module: GraphModule) -> Iterator[Region]:

@@ -162,7 +162,7 @@ def pool(builder: PlanBuilder, found: Pooling, input: Value) -> Value:
         padding += [pad, pad + stride - rest if cut else pad]
         if cut and counts and not found.largest:  # what is cut off does not count
             if any(found.padding):
-                raise ValueError("a mean counts zeros around the images and not behind them")
+                raise ValueError("a mean counts zeros around the images, but not those after them")
             counts = False
     made = builder.pool(
         input, kernel=kernel, largest=found.largest, stride=found.stride, padding=padding, dilation=found.dilation,

@@ -43,7 +43,7 @@ _PLANNING = threading.RLock()  # no other thread packs meanwhile, or plans the s
 class Unchanged:
     """The modules and tensors of a region as they were noted, and whether they still are so.
 
-    Layers of this family report their changes (`Layer`, `Thawing`) through one number: they are compared only after
+    Layers of this family report their changes (`Layer`, `Thawing`) through one marker: they are compared only after
     one of them has changed. What reports nothing is compared at each call: modules of torch, hooks, children of a
     model's own modules, and weights that something else refers to. Parameters beside the panels are operands of each
     call, so that it is enough that they are the same objects.

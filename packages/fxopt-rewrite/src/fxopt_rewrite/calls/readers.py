@@ -73,7 +73,7 @@ def tensor_ref(
     name = str(value.target)
     problem = tensor_problem(tensor, parameter=parameter)
     if problem is None and not index.tensor_names(tensor):
-        problem = "not-a-parameter", "is a plain attribute, no parameter or buffer"
+        problem = "not-a-parameter", "is a plain attribute, not a parameter or buffer"
     if problem is not None:
         return Obstacle(owner_of(name) or name, problem[0], f"`{name}`, read by node `{node.name}`, {problem[1]}")
     return TensorRef(name, tensor, value)
@@ -346,7 +346,7 @@ _ARITHMETIC = frozenset({"add", "sub", "mul", "div", "rsub"})
 def read_elementwise(node: Node) -> ElementwiseCall | Obstacle | None:
     """Read ``+``, ``-``, ``*`` or ``/`` of two operands, in place or not, and ``rsub`` with its operands exchanged.
 
-    Arithmetic on sizes is read in the same way; `is_python_number` tells it. A call with ``out=``, or an ``alpha`` that
+    Arithmetic on sizes is read in the same way (see `is_python_number`). A call with ``out=``, or an ``alpha`` that
     the graph computes, is an obstacle.
 
     >>> import torch

@@ -122,7 +122,7 @@ def _checked(what: str, read: Callable[[], T]) -> T:
     except (MalformedError, ValueError, RecursionError, zlib.error) as error:
         raise FxoptError(
             f"{what} cannot be read: {error}; expected what fxopt_rewrite.data.codec wrote, so it was cut off or "
-            "changed, or what has its kinds of edits is not installed here"
+            "changed, or the package with its kinds of edits is not installed here"
         ) from error
 
 

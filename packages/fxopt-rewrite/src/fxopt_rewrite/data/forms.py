@@ -194,7 +194,7 @@ class ValueReader:
         except FxoptError:
             raise
         except Exception as error:  # whatever the content's wrong types lead to
-            raise MalformedError(f"found {str(content)[:60]!r}, which is no {key} ({error})") from error
+            raise MalformedError(f"found {str(content)[:60]!r}, which is not a valid {key} ({error})") from error
 
     def _object(self, number: Any) -> object:
         if type(number) is not int or not 0 <= number < len(self._objects):

@@ -94,9 +94,7 @@ def read_graph(
     values = values.with_own({"node": lambda _, position: _node_at(position, nodes)})
     for row in data["rows"]:
         if row["op"] not in OPERATIONS or not is_identifier(row["name"]) or row["name"] in taken:
-            raise MalformedError(
-                f"found {row['name']!r:.60} of operation {row['op']!r:.20}, which is no node of its own"
-            )
+            raise MalformedError(f"found {row['name']!r:.60} of operation {row['op']!r:.20}, which is not a valid node")
         taken.add(row["name"])
         kind = values.read(row["type"]) if "type" in row else None
         add_node(graph, row["op"], _target(row["op"], row["target"], values), row["name"], kind)
@@ -124,7 +122,7 @@ def _target(op: str, form: Form, values: ValueReader) -> Any:
     if op == "call_function":
         target = values.read(form)
         if not callable(target):
-            raise MalformedError(f"a node calls {form!r:.60}, which is no function")
+            raise MalformedError(f"a node calls {form!r:.60}, which is not a function")
         return target
     if not isinstance(form, str) or not _UNSAFE.isdisjoint(form):
         raise MalformedError(f"{form!r:.60} is not the target of a node")

@@ -193,7 +193,7 @@ class Editor:
         last_dim: int | None,
     ) -> Node:
         if before in self._erased:
-            raise ValueError(f"node `{before.name}` was taken out already; insert before a node that is still there")
+            raise ValueError(f"node `{before.name}` was already removed; insert before a node that is still there")
         args, kwargs = map_arg(args, self._now_used), map_arg(kwargs, self._now_used) if kwargs else {}
         with self.graph.inserting_before(before):
             node = self.graph.create_node(op, target, args, kwargs)

@@ -149,7 +149,7 @@ class Live(edits.EditVisitor):
         numbered = self.by_id.get(row.id, [])
         found = [node for node in numbered if node.name == row.name] or numbered
         if len(found) != 1:
-            raise self.refuse(f"node `{row.name}`, which the pass made, was taken out or replaced since")
+            raise self.refuse(f"node `{row.name}`, which the pass made, was removed or replaced since")
         return found[0]
 
     def node_added(self, edit: edits.NodeAdded) -> None:
@@ -187,10 +187,10 @@ class Live(edits.EditVisitor):
         if row.id in self.left_out.old:
             return
         if row.name in self.names:
-            raise self.refuse(f"another node is called `{row.name}` now, the name of a node that is to come back")
+            raise self.refuse(f"another node is called `{row.name}` now, the name of a node to be restored")
         target, args, kwargs = self._recall(row, lambda ref: self._node(ref.id, f"an input of `{row.name}`"))
         if row.op == "call_module" and not _takes(self._module(target), args, dict(kwargs)):
-            raise self.refuse(f"node `{row.name}` would come back with arguments that `{target}` does not take")
+            raise self.refuse(f"node `{row.name}` would be restored with arguments that `{target}` does not take")
         names_of(self.graph).taken.discard(row.name)  # the name is free: no node has it
         with self.graph.inserting_after(self._place(row, args, kwargs)):
             node = self.graph.create_node(row.op, target, args, dict(kwargs), row.name)
@@ -209,7 +209,7 @@ class Live(edits.EditVisitor):
         try:
             return mapped(values[0] if values else (row.target, row.args, row.kwargs), node_of, imported)
         except (ImportError, AttributeError) as error:
-            raise self.refuse(f"node `{row.name}` calls or takes what cannot be found here ({error})") from error
+            raise self.refuse(f"node `{row.name}` calls or takes something not found here ({error})") from error
 
     def _place(self, row: edits.NodeRow, args: Any, kwargs: Any) -> Node:
         """Return the node before a row's place; if that is gone, the row's replacement, or the last of its inputs."""
@@ -225,7 +225,7 @@ class Live(edits.EditVisitor):
             return
         old, new = self._node(edit.old, "a restored node"), self._node(edit.new, "its replacement")
         if old not in self.created:
-            raise self.refuse(f"node `{old.name}`, which `{new.name}` has replaced, is none that was taken out")
+            raise self.refuse(f"node `{old.name}`, which `{new.name}` has replaced, was not removed by this pass")
         for user in new.users:
             if user not in self.redirected:
                 self.redirected.add(user)
@@ -367,7 +367,7 @@ class Live(edits.EditVisitor):
         module = module_of(row, cls, self._current)
         missing = _missing(module) if cls.__module__.startswith("torch.nn.") else None
         if missing is not None:
-            raise self.refuse(f"module `{row.name}` would come back incomplete: {missing}")
+            raise self.refuse(f"module `{row.name}` would be restored incomplete: {missing}")
         if row.twin is not None:
             module.training = self._module(row.twin).training
         parent_name, _, key = row.name.rpartition(".")

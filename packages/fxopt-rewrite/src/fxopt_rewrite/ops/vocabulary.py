@@ -337,7 +337,7 @@ def _fits(value: object, kind: str) -> bool:
 
 
 def says_training(node: Node) -> bool:
-    """Return whether an argument of an ATen operator tells it to train."""
+    """Return whether an argument of an ATen operator sets train mode."""
     if not isinstance(node.target, OpOverload) or aten_name(node.target) is None:
         return False
     arguments = enumerate(node.target._schema.arguments)

@@ -33,8 +33,8 @@ class FuseScaledDotProductAttention(ReversibleSitePass[Attention]):
 
     q is (..., L, E), k (..., S, E), v (..., S, V) and the mask broadcasts to (..., L, S). The scores may be multiplied
     or divided by a number; masks are summands, or filled in with ``-inf`` or the smallest number of the dtype. Keys and
-    values of grouped heads stay expanded as they are. The same in float32 and float64 except for rounding, as long as
-    the scores are finite. Gradients are those of torch's kernels: only first derivatives, and on CPUs wrong
+    values of grouped heads stay expanded as they are. Results are the same in float32 and float64 except for rounding,
+    as long as the scores are finite. Gradients are those of torch's kernels: only first derivatives, and on CPUs wrong
     ones for rows that the smallest number hides entirely, so that masks that may do so are refused in train mode.
 
     Refused if the weights are read elsewhere, for active dropout, in half precision (where the kernel rounds less), and
@@ -186,7 +186,7 @@ def _unfit_shapes(site: Attention) -> Iterator[tuple[str, str]]:
         yield "dtype-mismatch", f"the attention `{site.label}` has values on {' and '.join(places)}"
     ranks = [facts[node].rank for node in (scores.query, scores.keys, site.value)]
     if len(set(ranks)) > 1 or ranks[0] < 3:
-        message = f"queries, keys and values of `{site.label}` have {ranks} dimensions; they need as many, at least 3"
+        message = f"queries, keys and values of `{site.label}` have {ranks} dimensions; all need the same, at least 3"
         yield "other-attention", message
     before, after = facts[scores.calls[-1]].shape, facts[scores.calls[0]].shape
     if not same_sizes(before, after):
@@ -204,7 +204,7 @@ def _unfit_masks(site: Attention, index: GraphIndex) -> Iterator[tuple[str, str]
             yield "other-attention", f"`{mask.value.name}` masks the scores, and has fewer than two dimensions"
         fill = None if mask.fill is None else site.values.number(mask.fill)
         if mask.fill is not None and fill not in (-float("inf"), smallest):
-            message = f"node `{mask.node.name}` fills `{mask.fill}` in, neither -inf nor the smallest {facts.dtype}"
+            message = f"node `{mask.node.name}` fills in `{mask.fill}`, neither -inf nor the smallest {facts.dtype}"
             yield "other-attention", message
         bounds = site.values.bounds(mask.value) if fill is None else Bounds(fill, 0.0)
         spares = not bounds.fit(facts.dtype) and bounds.high <= 0

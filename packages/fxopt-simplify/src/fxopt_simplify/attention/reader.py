@@ -124,7 +124,7 @@ class AttentionReader:
         if refusal is not None:
             return refusal
         if isinstance(scores, _Unlike):
-            message = f"node `{scores.node.name}` {scores.what}, which scaled_dot_product_attention has no place for"
+            message = f"node `{scores.node.name}` {scores.what}, which scaled_dot_product_attention does not support"
             return self._index.refuse(product.name, "other-attention", message, softmax, product)
         return self._whole(Attention(scores, tuple(weights), value, product, self._values))
 
@@ -230,7 +230,7 @@ class AttentionReader:
             if not isinstance(found, Scores):
                 unlike = unlike or found
             elif type(factor) not in (int, float) or not factor > 0 or not math.isfinite(factor):
-                return _Unlike(value, f"scales the scores by `{factor}`, no positive number")
+                return _Unlike(value, f"scales the scores by `{factor}`, which is not a positive number")
             elif found.masks:
                 return _Unlike(value, "scales the scores after they were masked")
             else:

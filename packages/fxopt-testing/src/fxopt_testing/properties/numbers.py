@@ -59,21 +59,21 @@ OUTPUTS = Property(
 )
 OTHER_INPUTS = Property(
     "other-inputs",
-    "it does so for every input that the model accepts: other batch sizes, an empty batch, other strides",
+    "results are the same for every input that the model accepts: other batch sizes, an empty batch, other strides",
     "Bake no size, value or stride of an example into the graph.",
     on_model=_other_inputs,
     applies=_in_eval_mode,
 )
 EFFECTS = Property(
     "same-effects",
-    "what the model writes into its arguments and buffers, and what it returns of them, stays",
+    "writes into arguments and buffers stay, and so do outputs that share their memory",
     "Keep in-place operations, and the order of writes and reads; return a fresh tensor where the model did.",
     on_model=_same("effects"),
     applies=_in_eval_mode,
 )
 GRADIENTS = Property(
     "same-gradients",
-    "gradients by inputs and remaining parameters are those of the model",
+    "gradients of inputs and remaining parameters are those of the model",
     "Detach nothing in the graph, and compute with the parameters themselves: refuse those that are shared or tied.",
     on_model=_same("gradients"),
     applies=_in_eval_mode,

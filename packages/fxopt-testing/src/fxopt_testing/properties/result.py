@@ -244,13 +244,13 @@ DTYPES = Property(
 )
 TIES = Property(
     "ties-kept",
-    "tensors that were one under several names still are",
+    "tensors with several names keep all of them",
     "Change a tensor under all of its names, or refuse it (`sharing_refusal`, reason `tied-parameter`).",
     on_model=_ties,
 )
 KEYS = Property(
     "keys-kept",
-    "nothing disappears from the state_dict, or appears in it, but what the pass replaced",
+    "the state_dict loses and gains only what the pass replaced",
     "Remove what your rewrite made unused, by `Editor.drop`, and nothing else (not `delete_all_unused_submodules`); "
     "pass `persistent` on when registering a buffer anew.",
     on_model=_keys,
@@ -263,7 +263,7 @@ LEFTOVERS = Property(
 )
 HOOKS = Property(
     "hooks-kept",
-    "modules and parameters with hooks stay, and go on being called",
+    "modules and parameters with hooks stay, and are still called",
     "Refuse modules with hooks: the views of fxopt_rewrite do so by themselves (reason `hooks`).",
     on_model=_hooks,
 )
@@ -276,7 +276,7 @@ INTERFACE = Property(
 )
 TRACES = Property(
     "traces-kept",
-    "nodes keep stack traces and shapes; new ones have the traces of what they stand for, and shapes of their own",
+    "nodes keep stack traces and shapes; new ones have the traces of the nodes they replace, and their own shapes",
     "Leave `node.meta` of other nodes alone; update single entries, do not replace it.",
     on_model=_traces,
 )

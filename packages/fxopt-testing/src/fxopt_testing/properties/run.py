@@ -187,7 +187,7 @@ RETURNS = Property(
 )
 RUNS = Property(
     "runs",
-    "the pass raises nothing on any model that is valid",
+    "the pass raises no error on any valid model",
     "Read calls through the views of fxopt_rewrite (`read_linear`, ...), which know keyword arguments and every form "
     "of graph; leave alone, with a reason, what you do not handle.",
     on_model=_runs,
@@ -225,7 +225,7 @@ DETERMINISTIC = Property(
 )
 IDEMPOTENT = Property(
     "idempotent",
-    "applying it twice is applying it once",
+    "applying the pass twice equals applying it once",
     "Let `match` leave out what `rewrite` puts in: test `self.transformed(node)`, or look for what is gone afterwards.",
     on_model=_idempotent,
     applies=_if_preserving_or_left_alone,
@@ -254,7 +254,7 @@ FINDS = Property(
 )
 INDEPENDENT = Property(
     "results-independent",
-    "what two runs make shares no memory",
+    "the results of two runs share no memory",
     "Make new tensors and modules in each run; keep none on the pass or its class.",
     on_model=_independent,
 )

@@ -199,7 +199,7 @@ NAMED = Property(
 )
 OPTIONS = Property(
     "options-honoured",
-    "options survive pipeline text and pickling, count in the signature, and do something",
+    "options survive pipeline text and pickling, count in the signature, and have an effect",
     "Let the constructor's parameters be the options, store them under their names, and leave `signature` and "
     "`options` to core.",
     on_pass=_options,

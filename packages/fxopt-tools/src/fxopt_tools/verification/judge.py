@@ -49,7 +49,7 @@ class Judge:
         """Compare all values of the outputs, and the arguments and buffers that either run wrote to.
 
         The reference is the outcome of the original in float64, if there is one. With a bound on the signal-to-noise
-        ratio, values for padding are not compared: nobody reads them.
+        ratio, values for padding, which are never read, are not compared.
         """
         tokens = None if self.bounds.sqnr is None else tokens_of(expected)
         trees = (expected.output, found.output, {} if reference is None else reference.output)
@@ -57,7 +57,7 @@ class Judge:
             was = expected.strides.get(report.path)
             now = found.strides.get(report.path, was)
             if report.passed and was != now:
-                problem = f"has strides {now}, expected {was} as in the original: a view of it may be another, or raise"
+                problem = f"has strides {now}, expected {was} as in the original: a view of it may differ, or raise"
                 report = replace(report, problem=problem)
             yield report
         # Arguments that were not touched and are no tensors are ignored: each run has a copy, which may not be equal.

@@ -224,7 +224,7 @@ def report_on(
             notes |= dict.fromkeys(_notes(expected, found, compared.values()))
         notes |= dict.fromkeys(_hidden_nans(compared.values(), records))
         if bounds.sqnr is not None and tokens_of(first) is not None:
-            notes["not compared: what is computed for the padding of `attention_mask`, which nobody reads"] = None
+            notes["not compared: what is computed for the padding of `attention_mask`, which is never read"] = None
         outputs += compared.values()
     return VerificationReport(tuple(outputs), tuple(notes))
 
@@ -265,7 +265,7 @@ def _gradients(
         return outputs, []
     first, *others = alone
     more = f" and {counted(len(others), 'other')}" if others else ""
-    return outputs, [f"not compared: the {first}{more}, which the transformed module has no parameter of that name for"]
+    return outputs, [f"not compared: the {first}{more}, since the transformed module has no parameter of that name"]
 
 
 def _notes(expected: Outcome, found: Outcome, outputs: Iterable[OutputReport]) -> Iterator[str]:
@@ -278,7 +278,7 @@ def _notes(expected: Outcome, found: Outcome, outputs: Iterable[OutputReport]) -
             "writing to it later changes other values"
         )
     if found.random != expected.random:
-        yield "the transformed module consumes other random numbers than the original: not judged"
+        yield "the transformed module consumes different random numbers from the original's: not judged"
     for output in outputs:
         nans = 0 if output.measurement is None or output.unseen else output.measurement.nans
         if nans:

@@ -21,7 +21,7 @@ ARCHIVE = "model.fxopt"
 DESCRIBING = ("*.json", "*.txt", "*.model", "*.tiktoken", "*.jinja", "README.md")
 """The files of a folder in Hugging Face format that describe model and tokenizer, and hold no weights."""
 _EXPECTED = (
-    "expected a .fxopt archive, a folder in Hugging Face format, owner/name on the hub, or package.module:factory"
+    "expected a .fxopt archive, a folder in Hugging Face format, owner/name on the Hub, or package.module:factory"
 )
 _HUB_NAME = re.compile(r"(?!.*\.(fxopt|pt2|pt|pth|py|safetensors|onnx)$)[\w-][\w.-]*/[\w-][\w.-]*")
 _DYNAMIC = re.compile(r"[^\W\d]\w*=\d{1,2}(,\d{1,2})*")
@@ -35,7 +35,7 @@ def check_pipeline(text: str | None) -> None:
 
 
 def check_sources(*texts: str, inputs: str | None = None) -> None:
-    """Raise if a SOURCE does not exist or holds no model at first sight, or if the file of inputs does not exist.
+    """Raise if a SOURCE does not exist or clearly holds no model, or if the file of inputs does not exist.
 
     Args:
         texts: what each SOURCE is given as.
@@ -45,7 +45,7 @@ def check_sources(*texts: str, inputs: str | None = None) -> None:
         if Path(text).exists() or not (FACTORY.fullmatch(text) or is_hub_name(text)):
             _check_path(text, _EXPECTED)
     if inputs is not None and (not Path(inputs).exists() or Path(inputs).is_dir()):
-        raise FileError(f"there is no file {inputs!r} with inputs; expected one of torch.save, or safetensors")
+        raise FileError(f"there is no file {inputs!r} with inputs; expected a file of torch.save or safetensors")
     for path in (source_path(text) for text in texts if Path(text).exists() or is_hub_name(text)):
         if path.is_dir():
             _check_folder(path)
@@ -55,7 +55,7 @@ def check_archive(text: str) -> None:
     """Raise if an archive does not exist."""
     _check_path(text, "expected a .fxopt archive")
     if archive_path(text).is_dir():
-        raise FileError(f"{text!r} is a directory, and no file; expected a .fxopt archive, or a folder with one")
+        raise FileError(f"{text!r} is a directory, not a file; expected a .fxopt archive, or a folder with one")
 
 
 def archive_path(text: str) -> Path:
@@ -68,12 +68,12 @@ def archive_path(text: str) -> Path:
 
 
 def is_hub_name(text: str) -> bool:
-    """Whether a SOURCE that is no path is the name of a model on the hub, ``owner/name``."""
+    """Whether a SOURCE that is not a path is the name of a model on the Hub, ``owner/name``."""
     return not Path(text).exists() and bool(_HUB_NAME.fullmatch(text)) and not Path(text).parent.is_dir()
 
 
 def source_path(text: str) -> Path:
-    """Return the path of a SOURCE that is no factory; a model of the hub is downloaded, or found in the hub's cache.
+    """Return the path of a SOURCE that is not a factory; a model on the Hub is downloaded, or found in its cache.
 
     Raises:
         FileError: It cannot be downloaded.
@@ -86,7 +86,7 @@ def downloaded(name: str) -> Path:
     """Return the folder that huggingface_hub keeps a model in, with its configuration, tokenizer and safetensors.
 
     Raises:
-        FileError: huggingface_hub is not installed, or cannot download the model and has not got it.
+        FileError: huggingface_hub is not installed, or cannot download the model and has no copy of it.
     """
     there_is_none = f"there is no file or folder {name!r}, and a model of that name cannot be downloaded"
     try:
@@ -101,7 +101,7 @@ def downloaded(name: str) -> Path:
     except Exception as error:  # what the hub, the network and the cache may raise
         reason = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
         raise FileError(
-            f"{there_is_none} ({type(error).__name__}: {reason}). Where the hub can be reached, run `hf download "
+            f"{there_is_none} ({type(error).__name__}: {reason}). Where the Hub can be reached, run `hf download "
             f"{name} --local-dir FOLDER`, and give FOLDER"
         ) from error
 
@@ -137,7 +137,7 @@ def check_dynamic(texts: Sequence[str]) -> dict[str, tuple[int, ...]]:
     found = {}
     for text in texts:
         if not _DYNAMIC.fullmatch(text):
-            message = f"--dynamic {text!r} is not NAME=DIMENSION,...; expected such as pixel_values=0,2,3"
+            message = f"--dynamic {text!r} is not NAME=DIMENSION,...; expected, for example, pixel_values=0,2,3"
             raise CommandError(message, ExitCode.USAGE)
         name, _, dimensions = text.partition("=")
         found[name] = tuple(map(int, dimensions.split(",")))

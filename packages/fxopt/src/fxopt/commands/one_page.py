@@ -1,4 +1,4 @@
-"""A page in the browser without a file: served once, to this machine alone."""
+"""A page in the browser without a file: served once, and only to this machine."""
 
 from __future__ import annotations
 

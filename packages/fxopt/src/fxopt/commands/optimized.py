@@ -83,7 +83,7 @@ def optimized(
             except FileError as error:
                 reason = str(error).replace(str(folder), str(path))
                 hint = "save model and tokenizer with their save_pretrained, and start from that folder"
-                raise FileError(f"{path} was not written, as nobody could use it: {reason}; {hint}") from error
+                raise FileError(f"{path} was not written, because it would be unusable: {reason}; {hint}") from error
             wanted = replace(Wanted.read(None, job.device, {}), dtype=dtype_of(source.model))
             own = [] if job.inputs else [wanted.moved(call) for call in own]
             verification = _verified(source, found, own or calls, job)

@@ -69,13 +69,13 @@ def check_output_folder(text: str, *, source: str, force: bool) -> Path:
     path = Path(text)
     if not is_hub_name(source) and not Path(source, "config.json").is_file():
         raise FileError(
-            f"the output {text!r} has no suffix, so that it names a folder, and {source} is not a folder in Hugging "
-            f"Face format, whose files it would hold; give the path of a file, such as {path.name}.fxopt"
+            f"the output {text!r} has no suffix, so it names a folder, but {source} is not a folder in Hugging Face "
+            f"format whose files it could hold; give the path of a file, such as {path.name}.fxopt"
         )
     if not path.absolute().parent.is_dir():
         raise FileError(f"the output {text!r} cannot be written: there is no folder {str(path.parent)!r}")
     if path.exists() and not (path / ARCHIVE).is_file():
-        raise FileError(f"the output {text!r} exists and was not written by fxopt, which keeps it; give another path")
+        raise FileError(f"the output {text!r} exists and was not written by fxopt, so it is kept; give another path")
     kept = (ARCHIVE, *DESCRIBING, *folders_of_modules(path))
     other = next((file for file in path.glob("*") if not any(map(file.match, kept))), None)
     if other is not None:

@@ -10,7 +10,7 @@ import typer
 
 from fxopt.commands.completion import complete_pipeline
 
-SOURCE_HELP = "A .fxopt archive, a folder in Hugging Face format, owner/name on its hub, or package.module:factory."
+SOURCE_HELP = "A .fxopt archive, a folder in Hugging Face format, owner/name on the Hub, or package.module:factory."
 
 SourceArgument = Annotated[str, typer.Argument(metavar="SOURCE", help=SOURCE_HELP)]
 ArchiveArgument = Annotated[

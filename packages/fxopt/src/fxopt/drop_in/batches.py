@@ -153,7 +153,7 @@ def _opened(folder: Path, options: dict[str, Any]) -> tuple[Callable[[Any], Any]
         return _text, "a", partial(_array, model, process, **options)
     raise PreconditionError(
         f"{str(folder)!r} holds a {kind if (folder / 'modules.json').exists() else head}, which does not give a row of "
-        "numbers for each input: open it as its library does"
+        "numbers for each input: open it with its own library"
     )
 
 
@@ -193,7 +193,7 @@ def _image(given: Any) -> Any:
     if str(getattr(given, "dtype", "")) == "uint8":
         return library.fromarray(given).convert("RGB")
     if not isinstance(given, library.Image):
-        raise TypeError(f"{_named(given)}, where an image of PIL, an array of bytes or an encoded file is expected")
+        raise TypeError(f"{_named(given)}, where a PIL image, an array of bytes or an encoded file is expected")
     return given.convert("RGB")
 
 

@@ -190,14 +190,14 @@ def _models_of_modules(client: Any) -> list[nn.Module]:
     if not holders:
         kinds = ", ".join(type(module).__name__ for module in client)
         raise PreconditionError(
-            f"this {type(client).__name__} consists of {kinds}, and has no transformer in it: there is nothing to "
-            "rewrite in tables that are looked up, and it is as fast as it gets"
+            f"this {type(client).__name__} consists of {kinds}, and contains no transformer: there is nothing to "
+            "rewrite in table lookups"
         )
     methods = {each["method"] for module in holders for each in module.modality_config.values()} - {"forward"}
     if methods:
         raise PreconditionError(
-            f"this {type(client).__name__} calls {' and '.join(sorted(methods))} of its model, and a graph stands for "
-            f"`forward` alone: compile it, model.compile(backend='fxopt', dynamic=True)"
+            f"this {type(client).__name__} calls {' and '.join(sorted(methods))} of its model, and a graph replaces "
+            f"only `forward`: compile it, model.compile(backend='fxopt', dynamic=True)"
         )
     return list({id(module.model): module.model for module in holders}.values())
 
@@ -242,7 +242,7 @@ def _calls_of_modules(client: Any) -> Iterator[Callable[[], object]]:
 
 
 def images() -> Sequence[list[Any]]:
-    """Return two images in one call, and one alone."""
+    """Return two images in one call, and one by itself."""
     gradient = importlib.import_module("PIL.Image").linear_gradient("L").convert("RGB")
     return ([gradient, gradient.rotate(90)], [gradient.rotate(180)])
 
@@ -254,7 +254,7 @@ def sound(seconds: float, rate: int) -> Any:
 
 
 def varying_sizes(call: Inputs) -> Mapping[str, Any] | None:
-    """Return the sizes that vary although `capture` cannot see it: the lengths of sounds."""
+    """Return the sizes that vary although `capture` cannot tell: the lengths of sounds."""
     if "input_values" not in call.kwargs:
         return None
     return {name: {0: Dim.DYNAMIC, 1: Dim.DYNAMIC} for name in call.kwargs}

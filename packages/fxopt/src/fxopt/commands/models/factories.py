@@ -32,8 +32,8 @@ def from_factory(text: str) -> tuple[nn.Module, Inputs | None]:
         The model, and the inputs that came with it.
 
     Raises:
-        FileError: There is no such factory, it raises, or it returns something else, or a model that training mode
-            changes in that mode.
+        FileError: There is no such factory, it raises, or it returns something else, or a model in training mode
+            that this mode changes.
     """
     factory = named_function(text)
     try:

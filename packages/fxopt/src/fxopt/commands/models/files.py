@@ -1,4 +1,4 @@
-"""Models in formats of others: pickles, and folders in Hugging Face format."""
+"""Models in third-party formats: pickles, and folders in Hugging Face format."""
 
 from __future__ import annotations
 

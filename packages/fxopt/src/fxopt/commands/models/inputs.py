@@ -59,7 +59,7 @@ def inputs_for(
             return [Inputs(**dummy_inputs(source.model, default_names(source.model)))]
     except CaptureError as error:
         reason = str(error).partition(";")[0]
-        raise FileError(f"no inputs for {source.text} can be made up: {reason}; {_GIVE}") from error
+        raise FileError(f"no inputs for {source.text} can be generated: {reason}; {_GIVE}") from error
     raise FileError(
         f"{source.text} comes without inputs; let the factory return (model, args) or (model, args, kwargs), or {_GIVE}"
     )

@@ -98,7 +98,7 @@ def read_file(path: Path, *, run_pickled_code: bool) -> nn.Module:
     try:
         return load(path)
     except CaptureError as error:
-        may_be_pickle = "no archive" in str(error)
+        may_be_pickle = "not an archive" in str(error)
         if may_be_pickle and run_pickled_code:
             return from_pickle(path)
         hint = f". If torch.save wrote it, {FLAG} opens it, and runs the code in it" if may_be_pickle else ""
@@ -127,8 +127,8 @@ def graph_of(
             chosen = shapes or (varying_sizes(inputs) if source.calls else None)
             return capture(source.model, inputs.args, inputs.kwargs, dynamic_shapes=chosen, compare=compare)
         except CaptureError as error:
-            unseen = "`fxopt optimize --no-verify` takes the graph all the same"
-            raise CaptureError(str(error).replace("compare=False returns the graph all the same", unseen)) from error
+            unseen = "`fxopt optimize --no-verify` accepts the graph anyway"
+            raise CaptureError(str(error).replace("compare=False returns the graph anyway", unseen)) from error
         except RecursionError as error:
             raise CommandError(
                 f"{source.text} is nested too deeply to be captured: {error}", ExitCode.CAPTURE

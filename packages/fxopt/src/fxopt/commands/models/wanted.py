@@ -52,8 +52,8 @@ class Wanted:
             return
         if isinstance(model, GraphModule):
             raise CommandError(
-                f"{text} is a graph already, whose dtype, device and dynamic sizes are those of its capture; give "
-                "--dtype, --device and --dynamic with the model",
+                f"{text} is already a graph, with the dtype, device and dynamic sizes of its capture; give --dtype, "
+                "--device and --dynamic with the model",
                 ExitCode.USAGE,
             )
         model.to(device=self.device, dtype=self.dtype)
@@ -75,5 +75,5 @@ def _device(text: str) -> torch.device:
         reason = str(error).partition("\n")[0]
         raise CommandError(f"--device {text} cannot be used here: {reason}", ExitCode.USAGE) from error
     if device.type == "meta":
-        raise CommandError("--device meta has no values to optimize; expected such as cpu or cuda:0", ExitCode.USAGE)
+        raise CommandError("--device meta has no values to optimize; give cpu or cuda:0", ExitCode.USAGE)
     return device
