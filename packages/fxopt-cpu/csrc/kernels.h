@@ -103,6 +103,14 @@ struct Norm {
   float *result, *sum;  // rows of `size` elements; `sum` may be null
 };
 
+// result = activation(norm(input)) over groups of channels of each image, whose channels lie last.
+struct GroupNorm {
+  int64_t images, pixels, channels, groups, pitch, result_pitch, activation;
+  float alpha, beta, epsilon;
+  const float *input, *weight, *bias;  // the last two of `channels` elements, or null
+  float* result;
+};
+
 // result = norm(sum of rows of tables).
 constexpr int64_t MOST_TABLES = 8;
 struct Embedding {
@@ -159,6 +167,10 @@ struct Kernels {
   // Rows first to last of all images.
   void (*convolve_depthwise)(const Convolution&, int64_t first, int64_t last);
   void (*pool_rows)(const Pool&, int64_t first, int64_t last);
+  // Of so many pixels from `from` on: the mean of each channel, then the sum of squared differences from it, to `to`; and the
+  // result for them, by the mean, factor and shift of each channel at `constants`.
+  void (*channel_moments)(const GroupNorm&, const float* from, int64_t pixels, float* to);
+  void (*normalize_channels)(const GroupNorm&, const float* from, int64_t pixels, const float* constants, float* to);
 };
 
 // The table in use. `limit_kernels` takes the highest that this processor has and the limit allows, and says which:
@@ -183,5 +195,6 @@ void run_pool(const Pool&);
 // attention.cpp and norms.cpp.
 void run_attention(const Attention&);
 void run_norm(const Norm&);
+void run_group_norm(const GroupNorm&);
 void run_embedding(const Embedding&);
 void run_elementwise(const Elementwise&);

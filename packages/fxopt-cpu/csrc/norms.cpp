@@ -1,4 +1,6 @@
 // fxopt::norm, fxopt::add_norm and fxopt::embedding_norm: checks of every operand, the results, and how the work is split.
+#include <algorithm>
+#include <cmath>
 #include <tuple>
 #include <vector>
 
@@ -21,6 +23,51 @@ void by_rows(int64_t rows, double nanoseconds_each, const Function& function) {
 
 void run_norm(const Norm& call) {
   by_rows(call.rows, double(call.size) / 8 + 10, [&](int64_t first, int64_t last) { kernels().norm_rows(call, first, last); });
+}
+
+// The moments of parts of an image, each small enough to stay in the second cache, are joined as in Chan, Golub and LeVeque,
+// "Updating formulae and a pairwise algorithm for computing sample variances" (1979).
+void run_group_norm(const GroupNorm& call) {
+  const int64_t channels = call.channels, of_group = channels / call.groups;
+  const int64_t some = std::max<int64_t>(1, std::min<int64_t>(128, 32768 / channels)), parts = divide_up(call.pixels, some);
+  const double nanoseconds = double(call.images * call.pixels) * double(channels) / 8;
+  float* moments = reinterpret_cast<float*>(scratch(size_t((parts * 2 + 3) * call.images * channels) * 4));
+  float* constants = moments + parts * 2 * call.images * channels;
+  const auto by_parts = [&](const auto& function) {
+    run_pieces(call.images * parts, nanoseconds, [&](int64_t piece) {
+      const int64_t image = piece / parts, first = piece % parts * some;
+      function(piece, image, image * call.pixels + first, std::min(some, call.pixels - first));
+    });
+  };
+  by_parts([&](int64_t piece, int64_t, int64_t pixel, int64_t count) {
+    kernels().channel_moments(call, call.input + pixel * call.pitch, count, moments + piece * 2 * channels);
+  });
+  for (int64_t i = 0; i < call.images * call.groups; ++i) {
+    const int64_t image = i / call.groups, start = i % call.groups * of_group;
+    const auto over_parts = [&](const auto& term) {
+      double total = 0;
+      for (int64_t part = 0; part < parts; ++part) {
+        const float* mean = moments + (image * parts + part) * 2 * channels + start;
+        const double count = double(std::min(some, call.pixels - part * some));
+        for (int64_t c = 0; c < of_group; ++c) total += term(count, double(mean[c]), double(mean[channels + c]));
+      }
+      return total / (double(call.pixels) * double(of_group));
+    };
+    const double mean = over_parts([](double count, double of_part, double) { return count * of_part; });
+    const double variance = over_parts([mean](double count, double of_part, double square) {
+      return square + count * (of_part - mean) * (of_part - mean);
+    });
+    const float factor = float(1 / std::sqrt(variance + double(call.epsilon)));
+    for (int64_t c = start; c < start + of_group; ++c) {
+      float* to = constants + image * 3 * channels + c;
+      to[0] = float(mean), to[channels] = call.weight ? factor * call.weight[c] : factor;
+      to[2 * channels] = (call.bias ? call.bias[c] : 0.f) - float(mean - double(to[0])) * to[channels];
+    }
+  }
+  by_parts([&](int64_t, int64_t image, int64_t pixel, int64_t count) {
+    kernels().normalize_channels(call, call.input + pixel * call.pitch, count, constants + image * 3 * channels,
+                                 call.result + pixel * call.result_pitch);
+  });
 }
 
 void run_embedding(const Embedding& call) {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "kernels.h"
+#include "math.h"
 #include "vector.h"
 
 namespace {
@@ -66,6 +67,56 @@ void embedding_rows(const Embedding& call, int64_t first, int64_t last) {
     }
     if (call.kind != NO_NORM) norm_row(to, to, call.size, call.kind, call.weight, call.bias, call.epsilon);
   }
+}
+
+// Channels of some pixels, in vectors: four at a time, then one by one.
+template <int64_t VECTORS>
+inline void channel_moments_of(const float* from, int64_t pixels, int64_t pitch, int64_t channels, float* mean, float* square) {
+  Floats means[VECTORS] = {}, squares[VECTORS] = {};
+  for (int64_t pixel = 0; pixel < pixels; ++pixel)
+    UNROLL for (int64_t v = 0; v < VECTORS; ++v) means[v] += load(from + pixel * pitch + v * WIDTH, channels - v * WIDTH);
+  for (Floats& each : means) each /= float(pixels);
+  for (int64_t pixel = 0; pixel < pixels; ++pixel)
+    UNROLL for (int64_t v = 0; v < VECTORS; ++v) {
+      const Floats value = load(from + pixel * pitch + v * WIDTH, channels - v * WIDTH) - means[v];
+      squares[v] += value * value;
+    }
+  for (int64_t v = 0; v < VECTORS; ++v) {
+    store(mean + v * WIDTH, means[v], channels - v * WIDTH);
+    store(square + v * WIDTH, squares[v], channels - v * WIDTH);
+  }
+}
+
+void channel_moments(const GroupNorm& call, const float* from, int64_t pixels, float* to) {
+  int64_t i = 0;
+  for (; i + 4 * WIDTH <= call.channels; i += 4 * WIDTH)
+    channel_moments_of<4>(from + i, pixels, call.pitch, 4 * WIDTH, to + i, to + call.channels + i);
+  for (; i < call.channels; i += WIDTH)
+    channel_moments_of<1>(from + i, pixels, call.pitch, call.channels - i, to + i, to + call.channels + i);
+}
+
+struct NormalizedChannels {
+  const GroupNorm& call;
+  const float* from;
+  int64_t pixels;
+  const float* constants;
+  float* to;
+
+  template <int64_t KIND>
+  void run() const {
+    const float *mean = constants, *factor = mean + call.channels, *shift = factor + call.channels;
+    for (int64_t pixel = 0; pixel < pixels; ++pixel)
+      for (int64_t i = 0; i < call.channels; i += WIDTH) {
+        const int64_t some = call.channels - i;
+        const Floats value = (load(from + pixel * call.pitch + i, some) - load(mean + i, some)) * load(factor + i, some);
+        store(to + pixel * call.result_pitch + i, activate<KIND>(value + load(shift + i, some), call.alpha, call.beta), some);
+      }
+  }
+};
+
+void normalize_channels(const GroupNorm& call, const float* from, int64_t pixels, const float* constants, float* to) {
+  const NormalizedChannels each{call, from, pixels, constants, to};
+  with_activation(call.activation, each);
 }
 
 }  // namespace

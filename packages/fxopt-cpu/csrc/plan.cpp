@@ -16,7 +16,7 @@ constexpr const char* OP = "fxopt::run";
 constexpr int64_t FORMAT = 6;
 enum StepKind : int64_t {
   LINEAR_STEP = 1, ATTENTION_STEP, NORM_STEP, EMBEDDING_STEP, ELEMENTWISE_STEP, CONVOLUTION_STEP, POOL_STEP,
-  PICK_STEP, BLOCK_STEP
+  PICK_STEP, BLOCK_STEP, GROUP_NORM_STEP
 };
 
 // What operands lie in: the arena, the inputs, the outputs and the weights, in this order.
@@ -326,6 +326,19 @@ void pool(Reader& plan) {
   run_pool(call);
 }
 
+void group_norm(Reader& plan) {
+  GroupNorm call{};
+  call.images = plan.size(1), call.pixels = plan.size(1), call.channels = plan.size(1);
+  call.groups = plan.size(1, call.channels), call.epsilon = plan.real();
+  call.activation = plan.size(0, 13), call.alpha = plan.real(), call.beta = plan.real();
+  call.pitch = plan.size(call.channels), call.result_pitch = plan.size(call.channels);
+  if (call.channels % call.groups) refuse(OP, ": step ", plan.step, " of the plan has channels that do not divide into groups");
+  call.input = plan.floats(pixels_of(call.images, call.pixels, 1, call.channels, call.pitch));
+  call.weight = plan.floats(call.channels, true), call.bias = plan.floats(call.channels, true);
+  call.result = plan.result(pixels_of(call.images, call.pixels, 1, call.channels, call.result_pitch));
+  run_group_norm(call);
+}
+
 void run_steps(Reader& plan) {
   for (plan.step = 0; plan.at != plan.end; ++plan.step) switch (plan.number()) {
       case LINEAR_STEP:
@@ -354,6 +367,9 @@ void run_steps(Reader& plan) {
         break;
       case PICK_STEP:
         pick(plan);
+        break;
+      case GROUP_NORM_STEP:
+        group_norm(plan);
         break;
       default:
         refuse(OP, ": step ", plan.step, " of the plan is of an unknown kind");

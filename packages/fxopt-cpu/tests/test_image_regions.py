@@ -382,7 +382,7 @@ class Drawn(nn.Module):
         self.layers, self.program = nn.ModuleList(), []
         sizes = [8]
         for _ in range(steps):
-            kind = draw.choice(["conv", "deep", "pool", "cat", "cat", "part", "up", "sum"])
+            kind = draw.choice(["conv", "deep", "pool", "cat", "cat", "part", "up", "sum", "norm"])
             read = [draw.randrange(len(sizes)) for _ in range(draw.randint(2, 3) if kind == "cat" else 1)]
             size, layer = sizes[read[0]], None
             if kind == "conv":
@@ -412,6 +412,9 @@ class Drawn(nn.Module):
                 values.append(F.max_pool2d(given[0], 3, 1, 1))
             elif kind == "up":
                 values.append(F.interpolate(F.max_pool2d(given[0], 2), scale_factor=2.0))
+            elif kind == "norm":
+                norm = F.group_norm(given[0], 1 if given[0].shape[1] % 4 else 4)
+                values.append(norm if read[0] % 2 else F.silu(norm))
             elif kind == "sum":
                 values.append(given[0] + given[0].mean((2, 3), keepdim=True))
             else:

@@ -34,6 +34,7 @@ class Images(nn.Module):
             nn.RMSNorm(8),
             nn.LayerNorm(8, elementwise_affine=False),
         )
+        self.grouped = nn.GroupNorm(4, 8)
         self.up, self.down = nn.Linear(8, 16), nn.Linear(16, 8)
         self.squeeze, self.excite = nn.Conv2d(8, 2, 1), nn.Conv2d(2, 8, 1)
         self.scale, self.gain, self.shift = (nn.Parameter(torch.rand(8)) for _ in range(3))
@@ -50,6 +51,10 @@ class Images(nn.Module):
 def _convnext(self: Images, x: Tensor) -> Tensor:
     y: Tensor = self.down(F.gelu(self.up(self.norm(x.permute(0, 2, 3, 1))))).permute(0, 3, 1, 2)
     return x + y * self.scale.reshape(1, -1, 1, 1)
+
+
+def _twice(x: Tensor) -> Tensor:
+    return F.relu(x) * x
 
 
 def _last(norm: Callable[[Images, Tensor], Tensor]) -> Between:
@@ -80,6 +85,10 @@ BETWEEN: dict[str, Between] = {
     "F.avg_pool2d, cut off, without zeros": lambda self, x: F.avg_pool2d(x, 3, 2, 1, True, False),
     "F.max_pool2d, cut off": lambda self, x: F.max_pool2d(x, 3, 2, 1, ceil_mode=True),
     "F.max_pool2d, cut off before the end": lambda self, x: F.max_pool2d(x, 1, 3, ceil_mode=True),
+    "group norm": lambda self, x: F.gelu(self.grouped(x)),
+    "F.group_norm": lambda self, x: F.relu(F.group_norm(x, 2, self.gain, self.shift, 1e-6)) + x,
+    "F.group_norm of rows": lambda self, x: F.silu(F.group_norm(x.flatten(2), 8, self.gain)).view(x.shape),
+    "F.group_norm by itself, read twice": lambda self, x: _twice(F.group_norm(x, 1)),
     "movedim": lambda self, x: self.norm(x.movedim(1, -1)).movedim(-1, 1),
     "rows": lambda self, x: self.norm(x.flatten(2).transpose(1, 2)).mT.unflatten(2, x.shape[-2:]),
     "swapped": lambda self, x: self.norm(x.flatten(2).swapaxes(1, 2)).swapaxes(1, 2).view(x.shape),

@@ -143,7 +143,7 @@ def test_parameters_of_other_names_have_gradients_that_are_not_compared() -> Non
     renamed.add_module("last", model[1])
     report = verify(model, renamed, X, gradients=True)
     assert report
-    assert report.notes[-1].startswith("not compared: the gradient of `1.weight` and 1 other, which")
+    assert report.notes[-1].startswith("not compared: the gradient of `1.weight` and 1 other, since")
 
 
 def test_a_model_without_gradients_is_refused_in_words() -> None:

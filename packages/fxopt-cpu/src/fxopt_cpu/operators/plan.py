@@ -23,7 +23,7 @@ from fxopt_cpu.operators.definition import Operator
 from fxopt_cpu.operators.linear import PANEL, TOGETHER
 
 FORMAT = 6
-LINEAR, ATTENTION, NORM, EMBEDDING, ELEMENTWISE, CONVOLUTION, POOL, PICK, BLOCK = range(1, 10)
+LINEAR, ATTENTION, NORM, EMBEDDING, ELEMENTWISE, CONVOLUTION, POOL, PICK, BLOCK, GROUP_NORM = range(1, 11)
 OPERATIONS = ("copy", "add", "subtract", "multiply", "divide")
 FEW_CHANNELS, MOST_COPIED = 8, 4096  # as in csrc/kernels.h
 MOST_TAPS = 4096  # of a window's side, as csrc/plan.cpp reads it
@@ -440,6 +440,27 @@ class PlanBuilder:
         result = self._result((input.shape[0], *sizes, input.shape[1]))
         numbers += [self._pitch(images), self._pitch(result), int(largest), int(counts_padding)]
         self._step(POOL, numbers, [images, result], pitched=(images, result))
+        return result.permute(0, 3, 1, 2)
+
+    def group_norm(
+        self,
+        input: Value,
+        groups: int,
+        *,
+        weight: Value | None = None,
+        bias: Value | None = None,
+        eps: float,
+        activation: int = 0,
+        alpha: float = 0.0,
+        beta: float = 0.0,
+    ) -> Value:
+        """Return the activation of the norm over groups of channels of images (images, channels, height, width)."""
+        images = self._channels_last(input)
+        count, height, width, channels = images.shape
+        result = self._result(images.shape)
+        numbers = [count, height * width, channels, groups, _bits(eps), activation, _bits(alpha), _bits(beta)]
+        numbers += [self._pitch(images), self._pitch(result)]
+        self._step(GROUP_NORM, numbers, [images, weight, bias, result], pitched=(images, result))
         return result.permute(0, 3, 1, 2)
 
     def _window(

@@ -20,6 +20,7 @@ from fxopt_cpu.regions.images import (
     concatenation_of,
     convolutions_fit,
     enlarged_by,
+    group_norm_of,
     is_weight,
     overwriting,
     plain_layer_of,
@@ -132,7 +133,7 @@ def norm_of(index: GraphIndex, node: Node) -> LayerNormCall | None:
 
 def _joins(index: GraphIndex, node: Node, images: bool) -> bool:
     """Return whether a node's results depend only on its inputs and tensors, and a plan may contain it."""
-    of_images = pooling_of, activation_of, enlarged_by, plain_layer_of
+    of_images = pooling_of, activation_of, group_norm_of, enlarged_by, plain_layer_of
     if norm_of(index, node) is not None or (images and any(read(index, node) for read in of_images)):
         return True
     if node.op == "get_attr":

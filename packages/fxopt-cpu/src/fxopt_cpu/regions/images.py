@@ -21,6 +21,7 @@ from fxopt_rewrite import (
     BatchNormCall,
     ConvolutionCall,
     GraphIndex,
+    TensorRef,
     is_plain_module,
     read_activation,
     read_batch_norm,
@@ -177,6 +178,51 @@ def activation_of(index: GraphIndex, node: Node) -> Activation | None:
     if not isinstance(call, ActivationCall) or not is_float(call.input):
         return None
     return None if call.inplace and not _is_own(index, call.input) else activation_named(call.name, call.settings)
+
+
+class GroupNorm(NamedTuple):
+    """A norm over groups of channels.
+
+    Attributes:
+        input: the images.
+        groups: how many groups there are.
+        eps: what is added to the variance.
+        tensors: weight and bias, if there are any.
+    """
+
+    input: Node
+    groups: int
+    eps: float
+    tensors: dict[str, TensorRef]
+
+
+def group_norm_of(index: GraphIndex, node: Node) -> GroupNorm | None:
+    """Return the norm over groups of channels that a node computes; None for anything else."""
+    call, module = read_operation(index, node), index.module_of(node)
+    if call is None or call.name != "group_norm" or call.input is None or not is_float(call.input):
+        return None
+    groups, eps = call.arguments["num_groups"], call.arguments["eps"]
+    tensors = {key: call.arguments[key] for key in ("weight", "bias") if call.arguments[key] is not None}
+    known = all(isinstance(each, TensorRef) and is_weight(each.tensor) for each in tensors.values())
+    plain = known and type(groups) is int and type(eps) is float and (module is None or is_plain_module(module))
+    return GroupNorm(call.input, groups, eps, tensors) if plain and _rank(call.input) in (3, 4) else None
+
+
+def normalize(
+    builder: PlanBuilder, input: Value, call: GroupNorm, tensors: Mapping[str, Value], activation: Activation
+) -> Value:
+    """Add a norm over groups of channels, and the activation of its result, to a plan."""
+    images = _as_images(input)
+    channels, values = images.shape[1], math.prod(images.shape)
+    if channels % call.groups or any(each.shape != (channels,) for each in tensors.values()):
+        raise ValueError(f"the input has shape {input.shape}, which the groups or the weight do not fit")
+    if values in (0, call.groups):  # torch's function raises where each group has one value
+        raise ValueError(f"the input has shape {input.shape}, expected several values")
+    made = builder.group_norm(
+        images, call.groups, **tensors, eps=call.eps, activation=CODES[activation.name], alpha=activation.alpha,
+        beta=activation.beta,
+    )  # fmt: skip
+    return _like(input, made)
 
 
 def plain_layer_of(index: GraphIndex, node: Node) -> BatchNormCall | ConvolutionCall | None:

@@ -52,7 +52,7 @@ def plan_of(graph_module: GraphModule, region: Region, values: Sequence[Any], ke
     for node, value in zip(region.inputs, values, strict=True):
         made[node] = builder.input(value) if isinstance(value, Tensor) else value
     try:
-        step = _Step(index, builder, made, kept)
+        step = _Step(index, builder, made, kept, frozenset(region.nodes))
         for node in region.nodes:
             made[node] = step.of(node)
         strided = strides.layouts_of(index, region, values, made)
@@ -69,8 +69,11 @@ def plan_of(graph_module: GraphModule, region: Region, values: Sequence[Any], ke
 class _Step:
     """Adds what a node computes to a plan."""
 
-    def __init__(self, index: GraphIndex, builder: PlanBuilder, made: Mapping[Node, Any], kept: Kept) -> None:
-        self.index, self.builder, self.made, self.kept = index, builder, made, kept
+    def __init__(
+        self, index: GraphIndex, builder: PlanBuilder, made: Mapping[Node, Any], kept: Kept, inside: frozenset[Node]
+    ) -> None:
+        self.index, self.builder, self.made, self.kept, self.inside = index, builder, made, kept, inside
+        self.activated: set[Node] = set()  # whose steps compute the activation after them, too
 
     def of(self, node: Node) -> Any:
         """Return the value of a node, or the number."""
@@ -83,7 +86,13 @@ class _Step:
             return images.pool(self.builder, pooling, self.made[pooling.input])
         activation = images.activation_of(self.index, node)
         if activation is not None:
-            return images.elementwise(self.builder, self.made[node.all_input_nodes[0]], None, "copy", activation)
+            (source,) = node.all_input_nodes
+            if source in self.activated:
+                return self.made[source]
+            return images.elementwise(self.builder, self.made[source], None, "copy", activation)
+        grouped = images.group_norm_of(self.index, node)
+        if grouped is not None:
+            return self._group_norm(node, grouped)
         norm = norm_of(self.index, node)
         if norm is not None:
             return self._norm(norm)
@@ -189,6 +198,15 @@ class _Step:
             given[key] = self.made[ref.node] if ref.node else self._read(ref.tensor)
             _need(given[key].shape == call.normalized_shape and given[key].layout.dtype is torch.float32)
         return self.builder.norm(input, **given, eps=eps, kind=NORM_CODES[name])
+
+    def _group_norm(self, node: Node, call: images.GroupNorm) -> Value:
+        given = {key: self.made[ref.node] if ref.node else self._read(ref.tensor) for key, ref in call.tensors.items()}
+        _need(self.made[call.input].layout.dtype is torch.float32)
+        readers = self.inside & {*node.users}
+        activation = images.activation_of(self.index, *readers) if len(node.users) == len(readers) == 1 else None
+        if activation is not None:
+            self.activated.add(node)
+        return images.normalize(self.builder, self.made[call.input], call, given, activation or Activation())
 
     def _linear(self, module: PanelLinear, input: Value, residual: Value | None = None) -> Value:
         operands = module.operands()

@@ -15,7 +15,7 @@ from fxopt_cpu._torch import is_channels_last
 from fxopt_cpu.layers.packed_conv import PackedConv2d
 from fxopt_cpu.passes.layouts import CASTS, operation
 from fxopt_cpu.regions.finding import CHECK, LAYERS, norm_of
-from fxopt_cpu.regions.images import plain_layer_of
+from fxopt_cpu.regions.images import group_norm_of, plain_layer_of
 from fxopt_rewrite import BatchNormCall, GraphIndex, Region
 
 _FORMATS = {False: torch.contiguous_format, True: torch.channels_last}
@@ -89,6 +89,9 @@ def _layout(index: GraphIndex, node: Node, found: Mapping[Node, Any], made: Any)
     norm = norm_of(index, node)
     if norm is not None:
         return (F.layer_norm if norm.centred else F.rms_norm)(found[norm.input], norm.normalized_shape)
+    grouped = group_norm_of(index, node)
+    if grouped is not None:
+        return torch.empty(made.shape, device="meta", memory_format=_FORMATS[is_channels_last(found[grouped.input])])
     plain = plain_layer_of(index, node)
     if isinstance(plain, BatchNormCall):
         input = found[plain.input]
