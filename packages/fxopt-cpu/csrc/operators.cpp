@@ -45,7 +45,7 @@ Tensor linear(Tensor input, Tensor panels, std::optional<Tensor> scale, std::opt
            together > 1 ? ", " + std::to_string(together) : std::string(), "), contiguous, for ", features, " features",
            gated ? ", gated," : "", " of inputs with ", call.depth);
   call.panels = panels.const_data_ptr();
-  if (rounding && call.format != INT8) refuse(LINEAR, ": rounding is given, which panels of int8 alone take");
+  if (rounding && call.format != INT8) refuse(LINEAR, ": rounding is given, which only panels of int8 take");
   call.scale = vector_of<float>(LINEAR, "scale", scale, ScalarType::Float, columns);
   call.sums = vector_of<int32_t>(LINEAR, "sums", sums, ScalarType::Int, rounding ? columns * 2 : columns);
   call.rounding = vector_of<float>(LINEAR, "rounding", rounding, ScalarType::Float, call.depth * 2);

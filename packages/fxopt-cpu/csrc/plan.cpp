@@ -155,7 +155,7 @@ void attention(Reader& plan) {
   call.key = plan.floats(rows(call.batch, call.kv_heads, call.keys, call.size, call.key_strides));
   call.value = plan.floats(rows(call.batch, call.kv_heads, call.keys, call.value_size, call.value_strides));
   if (call.keys > 1 && !call.value_strides[2])  // then no operand bounds them
-    refuse(OP, ": step ", plan.step, " of the plan has keys that lie in each other");
+    refuse(OP, ": step ", plan.step, " of the plan has keys that overlap");
   const bool attended = plan.size(0, 1);
   const void* mask = plan.operand(attended ? ScalarType::Bool : ScalarType::Float,
                                   extent({call.batch, call.heads, call.queries, call.keys}, call.mask_strides), true);
@@ -218,7 +218,7 @@ void elementwise(Reader& plan) {
   call.b = plan.floats(extent(call.sizes, call.b_strides), call.operation == COPY);
   const int64_t elements = product({call.sizes[0], call.sizes[1], call.sizes[2], call.sizes[3]});
   const int64_t reached = extent(call.sizes, call.result_strides, 3);
-  if (elements > reached) refuse(OP, ": step ", plan.step, " of the plan has results that lie in each other");
+  if (elements > reached) refuse(OP, ": step ", plan.step, " of the plan has results that overlap");
   call.result = plan.result(reached);
   if (elements) run_elementwise(call);
 }
@@ -276,7 +276,7 @@ Convolution convolution(Reader& plan, bool reads = true, bool writes = true) {
   call.depthwise = is_depthwise(call.groups, call.channels, call.features);
   const int64_t groups = call.depthwise ? 1 : call.groups, padded = (call.features / groups + 15) / 16 * 16 * groups;
   if (call.result_pitch < call.features || (planes && call.pitch != call.channels))
-    refuse(OP, ": step ", plan.step, " of the plan has pixels that lie in each other");
+    refuse(OP, ": step ", plan.step, " of the plan has pixels that overlap");
   const int64_t depth = product({taps, call.channels / call.groups});
   const bool integers = plan.size(0, 1), rounded = plan.size(0, integers);
   if (integers && (call.groups != 1 || planes || depth > MOST_DEPTH))
@@ -308,7 +308,7 @@ void block(Reader& plan) {
   const bool ends = !projects || (is_pointwise(project) && !project.depthwise && follows(project, deep));
   const bool whole = expand.integers || project.integers || may_be_winograd(expand);
   if (whole || expand.depthwise || !deep.depthwise || !follows(deep, expand) || !ends)
-    refuse(OP, ": step ", plan.step, " of the plan has layers that are no block");
+    refuse(OP, ": step ", plan.step, " of the plan has layers that do not form a block");
   if (product({rows_read(deep), deep.width, deep.channels}) + product({deep.columns, deep.features}) > MOST_OF_STRIPE)
     refuse(OP, ": step ", plan.step, " of the plan has rows that are too large for a block");
   run_block(expand, deep, projects ? &project : nullptr);
@@ -320,7 +320,7 @@ void pool(Reader& plan) {
   window(plan, call, padding);
   call.largest = plan.size(0, 1), call.counts_padding = plan.size(0, 1);
   call.after[0] = padding[1], call.after[1] = padding[3];
-  if (call.result_pitch < call.channels) refuse(OP, ": step ", plan.step, " of the plan has pixels that lie in each other");
+  if (call.result_pitch < call.channels) refuse(OP, ": step ", plan.step, " of the plan has pixels that overlap");
   call.input = plan.floats(pixels_of(call.images, call.height, call.width, call.channels, call.pitch));
   call.output = plan.result(pixels_of(call.images, call.rows, call.columns, call.channels, call.result_pitch));
   run_pool(call);

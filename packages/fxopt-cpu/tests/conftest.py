@@ -8,7 +8,7 @@ import pytest
 
 from fxopt_cpu.library import ISAS, isa, limit_isa
 
-# By day: the others differ from these in products of bfloat16 and int8 alone.
+# By day: the others differ from these only in products of bfloat16 and int8.
 DAILY = ("portable", "avx2", "avx512", isa())
 
 

@@ -320,7 +320,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"norm": 3}, "norm is 3"),
     ({"rounding": torch.ones(2, 23)}, "sums has shape"),
     ({"rounding": torch.ones(2, 23), "sums": torch.ones(64, dtype=torch.int32)}, r"rounding has shape \(2, 23\)"),
-    ({"rounding": torch.ones(2, 24), "panels": pack(torch.randn(20, 24))}, "panels of int8 alone"),
+    ({"rounding": torch.ones(2, 24), "panels": pack(torch.randn(20, 24))}, "only panels of int8"),
     ({"input": torch.randn(4, 70000), "panels": torch.ones(2, 17500, 16, 4).char()}, "int8 sums hold 65536"),
 ]
 

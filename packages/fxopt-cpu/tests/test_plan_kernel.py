@@ -332,7 +332,7 @@ def test_results_that_lie_in_each_other_are_not_computed_without_end() -> None:
     assert plan.steps[sizes : sizes + 4].tolist() == [1, 1, 1, 128]
     plan.steps[sizes] = 2**32
     plan.steps[[sizes + 4, sizes + 8, sizes + 12]] = 0  # the strides of that dimension
-    with pytest.raises(RuntimeError, match="step 0 of the plan has results that lie in each other"):
+    with pytest.raises(RuntimeError, match="step 0 of the plan has results that overlap"):
         plan(torch.ones(8, 16))
 
 
@@ -348,5 +348,5 @@ def test_keys_that_lie_in_each_other_are_not_read_without_end() -> None:
     strides = sizes + 10  # of queries, keys and values: batch, head and row
     steps[[strides + 5, strides + 8]] = 0
     inputs = [torch.ones(1, 2, 3, 8)] * 3
-    with pytest.raises(RuntimeError, match="step 0 of the plan has keys that lie in each other"):
+    with pytest.raises(RuntimeError, match="step 0 of the plan has keys that overlap"):
         ops.run(inputs, plan.weights, steps)

@@ -89,6 +89,8 @@ BETWEEN: dict[str, Between] = {
     "F.group_norm": lambda self, x: F.relu(F.group_norm(x, 2, self.gain, self.shift, 1e-6)) + x,
     "F.group_norm of rows": lambda self, x: F.silu(F.group_norm(x.flatten(2), 8, self.gain)).view(x.shape),
     "F.group_norm by itself, read twice": lambda self, x: _twice(F.group_norm(x, 1)),
+    "F.instance_norm": lambda self, x: F.relu(F.instance_norm(x, weight=self.gain, bias=self.shift)),
+    "F.instance_norm by itself": lambda self, x: F.instance_norm(x),
     "movedim": lambda self, x: self.norm(x.movedim(1, -1)).movedim(-1, 1),
     "rows": lambda self, x: self.norm(x.flatten(2).transpose(1, 2)).mT.unflatten(2, x.shape[-2:]),
     "swapped": lambda self, x: self.norm(x.flatten(2).swapaxes(1, 2)).swapaxes(1, 2).view(x.shape),

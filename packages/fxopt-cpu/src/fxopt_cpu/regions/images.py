@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from types import NoneType
 from typing import Any, NamedTuple
 
 import torch
@@ -185,13 +186,13 @@ class GroupNorm(NamedTuple):
 
     Attributes:
         input: the images.
-        groups: how many groups there are.
+        groups: how many groups there are; None for an instance norm, where each channel is one.
         eps: what is added to the variance.
         tensors: weight and bias, if there are any.
     """
 
     input: Node
-    groups: int
+    groups: int | None
     eps: float
     tensors: dict[str, TensorRef]
 
@@ -199,13 +200,18 @@ class GroupNorm(NamedTuple):
 def group_norm_of(index: GraphIndex, node: Node) -> GroupNorm | None:
     """Return the norm over groups of channels that a node computes; None for anything else."""
     call, module = read_operation(index, node), index.module_of(node)
-    if call is None or call.name != "group_norm" or call.input is None or not is_float(call.input):
+    names = ("group_norm", "instance_norm")
+    if call is None or call.name not in names or call.input is None or not is_float(call.input):
         return None
-    groups, eps = call.arguments["num_groups"], call.arguments["eps"]
-    tensors = {key: call.arguments[key] for key in ("weight", "bias") if call.arguments[key] is not None}
+    given = {key: value for key, value in call.arguments.items() if value is not None}
+    if {"running_mean", "running_var"} & {*given} or given.get("use_input_stats") is False:
+        return None
+    groups, eps = given.get("num_groups"), given["eps"]
+    tensors = {key: given[key] for key in ("weight", "bias") if key in given}
     known = all(isinstance(each, TensorRef) and is_weight(each.tensor) for each in tensors.values())
-    plain = known and type(groups) is int and type(eps) is float and (module is None or is_plain_module(module))
-    return GroupNorm(call.input, groups, eps, tensors) if plain and _rank(call.input) in (3, 4) else None
+    plain = known and type(groups) in (int, NoneType) and type(eps) is float
+    plain = plain and (module is None or is_plain_module(module)) and _rank(call.input) in (3, 4)
+    return GroupNorm(call.input, groups, eps, tensors) if plain else None
 
 
 def normalize(
@@ -213,13 +219,14 @@ def normalize(
 ) -> Value:
     """Add a norm over groups of channels, and the activation of its result, to a plan."""
     images = _as_images(input)
-    channels, values = images.shape[1], math.prod(images.shape)
-    if channels % call.groups or any(each.shape != (channels,) for each in tensors.values()):
+    count, channels, values = *images.shape[:2], math.prod(images.shape)
+    groups = channels if call.groups is None else call.groups
+    if channels % groups or any(each.shape != (channels,) for each in tensors.values()):
         raise ValueError(f"the input has shape {input.shape}, which the groups or the weight do not fit")
-    if values in (0, call.groups):  # torch's function raises where each group has one value
-        raise ValueError(f"the input has shape {input.shape}, expected several values")
+    if values in (0, count * groups):  # torch's functions may raise where each group has one value
+        raise ValueError(f"the input has shape {input.shape}, expected several values for each group")
     made = builder.group_norm(
-        images, call.groups, **tensors, eps=call.eps, activation=CODES[activation.name], alpha=activation.alpha,
+        images, groups, **tensors, eps=call.eps, activation=CODES[activation.name], alpha=activation.alpha,
         beta=activation.beta,
     )  # fmt: skip
     return _like(input, made)

@@ -91,7 +91,8 @@ def _layout(index: GraphIndex, node: Node, found: Mapping[Node, Any], made: Any)
         return (F.layer_norm if norm.centred else F.rms_norm)(found[norm.input], norm.normalized_shape)
     grouped = group_norm_of(index, node)
     if grouped is not None:
-        return torch.empty(made.shape, device="meta", memory_format=_FORMATS[is_channels_last(found[grouped.input])])
+        last = grouped.groups is not None and is_channels_last(found[grouped.input])
+        return torch.empty(made.shape, device="meta", memory_format=_FORMATS[last])
     plain = plain_layer_of(index, node)
     if isinstance(plain, BatchNormCall):
         input = found[plain.input]

@@ -160,6 +160,6 @@ def _show(terminal: Terminal, data: dict[str, Any]) -> None:
         terminal.table(("option", "type", "default", "meaning"), rows)
     if data["reasons"]:
         terminal.print()
-        terminal.table(("leaves a site alone for", "which means"), list(data["reasons"].items()))
+        terminal.table(("reason for a refusal", "meaning"), list(data["reasons"].items()))
     hint = ", which `nox -s docs` builds in a checkout of fxopt" if data["docs"].startswith(SITE) else ""
     terminal.print(f"\ndocs: {data['docs']}{hint}")
