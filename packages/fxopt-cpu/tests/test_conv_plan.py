@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import pytest
 import torch
@@ -116,16 +117,16 @@ def test_drawn_group_norms(seed: int, instructions: str) -> None:
     x = torch.randn(each, channels, *sizes) + draw.choice((0, 10, 1000))
     if seed % 3 == 0:
         x[0, 0, 0, 1] = float("nan" if seed % 2 else "inf")
-    weight, bias = (torch.randn(channels) if draw.random() < 0.7 else None for _ in range(2))
-    builder, held = PlanBuilder(), {"weight": weight, "bias": bias}
-    given = {key: builder.weight(tensor) for key, tensor in held.items() if tensor is not None}
+    held: dict[str, Any] = {key: torch.randn(channels) for key in ("weight", "bias") if draw.random() < 0.7}
+    builder = PlanBuilder()
+    given: dict[str, Any] = {key: builder.weight(tensor) for key, tensor in held.items()}
     last = builder.elementwise(builder.input(x).permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
     joined = builder.concatenate([each.permute(0, 2, 3, 1) for each in (last, last)], 3).permute(0, 3, 1, 2)
     silu = ACTIVATIONS.index("silu")
     builder.output(builder.group_norm(last, groups, **given, eps=1e-5, activation=silu))
     builder.output(builder.group_norm(joined.narrow(1, channels, channels), groups, **given, eps=1e-5))
     found, plain = builder.build()(x)
-    expected = F.group_norm(x.double(), groups, *(None if each is None else each.double() for each in held.values()))
+    expected = F.group_norm(x.double(), groups, **{key: tensor.double() for key, tensor in held.items()})
     for result, wanted in ((found, F.silu(expected)), (plain, expected)):
         torch.testing.assert_close(result, wanted.float(), rtol=1e-4, atol=3e-4, equal_nan=True)
 

@@ -459,8 +459,12 @@ class PlanBuilder:
         count, height, width, channels = images.shape
         result = self._result(images.shape)
         numbers = [count, height * width, channels, groups, _bits(eps), activation, _bits(alpha), _bits(beta)]
-        numbers += [self._pitch(images), self._pitch(result)]
-        self._step(GROUP_NORM, numbers, [images, weight, bias, result], pitched=(images, result))
+        self._step(
+            GROUP_NORM,
+            [*numbers, self._pitch(images), self._pitch(result)],
+            [images, weight, bias, result],
+            pitched=(images, result),
+        )
         return result.permute(0, 3, 1, 2)
 
     def _window(
