@@ -204,6 +204,7 @@ def run(draw: Random) -> list[Any]:
     pixels = builder.conv(pixels, deep, features=8, groups=8, kernel=(3, 3), padding=(1, 1, 1, 1))
     panels, scale, sums = map(builder.weight, pack_bytes(*quantize(torch.randn(8, 8))))
     pixels = builder.conv(pixels, panels, features=8, kernel=(1, 1), scale=scale, sums=sums)
+    pixels = builder.group_norm(pixels, 4, weight=builder.weight(torch.randn(8)), eps=1e-5, activation=1)
     builder.output(builder.pool(pixels, kernel=(2, 2), largest=draw.random() < 0.5, padding=(1, 1, 0, 0)))
     larger = builder.pick(pixels, [row // 2 for row in range(14)], [0, 3, 3, 6])
     builder.output(builder.concatenate([larger.permute(0, 2, 3, 1), larger.permute(0, 2, 3, 1)], draw.randrange(4)))
