@@ -85,7 +85,7 @@ def test_regular_and_missing_files_are_not_special(tmp_path: Path) -> None:
 
 @specials
 def test_archives(tmp_path: Path, make: Callable[[Path], Path]) -> None:
-    with pytest.raises(CaptureError, match=r"is a \w+, and no file"):
+    with pytest.raises(CaptureError, match=r"is a \w+, not a file"):
         load(make(tmp_path / "model.fxopt"))
     with pytest.raises(PreconditionError, match=r"is a \w+, expected a file of write_reproducer"):
         reproduce(make(tmp_path / "model.reproducer"))

@@ -42,7 +42,7 @@ void run_group_norm(const GroupNorm& call) {
   by_parts([&](int64_t piece, int64_t, int64_t pixel, int64_t count) {
     kernels().channel_moments(call, call.input + pixel * call.pitch, count, moments + piece * 2 * channels);
   });
-  for (int64_t i = 0; i < call.images * call.groups; ++i) {
+  run_pieces(call.images * call.groups, double(parts * call.images) * double(channels) * 2, [&](int64_t i) {
     const int64_t image = i / call.groups, start = i % call.groups * of_group;
     const auto over_parts = [&](const auto& term) {
       double total = 0;
@@ -63,7 +63,7 @@ void run_group_norm(const GroupNorm& call) {
       to[0] = float(mean), to[channels] = call.weight ? factor * call.weight[c] : factor;
       to[2 * channels] = (call.bias ? call.bias[c] : 0.f) - float(mean - double(to[0])) * to[channels];
     }
-  }
+  });
   by_parts([&](int64_t, int64_t image, int64_t pixel, int64_t count) {
     kernels().normalize_channels(call, call.input + pixel * call.pitch, count, constants + image * 3 * channels,
                                  call.result + pixel * call.result_pitch);

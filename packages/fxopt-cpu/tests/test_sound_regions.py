@@ -218,7 +218,7 @@ def test_other_convolutions_are_refused_in_words() -> None:
     (record,) = history(FuseConvolutions()(torch.fx.symbolic_trace(model)))
     assert [refusal.reason for refusal in record.refusals] == ["other-convolution"] * 2
     assert "expected a plain one over 1 or 2" in record.refusals[0].message
-    assert record.refusals[1].message == "convolution `1` is one of 1 over one dimension; at least 3 needed"
+    assert record.refusals[1].message == "convolution `1` is one of 1 over one dimension; at least 3 are needed"
 
 
 @torch.no_grad()

@@ -119,8 +119,8 @@ def _fixed_note(errors: Sequence[Exception]) -> str | None:
     if found is None:
         return None
     return (
-        f"{found}, so that some sizes are fixed to those of the example; `dynamic_shapes` keeps the sizes that it "
-        "names dynamic, without a time limit"
+        f"{found}, so that some sizes are fixed to those of the example; sizes that you name in "
+        "`dynamic_shapes` stay dynamic, without a time limit"
     )
 
 

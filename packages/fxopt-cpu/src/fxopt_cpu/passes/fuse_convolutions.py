@@ -184,7 +184,7 @@ class FuseConvolutions(low_precision.Options, ReversibleSitePass[ConvolutionSite
                 sites.append(Refusal(call.site, call.reason, f"{call.message}; it stays as it is", (node.name,)))
             elif call.dims == 1 and not call.transposed and lines < FEWEST_LINES:
                 found = f"convolution `{call.label}` is one of {lines} over one dimension"
-                message = f"{found}; at least {FEWEST_LINES} needed"
+                message = f"{found}; at least {FEWEST_LINES} are needed"
                 sites.append(index.refuse(call.label, "other-convolution", message, node))
             elif call.dims in _LAYERS and not call.transposed:
                 site = self._site(call, index)

@@ -244,7 +244,7 @@ DTYPES = Property(
 )
 TIES = Property(
     "ties-kept",
-    "tensors with several names keep all of them",
+    "a tensor with several names stays one tensor under all of them",
     "Change a tensor under all of its names, or refuse it (`sharing_refusal`, reason `tied-parameter`).",
     on_model=_ties,
 )
