@@ -139,12 +139,12 @@ class Exporting(Pooled):
 @pytest.mark.parametrize(
     ("model", "shown", "other", "text"),
     [
-        (Choosing(), MASK, ONES, "is a mask of ones, .* captured with one with zeros; .* with a mask of ones"),
+        (Choosing(), MASK, ONES, "is a mask of ones, .* captured with a mask with zeros; .* with a mask of ones"),
         (
             Exporting(),
             ONES,
             MASK,
-            "is a mask with zeros, .* captured with one of ones; .* with a mask with zeros",
+            "is a mask with zeros, .* captured with a mask of ones; .* with a mask with zeros",
         ),
     ],
 )

@@ -114,7 +114,7 @@ def test_the_other_mode_is_refused(mode: bool, other: str) -> None:
     model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)).train(mode)
     captured = capture(model, torch.randn(3, 4))
     flags = [module.training for module in captured.modules()]
-    with pytest.raises(CaptureError, match=rf"in {other} mode, call model.{'eval' if mode else 'train'}\(\)"):
+    with pytest.raises(CaptureError, match=rf"for {other} mode, call model.{'eval' if mode else 'train'}\(\)"):
         captured.train(not mode)
     assert [module.training for module in captured.modules()] == flags
     with pytest.raises(CaptureError):
