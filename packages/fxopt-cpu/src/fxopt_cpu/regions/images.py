@@ -206,7 +206,8 @@ def group_norm_of(index: GraphIndex, node: Node) -> GroupNorm | None:
     given = {key: value for key, value in call.arguments.items() if value is not None}
     if {"running_mean", "running_var"} & {*given} or given.get("use_input_stats") is False:
         return None
-    groups, eps = given.get("num_groups"), given.get("eps")
+    groups: Any = given.get("num_groups")
+    eps: Any = given.get("eps")
     tensors: dict[str, Any] = {key: given[key] for key in ("weight", "bias") if key in given}
     known = all(isinstance(each, TensorRef) and is_weight(each.tensor) for each in tensors.values())
     plain = known and type(groups) in (int, NoneType) and type(eps) is float
