@@ -177,7 +177,7 @@ void run_winograd(const Prepared& call) {
   run_pieces(divide_up(panels, some), call.nanoseconds, [&](int64_t piece) {
     unit.winograd_weights(call, weights, piece * some, std::min(panels, (piece + 1) * some));
   });
-  // The transformed tiles of a piece stay in the second cache.
+  // The transformed tiles of a piece stay in the L2 cache.
   const int64_t tiles = call.images * divide_up(call.rows, 2) * divide_up(call.columns, 2);
   const int64_t of_tile = 16 * (call.channels + MOST_TILE_PANELS * 16), fit = BLOCK_BYTES / 4 / of_tile / 12 * 12;
   const int64_t fair = divide_up(divide_up(tiles, threads > 1 ? threads * 4 : 1), 12) * 12;
@@ -327,7 +327,7 @@ void run_convolution(const Convolution& given) {
     return;
   }
   if (is_winograd(call)) return run_winograd(call);
-  // A piece is a block of pixels, whose inputs stay in the second cache, and some panels. Threads share the panels where
+  // A piece is a block of pixels, whose inputs stay in the L2 cache, and some panels. Threads share the panels where
   // the panels are larger than the input, which each thread then reads, and the pixels otherwise.
   const int64_t threads = threads_for(nanoseconds), wanted = BLOCK_BYTES / (call.channels * 4) / 48 * 48;
   const int64_t most = wanted < 48 ? 48 : wanted, weights = panels * 16 * call.kernel[0] * call.kernel[1] / call.groups;
@@ -355,7 +355,7 @@ void run_block(const Convolution& expand, const Convolution& deep, const Convolu
   const Prepared first(expand), second(deep), third(project ? *project : deep);
   const int64_t step = deep.stride[0], reach = (deep.kernel[0] - 1) * deep.dilation[0] + 1, least = rows_read(deep);
   const int64_t line = deep.width * deep.channels, result = deep.columns * deep.features;  // of a row
-  // A stripe of results, and the rows that it reads, stay in the second cache.
+  // A stripe of results, and the rows that it reads, stay in the L2 cache.
   int64_t stripe = (STRIPE_BYTES / 4 - least * line) / (std::min(step, deep.height) * line + result);
   stripe = stripe < 1 ? 1 : stripe < deep.rows ? stripe : deep.rows;
   const int64_t room = std::min((stripe - 1) * step + least, deep.height) * line;

@@ -1,4 +1,4 @@
-// How a product is split: blocks of rows that stay in the second cache, and pieces of a block for threads.
+// How a product is split: blocks of rows that stay in the L2 cache, and pieces of a block for threads.
 #include <vector>
 
 #include "kernels.h"

@@ -56,7 +56,7 @@ struct Tile {
   const float* row_scales;  // int8
   float* to;                // rows of `width` elements
   int64_t width;
-  // Prefetches: each panel `distance` bytes further on, plus `next` once that passes its end; and for the second cache, from
+  // Prefetches: each panel `distance` bytes further on, plus `next` once that passes its end; and for the L2 cache, from
   // `ahead` on, `ahead_step` bytes at each step.
   int64_t distance, next;
   const char* ahead;

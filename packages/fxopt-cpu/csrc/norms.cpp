@@ -25,8 +25,9 @@ void run_norm(const Norm& call) {
   by_rows(call.rows, double(call.size) / 8 + 10, [&](int64_t first, int64_t last) { kernels().norm_rows(call, first, last); });
 }
 
-// The moments of parts of an image, each small enough to stay in the second cache, are joined as in Chan, Golub and LeVeque,
-// "Updating formulae and a pairwise algorithm for computing sample variances" (1979).
+// The moments of parts of an image are joined in double precision as in Chan, Golub and LeVeque, "Updating formulae and a
+// pairwise algorithm for computing sample variances" (1979). A part is read twice, so it has to stay in the L2 cache; its sums
+// are of floats, so it has at most 128 pixels: longer sums lose digits where the mean is far from zero.
 void run_group_norm(const GroupNorm& call) {
   const int64_t channels = call.channels, of_group = channels / call.groups;
   const int64_t some = std::max<int64_t>(1, std::min<int64_t>(128, 32768 / channels)), parts = divide_up(call.pixels, some);
@@ -61,6 +62,7 @@ void run_group_norm(const GroupNorm& call) {
     for (int64_t c = start; c < start + of_group; ++c) {
       float* to = constants + image * 3 * channels + c;
       to[0] = float(mean), to[channels] = call.weight ? factor * call.weight[c] : factor;
+      // With what a float cannot hold of the mean.
       to[2 * channels] = (call.bias ? call.bias[c] : 0.f) - float(mean - double(to[0])) * to[channels];
     }
   });

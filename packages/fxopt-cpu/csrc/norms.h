@@ -69,7 +69,7 @@ void embedding_rows(const Embedding& call, int64_t first, int64_t last) {
   }
 }
 
-// Channels of some pixels, in vectors: four at a time, then one by one.
+// The mean of some channels over some pixels, then the sum of squared differences from it.
 template <int64_t VECTORS>
 inline void channel_moments_of(const float* from, int64_t pixels, int64_t pitch, int64_t channels, float* mean, float* square) {
   Floats means[VECTORS] = {}, squares[VECTORS] = {};

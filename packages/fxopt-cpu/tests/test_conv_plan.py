@@ -10,10 +10,12 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from fxopt_cpu.layers.epilogue import Activation
 from fxopt_cpu.library import isa
 from fxopt_cpu.operators.conv import pack_convolution
 from fxopt_cpu.operators.linear import ACTIVATIONS
 from fxopt_cpu.operators.plan import BLOCK, PlanBuilder, Value
+from fxopt_cpu.regions.images import GroupNorm, normalize
 
 pytestmark = pytest.mark.skipif(isa() is None, reason="the library was not built")
 
@@ -141,6 +143,10 @@ def test_wrong_operands_are_named() -> None:
         builder.pool(images, kernel=(7, 7), largest=True)
     with pytest.raises(ValueError, match=r"the kernel is \(1, 5000\), expected at most 4096"):
         builder.pool(builder.input(torch.empty(1, 8, 1, 5000)), kernel=(1, 5000), largest=False)
+    for groups, message in ((0, "the groups or the weight do not fit"), (3, "do not fit"), (-2, "do not fit")):
+        norm = GroupNorm(torch.fx.Graph().placeholder("x"), groups, 1e-5, {})
+        with pytest.raises(ValueError, match=message):
+            normalize(builder, images, norm, {}, Activation())
     with pytest.raises(ValueError, match=r"the residual has the layout \(1, 4, 4, 8\), expected \(1, 2, 2, 8\)"):
         builder.conv(images, panels, features=8, kernel=(3, 3), residual=images)
 

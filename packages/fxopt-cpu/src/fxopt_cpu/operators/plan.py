@@ -29,7 +29,7 @@ FEW_CHANNELS, MOST_COPIED = 8, 4096  # as in csrc/kernels.h
 MOST_TAPS = 4096  # of a window's side, as csrc/plan.cpp reads it
 ALIGNMENT = 16  # elements of the arena: 64 bytes
 MOST_OF_STRIPE = 96 << 10  # elements between the layers of a block that one row of results needs
-LEAST_OF_BLOCK = 128 << 10  # elements of what a block expands; less stays in the second cache anyway
+LEAST_OF_BLOCK = 128 << 10  # elements of what a block expands; less stays in the L2 cache anyway
 
 
 @dataclass(frozen=True, eq=False)

@@ -222,7 +222,7 @@ def normalize(
     images = _as_images(input)
     count, channels, values = *images.shape[:2], math.prod(images.shape)
     groups = channels if call.groups is None else call.groups
-    if channels % groups or any(each.shape != (channels,) for each in tensors.values()):
+    if groups < 1 or channels % groups or any(each.shape != (channels,) for each in tensors.values()):
         raise ValueError(f"the input has shape {input.shape}, which the groups or the weight do not fit")
     if values in (0, count * groups):  # torch's functions may raise where each group has one value
         raise ValueError(f"the input has shape {input.shape}, expected several values for each group")
