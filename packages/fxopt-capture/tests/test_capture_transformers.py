@@ -183,3 +183,40 @@ def test_experts(transformers: ModuleType) -> None:
     with torch.no_grad():
         expected = model(**inputs, use_cache=False).logits
         torch.testing.assert_close(traced(**inputs).logits, expected, rtol=1e-5, atol=1e-5)
+
+
+# class: (options of its configuration, its input, the input's sizes at capture, other sizes)
+_WAVES = {**SMALL, "conv_dim": [8] * 7, "num_conv_pos_embeddings": 4, "num_conv_pos_embedding_groups": 2}
+_CODES = {"hidden_size": 16, "downsampling_ratios": [2, 4], "upsampling_ratios": [4, 2], "encoder_hidden_size": 8}
+SOUNDS: dict[str, tuple[dict[str, Any], str, tuple[int, ...], tuple[int, ...]]] = {
+    "Wav2Vec2Model": (_WAVES, "input_values", (2, 4000), (3, 6123)),
+    "HubertModel": (_WAVES, "input_values", (1, 4000), (2, 3001)),
+    "Wav2Vec2BertModel": ({**SMALL, "feature_projection_input_dim": 16}, "input_features", (2, 20, 16), (3, 33, 16)),
+    "DacModel": ({**_CODES, "decoder_hidden_size": 16}, "input_values", (2, 1, 160), (1, 1, 320)),
+}
+
+
+@pytest.mark.parametrize("name", SOUNDS)
+def test_sounds_of_other_lengths(transformers: ModuleType, name: str) -> None:
+    options, key, sizes, others = SOUNDS[name]
+    torch.manual_seed(0)
+    cls = getattr(transformers, name)
+    model = cls(cls.config_class(**options)).eval()
+    captured = capture(model, kwargs={key: torch.randn(sizes)})
+    inputs = {key: torch.randn(others)}
+    with torch.no_grad():
+        found, expected = captured(**inputs), model(**inputs)
+    for left, right in zip(pytree.tree_leaves(found), pytree.tree_leaves(expected), strict=True):
+        torch.testing.assert_close(left, right, rtol=1e-5, atol=1e-5)
+
+
+def test_the_length_of_a_sound_that_the_model_fixes_stays(transformers: ModuleType) -> None:
+    torch.manual_seed(0)
+    settings = {"encoder_layers": 1, "decoder_layers": 1, "encoder_attention_heads": 2, "decoder_attention_heads": 2}
+    sizes = {"encoder_ffn_dim": 32, "decoder_ffn_dim": 32, "num_mel_bins": 8, "max_source_positions": 10}
+    tokens = {"pad_token_id": 1, "bos_token_id": 1, "eos_token_id": 2}
+    model = transformers.WhisperModel(transformers.WhisperConfig(**SEQ2SEQ, **settings, **sizes, **tokens)).eval()
+    inputs = {"input_features": torch.randn(2, 8, 20), "decoder_input_ids": torch.randint(3, 99, (2, 5))}
+    captured = capture(model, kwargs=inputs)
+    with pytest.raises(CaptureError, match="size 30 in dimension 2, where the graph was captured for 20"):
+        captured(**{**inputs, "input_features": torch.randn(2, 8, 30)})

@@ -1,10 +1,12 @@
 from __future__ import annotations
 
 import operator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from test_facts import Net, exported, node_named, output_of
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
@@ -289,3 +291,34 @@ def test_tensors_without_a_fake_counterpart() -> None:
     with pytest.raises(PreconditionError, match=r"no fake tensor can be made of a Tensor of torch.qint8"):
         infer_shapes(graph_module, quantized)
     assert all("val" not in node.meta for node in iter_nodes(graph_module.graph))
+
+
+IMAGES: dict[str, Callable[[Tensor], Tensor]] = {
+    "group norm": nn.GroupNorm(2, 8),
+    "F.group_norm": lambda x: F.group_norm(x, 4),
+    "instance norm": F.instance_norm,
+    "batch norm": nn.BatchNorm2d(8).eval(),
+    "roll": lambda x: x.roll(1, 2),
+    "channel shuffle": lambda x: F.channel_shuffle(x, 2),
+}
+
+
+@pytest.mark.parametrize("operation", IMAGES.values(), ids=IMAGES.keys())
+def test_strides_of_images_are_those_of_eager_mode(operation: Callable[[Tensor], Tensor]) -> None:
+    """Where torch's fake tensors have other strides, too; which do depends on its release."""
+    plain = torch.randn(2, 8, 6, 4)
+    last = plain.to(memory_format=torch.channels_last)
+    for x in (plain, last, plain.mT, torch.cat([last, last], 1)[:, :8]):
+        graph_module = infer_shapes(symbolic_trace(Called(operation)), x)
+        assert output_of(graph_module).meta["val"].stride() == operation(x).stride()
+
+
+class Called(nn.Module):
+    """Calls a module, or a function."""
+
+    def __init__(self, operation: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.operation = operation
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.operation(x)

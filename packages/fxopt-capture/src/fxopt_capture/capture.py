@@ -51,6 +51,7 @@ from fxopt_capture.huggingface.models import (
     dynamic_dimensions,
     dynamic_dimensions_around,
     is_pretrained,
+    is_sound,
     no_cache,
     preparations,
     pretrained_models,
@@ -197,6 +198,8 @@ def _captured(request: Request, *, compare: bool) -> CapturedModule:
     caches = frozenset(name for name, value in request.inputs.items() if is_cache(value))
     known = partial(dynamic_dimensions, caches=caches), partial(dynamic_dimensions_around, caches=caches)
     dimensions = known[:1] if is_pretrained(model) else (known[1], batch_dimension)
+    if any(is_sound(name, value) for name, value in request.inputs.items()):
+        dimensions = (partial(dynamic_dimensions, caches=caches, sounds=True), *dimensions)
     request = replace(request, dimensions=dimensions, preparations=preparations(model))
     try:
         return _capture_request(request, compare=compare)

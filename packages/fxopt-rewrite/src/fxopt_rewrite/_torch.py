@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import _prims_common
 from torch.amp import autocast_mode
 from torch.autograd import forward_ad
 from torch.fx import Graph, Node, _symbolic_trace, graph as fx_graph
@@ -30,6 +31,7 @@ require_torch(
         (CodeGen(), ("_body_transformer", "_gen_python_code")),
         (_symbolic_trace, ("_assert_is_none",)),
         (_mode_utils, ("no_dispatch",)),
+        (_prims_common, ("suggest_memory_format",)),
         (torch.UntypedStorage, ("_expired",)),
     ],
 )
@@ -45,6 +47,7 @@ has_kernel_for: Callable[[str, str], bool] = _C._dispatch_has_kernel_for_dispatc
 enter_autocast, exit_autocast = autocast_mode._enter_autocast, autocast_mode._exit_autocast
 assert_is_none: Callable[..., Any] = _symbolic_trace._assert_is_none
 no_dispatch: Callable[[], Any] = _mode_utils.no_dispatch
+suggest_memory_format: Callable[[Any], torch.memory_format] = _prims_common.suggest_memory_format
 is_gone: Callable[..., Any] = torch.UntypedStorage._expired
 
 

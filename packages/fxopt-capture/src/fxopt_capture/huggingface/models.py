@@ -21,6 +21,8 @@ from fxopt_capture.exporting.strategy import Preparation
 from fxopt_capture.huggingface.configurations import configurations, configurations_kept
 
 _SEQUENCE = frozenset({"inputs_embeds", "decoder_inputs_embeds", "encoder_hidden_states", "encoder_outputs"})
+_SOUNDS = frozenset({"input_values", "input_features", "audio_values"})
+_MOST_CHANNELS = 2  # of sounds that are samples
 _EXPORTABLE_EXPERTS = "batched_mm"
 _EAGER = "eager"
 
@@ -61,23 +63,32 @@ def _may_choose(form: CallForm) -> bool:
     return "use_cache" not in form.fixed and any(parameter.name == "use_cache" for parameter in form.parameters)
 
 
-def dynamic_dimensions(name: str, tensor: torch.Tensor, caches: Collection[str] = ()) -> Sequence[int]:
-    """Return the dimensions of an input that are dynamic: batch, and for text the sequence.
+def dynamic_dimensions(
+    name: str, tensor: torch.Tensor, caches: Collection[str] = (), *, sounds: bool = False
+) -> Sequence[int]:
+    """Return the dimensions of an input that are dynamic: batch, for text the sequence, of `sounds` whatever can vary.
 
     The sequence is the second dimension of token ids, masks over them and embeddings, or the third after choices, and
-    the third of the keys and values of `caches`; a four-dimensional mask is over queries and keys. The sizes of images
-    and sounds stay static.
+    the third of the keys and values of `caches`; a four-dimensional mask is over queries and keys. A sound is samples,
+    channels of them, or frames of features: torch leaves static what the model fixes. The sizes of images stay static.
     """
     if tensor.dim() == 0:
         return ()
     if name in caches and tensor.dim() == 4:
         return (0, 2)
+    if sounds and is_sound(name, tensor):
+        return [dim for dim, size in enumerate(tensor.shape) if dim == 0 or size > _MOST_CHANNELS]
     is_text = not tensor.dtype.is_floating_point or name in _SEQUENCE
     if "mask" in name and "pixel" not in name and tensor.dim() == 4:
         return (0, 2, 3)
     if tensor.dim() > 1 and "pixel" not in name and (is_text or "attention_mask" in name):
         return (0, 1, 2) if tensor.dim() == 3 and name != "bbox" and not tensor.is_floating_point() else (0, 1)
     return (0,)
+
+
+def is_sound(name: str, tensor: object) -> bool:
+    """Return whether an input is samples or features of sounds, by its name and rank."""
+    return name in _SOUNDS and isinstance(tensor, torch.Tensor) and tensor.is_floating_point() and tensor.dim() < 4
 
 
 def dynamic_dimensions_around(name: str, tensor: torch.Tensor, caches: Collection[str] = ()) -> Sequence[int]:

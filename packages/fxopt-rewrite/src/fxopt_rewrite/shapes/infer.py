@@ -13,6 +13,7 @@ from torch import SymInt, Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx import Graph, GraphModule, Interpreter, Node
 from torch.fx.passes.shape_prop import TensorMetadata
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from fxopt_core import (
     PyTreeCodeGen,
@@ -22,7 +23,7 @@ from fxopt_core import (
     type_text,
 )
 from fxopt_core.errors import PreconditionError
-from fxopt_rewrite._torch import enter_autocast, exit_autocast
+from fxopt_rewrite._torch import enter_autocast, exit_autocast, suggest_memory_format
 from fxopt_rewrite.shapes.meta import ONE_AT_A_TIME
 
 
@@ -57,7 +58,7 @@ def infer_shapes(graph_module: GraphModule, *args: object, **kwargs: object) -> 
     with _undisturbed(faker.mode):
         args, kwargs = pytree.tree_map_only(Tensor, faker.fake, (args, kwargs))
         run = _Run(faker.shadow(graph_module), graph_module, faker, _bind(graph_module.graph, args, kwargs))
-        with faker.mode:
+        with faker.mode, _EagerStrides():
             run.finish()
     for node, value in run.values.items():
         node.meta["val"] = value
@@ -91,7 +92,7 @@ def describe_values(graph_module: GraphModule, nodes: Iterable[Node], fakes: Seq
             if inputs and all(isinstance(value, _VALUES) for value in inputs.values()):
                 run = run or _Run(faker.shadow(graph_module), graph_module, faker, {})
                 run.env = {each: run.kept(value) for each, value in inputs.items()}
-                with suppress(PreconditionError), mode:
+                with suppress(PreconditionError), mode, _EagerStrides():
                     run.run_node(node)
                     node.meta["val"] = run.values[node]
 
@@ -212,6 +213,26 @@ def _parameter(node: Node) -> Parameter:
     if name.startswith("*"):
         return Parameter(name.strip("*"), Parameter.VAR_KEYWORD if name.startswith("**") else Parameter.VAR_POSITIONAL)
     return Parameter(name, Parameter.POSITIONAL_OR_KEYWORD, default=node.args[0] if node.args else Parameter.empty)
+
+
+_aten = torch.ops.aten
+_IN_INPUTS_FORMAT = frozenset({
+    _aten.native_group_norm.default, _aten.native_batch_norm.default, _aten.roll.default,
+    _aten.channel_shuffle.default, _aten.native_channel_shuffle.default,
+})  # fmt: skip
+"""Operators whose results eager mode gives in the memory format of the input, and torch's fake tensors in others."""
+
+
+class _EagerStrides(TorchDispatchMode):
+    """Strides results of fake tensors as those of tensors, where torch does not."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if func not in _IN_INPUTS_FORMAT:
+            return result
+        first, *others = result if isinstance(result, tuple) else (result,)
+        first = first.contiguous(memory_format=suggest_memory_format(args[0]))
+        return (first, *others) if others else first
 
 
 class _Run(Interpreter):
