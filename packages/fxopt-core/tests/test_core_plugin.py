@@ -65,11 +65,3 @@ def test_a_pipeline_works_on_a_copy(passes: Registry) -> None:
     assert copied.get_parameter("0.weight") is not given.get_parameter("0.weight")
     undo(copied)
     torch.testing.assert_close(copied(torch.ones(1, 2)), given(torch.ones(1, 2)))
-
-
-@pytest.mark.parametrize(("allow_list", "expected"), [("core", {*PASSES}), ("", set()), ("none", set())])
-def test_the_allow_list_holds_for_core_too(
-    allow_list: str, expected: set[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("FXOPT_PLUGINS", allow_list)
-    assert {*Registry().available()} == expected

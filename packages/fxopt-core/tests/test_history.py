@@ -104,11 +104,6 @@ def test_json_for_scripts() -> None:
     }
 
 
-def test_options_of_a_record_are_readable() -> None:
-    assert RECORD.options_text == "min_group=3, where='layer.*', dtype=torch.float16, limit=inf"
-    assert PLAIN.options_text == ""
-
-
 def test_runs_and_places() -> None:
     graph_module: GraphModule = compose(LintAndRecompile(), LintAndRecompile())(symbolic_trace(nn.ReLU()))
     undo(LintAndRecompile()(graph_module))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import operator
 import pickle
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -81,21 +82,16 @@ class TestReverse:
         assert factor_of(graph_module) == 3
         assert history(graph_module) == ()
 
-    def test_a_second_time(self, transformation: ReversibleTransformation) -> None:
-        graph_module = transformation(traced())
+    @pytest.mark.parametrize("copied", [lambda g: g, copy.deepcopy, lambda g: pickle.loads(pickle.dumps(g))])
+    def test_a_second_time_and_on_a_copy(
+        self, transformation: ReversibleTransformation, copied: Callable[[GraphModule], GraphModule]
+    ) -> None:
+        graph_module = copied(transformation(traced()))
         for _ in range(2):
             transformation(graph_module, reverse=True)
             assert factor_of(graph_module) == 3
         undo(graph_module)
         assert factor_of(graph_module) == 3
-
-    @pytest.mark.parametrize("copied", [copy.deepcopy, lambda g: pickle.loads(pickle.dumps(g))], ids=["copy", "pickle"])
-    def test_on_a_copy(self, transformation: ReversibleTransformation, copied: object) -> None:
-        assert callable(copied)
-        graph_module = copied(transformation(traced()))
-        for _ in range(2):
-            transformation(graph_module, reverse=True)
-            assert factor_of(graph_module) == 3
 
 
 class TestSeveralRuns:

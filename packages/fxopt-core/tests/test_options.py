@@ -135,9 +135,6 @@ class TestCheckedOptions:
     def test_both_spellings(self) -> None:
         assert create(Options, **{"min-group": 3}) == create(Options, min_group=3) == Options(min_group=3)
 
-    def test_literals_are_fitted(self) -> None:
-        assert create(Options, where=["a"], ratio=2) == Options(2.0, where=("a",))
-
     def test_unknown_option(self) -> None:
         with pytest.raises(
             PassOptionError, match=r"pass 'options' has no option 'min-grup'.*ratio, min-group.*did you mean"

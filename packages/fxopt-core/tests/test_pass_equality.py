@@ -155,12 +155,6 @@ class TestWhileRunning:
         assert given == Counting(seen=[[0]])
         assert given.options["seen"] == [[0]]
 
-    def test_marks_are_found_afterwards(self) -> None:
-        graph_module, given = traced(), Counting()
-        given(graph_module)
-        assert len(given.get_transformed_nodes(graph_module)) == 3
-        assert len(Counting().get_transformed_nodes(graph_module)) == 3
-
     def test_a_copy_made_afterwards_is_equal(self) -> None:
         given = Counting()
         given(traced())

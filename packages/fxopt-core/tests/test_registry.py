@@ -14,11 +14,9 @@ from torch.fx import GraphModule
 
 from fxopt_core import (
     PassInfo,
-    PipelinesPlugin,
     Registry,
     ReversibleTransformation,
     Transformation,
-    TransformationsPlugin,
     hookimpl,
     registry,
 )
@@ -464,28 +462,3 @@ class TestProcessRegistry:
         monkeypatch.setattr(importlib.metadata, "entry_points", entry_points)
         assert list(Registry().available()) == ["other"]
         assert asked == ["fxopt"]
-
-
-def test_plugins_satisfy_the_protocols() -> None:
-    """Checked by mypy: a module with a hook of another type, or a misspelt one, is an error here."""
-
-    class Both:
-        @hookimpl
-        def fxopt_transformations(self) -> list[type[Transformation]]:
-            return [Other, MergeThings]
-
-        @hookimpl
-        def fxopt_pipelines(self) -> dict[str, str]:
-            return {}
-
-    class Wrong:
-        @hookimpl  # type: ignore[type-var]  # a hook cannot return this
-        def fxopt_transformations(self) -> list[int]:
-            return [1]
-
-    transformations: TransformationsPlugin = Both()
-    pipelines: PipelinesPlugin = Both()
-    wrong: TransformationsPlugin = Wrong()  # type: ignore[assignment]  # nor is this such a plugin
-    assert transformations.fxopt_transformations() == [Other, MergeThings]
-    assert pipelines.fxopt_pipelines() == {}
-    assert wrong is not None

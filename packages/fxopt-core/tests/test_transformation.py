@@ -158,12 +158,6 @@ class TestReversiblePass:
         assert [record.state for record in history(graph_module)] == ["undone"]
         undo(graph_module)
 
-    def test_unmarked_nodes_cannot_be_restored(self) -> None:
-        graph_module = traced()
-        node = graph_nodes(graph_module)[0]
-        with pytest.raises(ValueError, match="node `x` was not transformed by ScaleArgument"):
-            ScaleArgument().mark_as_restored(node)
-
 
 class TestOptions:
     def test_repr_makes_an_equal_pass(self) -> None:

@@ -12,9 +12,8 @@ def text_table(rows: Sequence[Sequence[str]], *, right: Collection[int] = ()) ->
         rows: the cells, headings first; all rows have the same length.
         right: indices of the right-aligned columns.
 
-    >>> print(*text_table([("pass", "runs"), ("merge-linears", "2")], right=[1]), sep="\\n")
-    pass           runs
-    merge-linears     2
+    >>> text_table([("pass", "runs", ""), ("merge-linears", "2", "new")], right=[1])
+    ['pass           runs', 'merge-linears     2  new']
     """
     columns = []
     for place, cells in enumerate(zip(*rows, strict=True)):

@@ -81,7 +81,6 @@ def history(graph_module: GraphModule) -> History:
 
     Raises:
         PreconditionError: The argument is not a graph module.
-        FxoptError: A newer version of fxopt wrote the ledger.
 
     >>> import torch
     >>> history(torch.fx.symbolic_trace(torch.nn.ReLU()))

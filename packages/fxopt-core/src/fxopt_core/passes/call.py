@@ -205,8 +205,8 @@ def apply_pass(run: PassRun) -> tuple[GraphModule, Record]:
     if called:
         records = (*ledger.records[:known], *called)
         set_ledger(result, replace(ledger, records=records, next_run=run.number + 1))
-    changed, rekeyed, rewrites = bool(run.journal) or result is not graph_module, False, run.rewrites
-    changed = changed or before.changed(result)
+    changed = bool(run.journal) or result is not graph_module or before.changed(result)
+    rekeyed, rewrites = False, run.rewrites
     if not rewrites and run.journal is None and signature:  # what a pass has marked counts as its sites
         names = {name for _, _, name, *_ in before.nodes.rows}
         rewrites = [

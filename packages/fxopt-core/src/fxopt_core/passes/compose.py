@@ -8,7 +8,7 @@ from torch.fx import GraphModule
 
 from fxopt_core.errors import PreconditionError
 from fxopt_core.naming import misfit_text
-from fxopt_core.passes.call import Demands, execute
+from fxopt_core.passes.call import Demands, execute, lint_and_recompile
 from fxopt_core.passes.transformation import ReversibleTransformation, Transformation
 from fxopt_core.state.copying import faithful_copy
 
@@ -133,8 +133,7 @@ class LintAndRecompile(ReversibleTransformation):
 
     def transform(self, graph_module: GraphModule) -> GraphModule:
         """Check the graph and generate the code."""
-        graph_module.graph.lint()
-        graph_module.recompile()
+        lint_and_recompile(graph_module, self)
         return graph_module
 
     reverse = transform  # there is nothing to undo

@@ -73,7 +73,6 @@ def undo(graph_module: GraphModule, lint_and_recompile: bool = True) -> GraphMod
             step = PassRun(_pass_of(record), graph_module, record.index, tuple(run.ran), True, run, run.number)
             graph_module, _ = observed(step, partial(_undo_step, step, record), as_a_whole=True)
             run.ran.append(record.pass_name)
-        _forget_unused_ids(graph_module)
         if lint_and_recompile:
             check_and_compile(graph_module, run.transformation)
         install_pickling(graph_module)
@@ -86,7 +85,6 @@ def _undo_step(run: PassRun, record: Record) -> tuple[GraphModule, Record]:
         return apply_pass(run)
     started = time.perf_counter()
     _take_back(run.graph_module, [record])
-    mark_undone(run.graph_module, (record,))
     seconds = time.perf_counter() - started
     return run.graph_module, replace(as_undone(record, (record,)), refusals=(), seconds=seconds, run=run.number)
 
@@ -99,13 +97,14 @@ def undo_pass(graph_module: GraphModule, signature: str) -> GraphModule:
         _check_not_lost(graph_module, signature)
         return graph_module
     _take_back(graph_module, records)
-    mark_undone(graph_module, records)
-    _forget_unused_ids(graph_module)
     return graph_module
 
 
 def _take_back(graph_module: GraphModule, records: Sequence[Record]) -> None:
-    """Take back the journals of records, last first; after an error the graph module is half undone."""
+    """Take back the journals of records, last first; after an error the graph module is half undone.
+
+    With the last journal of the ledger, the numbers of nodes go.
+    """
     taken, later, memo = {id(record) for record in records}, list[Record](), Memo()
     for record in reversed(ledger_of(graph_module).records):
         if id(record) not in taken:
@@ -122,6 +121,11 @@ def _take_back(graph_module: GraphModule, records: Sequence[Record]) -> None:
             record.journal.take_back(graph_module, record.pass_name, memo)
     for finish in memo.values():
         finish()
+    mark_undone(graph_module, records)
+    ledger = ledger_of(graph_module)
+    if not any(record.journal and record.state == "applied" for record in ledger.records):
+        forget_ids(iter_nodes(graph_module.graph))
+        set_ledger(graph_module, replace(ledger, next_id=0))
 
 
 def _check_not_lost(graph_module: GraphModule, signature: str | None = None) -> None:
@@ -133,13 +137,6 @@ def _check_not_lost(graph_module: GraphModule, signature: str | None = None) -> 
             found = f"node `{node.name}` was rewritten, and this graph module has no ledger that says how"
             remedy = "If it was made from another one's graph, copy that one's ledger: `new.meta.update(old.meta)`"
             raise UndoError(f"cannot undo: {found}. Nothing was changed. {remedy}")
-
-
-def _forget_unused_ids(graph_module: GraphModule) -> None:
-    ledger = ledger_of(graph_module)
-    if not any(record.journal and record.state == "applied" for record in ledger.records):
-        forget_ids(iter_nodes(graph_module.graph))
-        set_ledger(graph_module, replace(ledger, next_id=0))
 
 
 def _pass_of(record: Record) -> ReversibleTransformation:

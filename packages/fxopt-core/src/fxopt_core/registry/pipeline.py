@@ -28,7 +28,7 @@ from typing import NamedTuple
 from fxopt_core.errors import PassOptionError, PipelineOptionError, PipelineSyntaxError, RegistryError
 from fxopt_core.names import describe
 from fxopt_core.naming import NAME, option_text
-from fxopt_core.passes.compose import Composition, compose
+from fxopt_core.passes.compose import Composition
 from fxopt_core.passes.options import PLAIN_VALUES, OptionInfo, is_plain, show_annotation
 from fxopt_core.passes.signature import same_value
 from fxopt_core.passes.transformation import Transformation
@@ -141,37 +141,30 @@ def _error(text: str, at: int, expected: str, end: int = 0) -> PipelineSyntaxErr
     return PipelineSyntaxError(f"found {found}, expected {expected}", text=text, column=at)
 
 
-def build_pipeline(text: str, lookup: Lookup) -> Transformation:
-    """Return the composition that a pipeline's text describes, with named pipelines expanded."""
-    return compose(*_passes(text, lookup, ()))
-
-
-def _passes(text: str, lookup: Lookup, inside: tuple[str, ...]) -> Iterator[Transformation]:
-    """Yield the passes of a pipeline's text; ``inside`` holds the names of the enclosing pipelines."""
+def pipeline_passes(text: str, lookup: Lookup, inside: tuple[str, ...] = ()) -> Iterator[Transformation]:
+    """Yield the passes of a pipeline's text, with named pipelines expanded; ``inside`` names the enclosing ones."""
     within = f"in pipeline {inside[-1]!r}: " if inside else ""
     for item in parse_pipeline(text):
-        column, given, made = item.column, dict[str, object](), list[Transformation]()
+        column, given = item.column, dict[str, object]()
         try:
             found = lookup(item.name)
-            if not isinstance(found, str):
-                for option in item.options:
-                    column = option.column
-                    known = found.option(option.name)
-                    column = option.value_column
-                    given[known.name] = known.checked(option.value, pass_name=found.name)
-                column = item.column
-                made.append(found.create(given))
-            elif item.options:
-                column = item.options[0].column
-                what = f"{item.name!r} is a named pipeline, which takes no options; write out its passes: {found}"
-                raise PassOptionError(what)
+            for option in item.options:
+                column = option.column
+                if isinstance(found, str):
+                    what = f"{item.name!r} is a named pipeline, which takes no options; write out its passes: {found}"
+                    raise PassOptionError(what)
+                known = found.option(option.name)
+                column = option.value_column
+                given[known.name] = known.checked(option.value, pass_name=found.name)
+            column = item.column
+            made = () if isinstance(found, str) else (found.create(given),)
         except PassOptionError as error:
             raise PipelineOptionError(f"{within}{error}", text=text, column=column) from error.__cause__
         except RegistryError as error:
             raise type(error)(f"{within}{error} (column {column} of {text!r})") from error.__cause__
         if item.name in inside:
             raise RegistryError(f"pipeline {item.name!r} contains itself: {' -> '.join((*inside, item.name))}")
-        yield from _passes(found, lookup, (*inside, item.name)) if isinstance(found, str) else made
+        yield from pipeline_passes(found, lookup, (*inside, item.name)) if isinstance(found, str) else made
 
 
 def format_pipeline(transformation: Transformation, info_of: Callable[[type[Transformation]], PassInfo]) -> str:

@@ -23,11 +23,11 @@ from torch import nn
 from fxopt_core.errors import DuplicatePassError, PluginLoadError, PreconditionError, RegistryError, UnknownPassError
 from fxopt_core.names import providers
 from fxopt_core.naming import close_names, kebab_case, type_text
-from fxopt_core.passes.compose import check_is_transformation
+from fxopt_core.passes.compose import check_is_transformation, compose
 from fxopt_core.passes.transformation import Transformation
 from fxopt_core.registry.hookspec import PROJECT, Plugin
 from fxopt_core.registry.pass_info import PassInfo
-from fxopt_core.registry.pipeline import build_pipeline, format_pipeline
+from fxopt_core.registry.pipeline import format_pipeline, pipeline_passes
 from fxopt_core.registry.plugins import Offer, PluginSource, read_plugin, source_of
 from fxopt_core.registry.shipped import SHIPPED_NAMES
 from fxopt_core.text import text_table
@@ -234,7 +234,7 @@ class Registry:
         """
         if not isinstance(text, str):
             raise PreconditionError(f"a pipeline is {type_text(text)}, expected text such as 'merge-linears'")
-        return build_pipeline(text, self.lookup)
+        return compose(*pipeline_passes(text, self.lookup))
 
     def pipeline_text(self, composition: Transformation) -> str:
         """Return the canonical text of a composition or a pass, or raise a `PassOptionError` or `UnknownPassError`."""

@@ -22,11 +22,10 @@ from torch.fx.traceback import NodeSource
 _COPIES: dict[type, Callable[[Any], Any]] = {dict: dict, list: list, set: set, deque: list, bytearray: bytes}
 _WALKED = (*_COPIES, tuple)
 
-# Types that are in nearly every `meta` and hold no container that anyone would edit; skipped early, for speed.
-_LEAVES = frozenset(
-    {bool, int, float, complex, str, bytes, type(None), type, FunctionType, BuiltinFunctionType}
-    | {torch.Size, torch.dtype, torch.device, OpOverload, FakeTensor, Node, NodeSource, TensorMetadata}
-)
+# Types that hold nothing that anyone could edit; skipped early, for speed.
+ATOMS = frozenset({bool, int, float, complex, str, bytes, type(None), type, FunctionType, BuiltinFunctionType})
+# Those that are in nearly every `meta`, and hold no container that anyone would edit.
+_LEAVES = ATOMS | {torch.Size, torch.dtype, torch.device, OpOverload, FakeTensor, Node, NodeSource, TensorMetadata}
 
 
 def put_back(container: Any, contents: Any) -> None:

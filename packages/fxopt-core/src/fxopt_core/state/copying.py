@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import functools
 from collections import ChainMap, OrderedDict
-from types import BuiltinFunctionType, FunctionType, MethodType
+from types import MethodType
 from typing import Any, TypeVar
 
 import torch
@@ -21,13 +21,12 @@ from torch.utils._pytree import TreeSpec
 from fxopt_core._torch import OWN_GRAPH_FIELDS, WrappedCall, codegen_of
 from fxopt_core.errors import FxoptError
 from fxopt_core.graph import check_graph_module, iter_nodes
-from fxopt_core.state.containers import Containers
+from fxopt_core.state.containers import ATOMS, Containers
 from fxopt_core.state.gc_pause import collector_paused
 from fxopt_core.state.graph import GraphRows, own_classes
 
 _GraphModuleT = TypeVar("_GraphModuleT", bound=GraphModule)
 
-_ATOMIC = frozenset({bool, int, float, complex, str, bytes, type(None), type, FunctionType, BuiltinFunctionType})
 _SHALLOW = frozenset({"meta", "range_constraints", "_tracer_extras", "_lineno_map"})
 _CLASS_FIELDS_LEFT_OUT = frozenset({"__dict__", "__weakref__", "__module__", "__doc__", "_wrapped_call"})
 
@@ -112,7 +111,7 @@ class _Copier:
 
     def _value(self, value: Any) -> Any:
         """Copy an attribute; what refuses to be copied is shared, and containers around it are not."""
-        if type(value) in _ATOMIC or isinstance(value, TreeSpec):
+        if type(value) in ATOMS or isinstance(value, TreeSpec):
             return value
         if type(value) in (dict, OrderedDict) and all(id(item) in self._memo for item in value.values()):
             known = ((self._memo.get(id(key), key), self._memo[id(item)]) for key, item in value.items())

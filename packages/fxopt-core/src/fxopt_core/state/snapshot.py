@@ -33,14 +33,13 @@ from torch.nn.parameter import is_lazy
 
 from fxopt_core.changes import changed
 from fxopt_core.errors import FxoptError
-from fxopt_core.state.containers import Containers, put_back
+from fxopt_core.state.containers import ATOMS, Containers, put_back
 from fxopt_core.state.gc_pause import collector_paused
 from fxopt_core.state.graph import ClassState, GraphState, own_classes
 
 Rebuild: TypeAlias = Callable[[], Tensor]
 _PLAIN = (Tensor, nn.Parameter)
 _REGISTERED = frozenset({"_parameters", "_buffers", "_modules"})
-_LEAVES = frozenset({bool, int, float, str, type(None)})
 _MOSTLY_EMPTY = frozenset({dict, OrderedDict, list, set})
 
 
@@ -146,7 +145,7 @@ class _ModuleState:
 
     def __init__(self, module: nn.Module, name: str) -> None:
         self.module: nn.Module | None = module
-        self.reference: weakref.ref[nn.Module] | None = None
+        self.reference = weakref.ref(module)
         self.name, self.cls = name, type(module)
         self.attributes = dict(vars(module))
         self.registered: dict[str, dict[str, Any]] = {}
@@ -154,14 +153,13 @@ class _ModuleState:
     def to_weak(self) -> None:
         """Hold the module only weakly, and drop the dictionaries that hold its tensors and children."""
         if self.module is not None:
-            self.reference = weakref.ref(self.module)
             self.module = None
             self.attributes.update((key, type(self.attributes[key])) for key in self.registered)
 
     def revive(self) -> nn.Module:
         """Return the module, or a new one of its class if it is gone; `restore` sets its attributes."""
         if self.module is None:
-            alive = None if self.reference is None else self.reference()
+            alive = self.reference()
             self.module = object.__new__(self.cls) if alive is None else alive
         return self.module
 
@@ -240,7 +238,7 @@ class Snapshot:
             state, prefix = _ModuleState(module, name), f"{name}." if name else ""
             self._modules[id(module)] = state
             for key, value in vars(module).items():
-                if type(value) in _LEAVES or (type(value) in _MOSTLY_EMPTY and not value):
+                if type(value) in ATOMS or (type(value) in _MOSTLY_EMPTY and not value):
                     continue  # settings, and hooks, which need no record to be emptied again
                 if key in _REGISTERED and isinstance(value, dict):  # script modules have none here
                     state.registered[key] = {each: self._part(item, prefix + each) for each, item in value.items()}
