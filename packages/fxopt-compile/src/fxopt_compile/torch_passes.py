@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 from torch.fx import Graph, GraphModule
 from torch.fx.passes.infra.pass_base import PassBase, PassResult
@@ -29,12 +30,17 @@ __all__ = ["as_inductor_pass", "as_pass_base"]
 _IN_PLACE = "inductor expects its own graph to be edited in place"
 
 
+@dataclass(frozen=True, repr=False)
 class TransformationPass(PassBase):
-    """A transformation as torch's `PassBase`; made by `as_pass_base`."""
+    """A transformation as torch's `PassBase`; made by `as_pass_base`.
 
-    def __init__(self, transformation: Transformation) -> None:
-        check_is_transformation(transformation, "the argument of as_pass_base")
-        self.transformation = transformation
+    Equal transformations make equal passes, so that constraints may name them by new ones.
+    """
+
+    transformation: Transformation
+
+    def __post_init__(self) -> None:
+        check_is_transformation(self.transformation, "the argument of as_pass_base")
 
     def call(self, graph_module: GraphModule) -> PassResult:
         """Run the transformation as a transaction, and say whether any of its passes changed anything."""
@@ -43,15 +49,6 @@ class TransformationPass(PassBase):
         result = self.transformation(graph_module)
         records = ledger_of(result).records[known:]
         return PassResult(result, any(record.changed and record.state == "applied" for record in records))
-
-    def __eq__(self, other: object) -> bool:
-        """Equal transformations make equal passes, so that constraints may name them by new ones."""
-        if not isinstance(other, TransformationPass):
-            return NotImplemented
-        return self.transformation == other.transformation
-
-    def __hash__(self) -> int:
-        return hash(self.transformation)
 
     def __repr__(self) -> str:
         return f"as_pass_base({self.transformation!r})"

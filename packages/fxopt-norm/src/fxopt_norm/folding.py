@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -101,6 +101,12 @@ class FoldSite:
     def nodes(self) -> tuple[Node, ...]:
         """Both calls, in order."""
         return (self.first.node, self.second.node)
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """What the arithmetic after a convolution also depends on."""
+        layer = self.layer
+        return {"transposed": layer.transposed, "groups": layer.groups} if isinstance(layer, ConvolutionCall) else {}
 
     @cached_property
     def affine(self) -> tuple[Tensor, Tensor]:
@@ -370,14 +376,9 @@ def _largest(tensor: Tensor) -> float:
 
 def _new_tensors(site: FoldSite) -> tuple[Tensor, Tensor]:
     """Return weight and bias of the folded layer."""
-    layer = site.layer
-    own = (layer.weight.tensor, _data(layer.bias), *site.affine)
+    own = (site.layer.weight.tensor, _data(site.layer.bias), *site.affine)
     with torch.no_grad():
-        if site.norm_first:
-            return scaled_before(*own)
-        if isinstance(layer, ConvolutionCall):
-            return scaled_after(*own, transposed=layer.transposed, groups=layer.groups)
-        return scaled_after(*own)
+        return scaled_before(*own) if site.norm_first else scaled_after(*own, **site.settings)
 
 
 def _folded(site: FoldSite) -> nn.Module:
@@ -402,14 +403,11 @@ def _derivation(site: FoldSite, name: str) -> Derived:
     """Return how the new tensors are computed from the original ones."""
     layer, norm = site.layer, site.norm
     refs = (layer.weight, layer.bias, norm.running_mean, norm.running_var, norm.weight, norm.bias)
-    settings: list[tuple[str, object]] = [("eps", norm.eps)]
-    if isinstance(layer, ConvolutionCall):
-        settings += [("transposed", layer.transposed), ("groups", layer.groups)]
     place = "before" if site.norm_first else "after"
     return Derived(
         function=f"fxopt_norm.formulas:fold_{place}",
         inputs=tuple((key, None if ref is None else ref.name) for key, ref in zip(TENSORS, refs, strict=True)),
-        settings=tuple(settings),
+        settings=(("eps", norm.eps), *site.settings.items()),
         outputs=(f"{name}.weight", f"{name}.bias"),
         restore=f"fxopt_norm.formulas:restore_{place}",
     )

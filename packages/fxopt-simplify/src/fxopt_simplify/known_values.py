@@ -88,10 +88,6 @@ class KnownValues:
                     if found is not None and not index.effects.written_between(node, node, end):
                         self._found[node] = found
 
-    def bounds(self, node: Node) -> Bounds | None:
-        """Return the bounds of all elements of a tensor, or None."""
-        return self._found.get(node)
-
     def value(self, node: object) -> Number | None:
         """Return the value of all elements of a tensor, or None."""
         found = self._found.get(node) if isinstance(node, Node) else None
@@ -146,11 +142,8 @@ class KnownValues:
             result = function(*args, **kwargs)
         except (RuntimeError, TypeError):  # a size, or an argument that one element does not take
             return None
-        if not isinstance(result, Tensor) or result.dtype != facts.dtype or result.numel() != 1:
-            return None
-        if facts.dtype.is_complex:
-            return None
-        return Bounds(result.item(), result.item())
+        fits = isinstance(result, Tensor) and result.dtype == facts.dtype and result.numel() == 1
+        return Bounds(result.item(), result.item()) if fits and not facts.dtype.is_complex else None
 
 
 def _arange(node: Node, facts: TensorFacts) -> Bounds | None:

@@ -112,8 +112,9 @@ class NoOpReader:
 
     def _is_packed(self, value: Node) -> bool:
         call = read_operation(self._index, value)
-        usual = call is not None and call.arguments.get("memory_format") in (None, torch.contiguous_format)
-        return call is not None and usual and call.name in _PACKED
+        if call is None or call.name not in _PACKED:
+            return False
+        return call.arguments.get("memory_format") in (None, torch.contiguous_format)
 
     def _keeps_shape(self, call: Operation, value: Node) -> bool:
         """Return whether a call keeps the shape, judging by its arguments alone."""
@@ -150,9 +151,8 @@ class NoOpReader:
         options = [*node.args[1:], *node.kwargs.values()]
         if any(isinstance(option, Node) or option is True for option in options):
             return False
-        if any(isinstance(option, torch.layout) and option is not torch.strided for option in options):
-            return False
-        if any(isinstance(option, torch.memory_format) and option is not torch.preserve_format for option in options):
+        forms = [option for option in options if isinstance(option, (torch.layout, torch.memory_format))]
+        if any(form not in (torch.strided, torch.preserve_format) for form in forms):
             return False
         has = self._settled.place(value)
         dtype, device = given_place(node)

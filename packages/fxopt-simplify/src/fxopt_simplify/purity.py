@@ -85,13 +85,13 @@ class Purity:
         if node.op not in _CALLS:
             return False
         effect = self._index.effects.effect(node)
-        if effect.opaque or effect.writes or effect.operation is None or self._is_random(node, effect.operation):
+        name = effect.operation
+        if effect.opaque or effect.writes or name is None or self._is_random(node, name):
+            return False
+        if name in _NOT_REPEATABLE or name.startswith(_CHECKS):
             return False
         if node.op == "call_module":
             return self._is_pure_module(node)
-        name = effect.operation
-        if name in _NOT_REPEATABLE or name.startswith(_CHECKS):
-            return False
         if node.target is getattr and argument(node, 1, "name") not in PURE_ATTRIBUTES:
             return False
         return self.kind(node) is not Kind.UNKNOWN
@@ -107,8 +107,6 @@ class Purity:
     def _is_pure_module(self, node: Node) -> bool:
         module = self._index.module_of(node)
         if module is None or isinstance(module, (*_STATEFUL_MODULES, torch.fx.GraphModule)):
-            return False
-        if self._index.effects.effect(node).operation in _NOT_REPEATABLE:
             return False
         tensors = (*module.parameters(), *module.buffers())
         return not any(map(self._index.effects.tensor_written, tensors))

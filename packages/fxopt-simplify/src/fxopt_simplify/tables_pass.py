@@ -346,11 +346,8 @@ class Tables:
         return tensor is not None and self._may_watch(tensor)
 
     def _may_watch(self, tensor: Tensor) -> bool:
-        if type(tensor) not in (Tensor, nn.Parameter):
-            return False
-        if type(tensor) is Tensor and tensor.requires_grad:
-            return False
-        return not self.index.effects.tensor_written(tensor)
+        plain = type(tensor) is nn.Parameter or (type(tensor) is Tensor and not tensor.requires_grad)
+        return plain and not self.index.effects.tensor_written(tensor)
 
     def _is_parameter(self, node: Node) -> bool:
         return node.op == "get_attr" and isinstance(self.index.tensor_of(node), nn.Parameter)
