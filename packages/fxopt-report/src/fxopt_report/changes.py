@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal
 
 from torch.fx import GraphModule
@@ -44,6 +45,11 @@ class DrawnSite:
     message: str = ""
     frame: Frame | None = None
 
+    @property
+    def nodes(self) -> tuple[str, ...]:
+        """Names of its nodes in either graph."""
+        return tuple(dict.fromkeys((*self.before, *self.after)))
+
 
 @dataclass(frozen=True)
 class Changes:
@@ -63,10 +69,15 @@ class Changes:
     results: Mapping[str, tuple[str, ...]]
     sites: tuple[DrawnSite, ...]
 
-    @property
+    def linked(self, name: str) -> tuple[str, ...]:
+        """Return the nodes of the other graph that a node comes from, or that replaced it."""
+        found = dict.fromkeys((*self.sources.get(name, ()), *self.results.get(name, ())))
+        return tuple(each for each in found if each != name)
+
+    @cached_property
     def refused(self) -> frozenset[str]:
         """Names of the nodes of sites that were refused, in either graph."""
-        return frozenset(name for site in self.sites if not site.rewritten for name in (*site.before, *site.after))
+        return frozenset(name for site in self.sites if not site.rewritten for name in site.nodes)
 
 
 def changes_between(before: DrawnGraph | None, after: DrawnGraph, graph_module: GraphModule) -> Changes:
@@ -81,7 +92,8 @@ def changes_between(before: DrawnGraph | None, after: DrawnGraph, graph_module: 
     applied = [record for record in records if record.state == "applied"]
     made = {node.name: tag.origin[1] for node in iter_nodes(graph_module.graph) if (tag := tag_of(node)).origin}
     former = DrawnGraph({}) if before is None else before
-    roots, images = _roots(applied, former), _images(applied, after)
+    roots = _followed(((each.after, each.before) for record in applied for each in record.rewrites), former)
+    images = _followed(((each.before, each.after) for record in applied[::-1] for each in record.rewrites), after)
     ours: dict[str, Status] = {}
     for name, node in former.nodes.items():
         other = after.nodes.get(name)
@@ -101,22 +113,12 @@ def changes_between(before: DrawnGraph | None, after: DrawnGraph, graph_module: 
     return Changes(ours, theirs, sources, {name: tuple(each) for name, each in results.items()}, sites)
 
 
-def _roots(records: Iterable[Record], before: DrawnGraph) -> _Names:
-    """Return, for nodes that passes made, the nodes of the first graph that they come from."""
-    roots: dict[str, tuple[str, ...]] = {}
-    for record in records:
-        for rewrite in record.rewrites:
-            roots.update(dict.fromkeys(rewrite.after, _resolved(rewrite.before, roots, before)))
-    return roots
-
-
-def _images(records: Sequence[Record], after: DrawnGraph) -> _Names:
-    """Return, for nodes that passes took out, the nodes of the last graph that replaced them."""
-    images: dict[str, tuple[str, ...]] = {}
-    for record in reversed(records):
-        for rewrite in record.rewrites:
-            images.update(dict.fromkeys(rewrite.before, _resolved(rewrite.after, images, after)))
-    return images
+def _followed(steps: Iterable[tuple[Iterable[str], Iterable[str]]], graph: DrawnGraph) -> _Names:
+    """Return the nodes of a graph that names stand for, after steps from names to those that stand for them."""
+    found: dict[str, tuple[str, ...]] = {}
+    for names, others in steps:
+        found.update(dict.fromkeys(names, _resolved(others, found, graph)))
+    return found
 
 
 def _resolved(names: Iterable[str], known: _Names, graph: DrawnGraph) -> tuple[str, ...]:

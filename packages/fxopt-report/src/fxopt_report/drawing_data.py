@@ -60,34 +60,22 @@ def _nodes(picture: Picture, numbers: Mapping[str, int], frames: dict[Frame | No
     former = picture.former
     sites: list[list[int]] = [[] for _ in nodes]
     for place, site in enumerate(changes.sites):
-        for name in dict.fromkeys((*site.before, *site.after)):
+        for name in site.nodes:
             sites[numbers[name]].append(place)
-    return {
-        "name": [printable(node.name) for node in nodes],
-        "op": [node.op for node in nodes],
-        "category": [node.category for node in nodes],
+    texts = ("name", "op", "category", "target", "module", "value", "arguments")
+    return {key: [printable(getattr(node, key)) for node in nodes] for key in texts} | {
         "label": [node.lines[0] for node in nodes],
         "caption": [node.lines[1] for node in nodes],
-        "target": [printable(node.target) for node in nodes],
-        "module": [printable(node.module) for node in nodes],
-        "value": [node.value for node in nodes],
-        "arguments": [printable(node.arguments) for node in nodes],
         "former": [
             printable(was.arguments) if (was := former.get(node.name)) and was.arguments != node.arguments else ""
             for node in nodes
         ],
         "status": [picture.status(node.name) for node in nodes],
         "refused": [int(node.name in refused) for node in nodes],
-        "links": [_links(picture, node.name, numbers) for node in nodes],
+        "links": [[numbers[name] for name in changes.linked(node.name)] for node in nodes],
         "sites": sites,
         "frame": [frames.setdefault(node.frame, len(frames) - 1) for node in nodes],
     }
-
-
-def _links(picture: Picture, name: str, numbers: Mapping[str, int]) -> list[int]:
-    """Return the nodes of the other graph that a node comes from, or that replaced it."""
-    linked = (*picture.changes.sources.get(name, ()), *picture.changes.results.get(name, ()))
-    return [numbers[each] for each in dict.fromkeys(linked) if each != name]
 
 
 def _pane(word: str, graph: DrawnGraph, layout: Layout, numbers: Mapping[str, int]) -> dict[str, Any]:
@@ -118,7 +106,7 @@ def _site(site: DrawnSite, numbers: Mapping[str, int], frames: dict[Frame | None
         "rewritten": site.rewritten,
         "reason": printable(site.reason),
         "message": printable(site.message),
-        "nodes": [numbers[name] for name in dict.fromkeys((*site.before, *site.after))],
+        "nodes": [numbers[name] for name in site.nodes],
         "frame": frames.setdefault(site.frame, len(frames) - 1),
     }
 
@@ -126,7 +114,7 @@ def _site(site: DrawnSite, numbers: Mapping[str, int], frames: dict[Frame | None
 def _stops(picture: Picture, numbers: Mapping[str, int]) -> list[dict[str, Any]]:
     """Return groups of changed nodes to step through: the nodes of a site, and runs of others that no site names."""
     sites = [(place, site) for place, site in enumerate(picture.changes.sites) if site.rewritten]
-    where = {name: (place, 0) for place, site in sites for name in (*site.before, *site.after)}
+    where = {name: (place, 0) for place, site in sites for name in site.nodes}
     groups: dict[tuple[int, int], list[int]] = {}
     run = 0
     for name in picture.order:

@@ -6,6 +6,7 @@ No tensor is touched, only names are copied, so that this works also for passes 
 from __future__ import annotations
 
 import sys
+from contextlib import suppress
 
 import torch
 from torch import nn
@@ -153,20 +154,13 @@ class _Named:
 
 def _description(row: ModuleRow) -> str:
     """Return class and settings of a removed module, from its row."""
-    name = row.cls.rpartition(":")[2].rpartition(".")[2]
-    try:
-        return f"{name}({_like(row).extra_repr()})"
-    except Exception:  # a class of someone's own, or of another version: its settings will do
-        settings = (f"{key}={text_of(value)}" for key, value in row.attributes if isinstance(value, (int, float, str)))
-        return f"{name}({', '.join(settings)})"
-
-
-def _like(row: ModuleRow) -> nn.Module:
-    """Return a module of torch's own with the settings of a removed one, without memory for tensors."""
-    module, _, name = row.cls.partition(":")
-    if not module.startswith("torch.nn.modules."):
-        raise ValueError(f"{row.cls} is not torch's own")
-    return module_of(row, getattr(sys.modules[module], name), _on_meta)
+    module, _, path = row.cls.partition(":")
+    name = path.rpartition(".")[2]
+    if module.startswith("torch.nn.modules."):
+        with suppress(Exception):  # a class of another version
+            return f"{name}({module_of(row, getattr(sys.modules[module], name), _on_meta).extra_repr()})"
+    settings = (f"{key}={text_of(value)}" for key, value in row.attributes if isinstance(value, (int, float, str)))
+    return f"{name}({', '.join(settings)})"
 
 
 def _on_meta(row: TensorRow) -> nn.Parameter | None:

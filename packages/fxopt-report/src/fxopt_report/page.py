@@ -194,15 +194,11 @@ def _sections(report: Report) -> Iterator[Html]:
     yield _section("picture", "Graph", (tag("p", note, class_="note") for note in picture.notes), _picture(picture))
     if any(old != new for _, old, new in picture.kinds):
         yield _section("operations", "Operations", tables.kinds_table(picture.kinds))
-    rewritten = any(site.rewritten for site in sites)
-    no_rewrite = tag("p", "No site was rewritten.")
-    shown = tables.grouped_sites(sites, rewritten=True) if rewritten else no_rewrite
-    yield _section("rewrites", "Rewrites", shown)
-    if picture.refused:
-        advice = tag("details", tag("summary", "What to do"), tables.remedies(sites), class_="more")
-        yield _section("refusals", "Refusals", tables.grouped_sites(sites, rewritten=False), advice)
-    else:
-        yield _section("refusals", "Refusals", tag("p", "No site was refused."))
+    advice = tag("details", tag("summary", "What to do"), tables.remedies(sites), class_="more")
+    for name, word, more in (("rewrites", "rewritten", None), ("refusals", "refused", advice)):
+        shown = tables.grouped_sites(sites, rewritten=word == "rewritten")
+        content = (shown, more) if shown else tag("p", f"No site was {word}.")
+        yield _section(name, name.capitalize(), content)
     if report.verification is not None:
         yield _section("numbers", "Numeric errors", tables.verification_table(report.verification))
     speed = (tables.speed_table(report.speed), tag("h3", "Size")) if report.speed else None
