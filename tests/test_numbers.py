@@ -37,7 +37,7 @@ from fxopt_cpu import (
     SumNorm,
 )
 from fxopt_cpu.library import OPERATORS, isa
-from fxopt_cpu.operators.conv import pack_convolution, quantize_convolution
+from fxopt_cpu.operators.conv import pack_convolution
 from fxopt_cpu.operators.linear import pack, pack_bytes, quantize, shifted_sums
 from fxopt_cpu.operators.plan import PlanBuilder
 from fxopt_simplify import ShapeTables
@@ -179,7 +179,7 @@ def conv(draw: Random) -> list[Any]:
     padding = [draw.randint(2, 3) for _ in range(4)]
     more: list[Any] = []
     if groups == 1 and draw.random() < 0.5:
-        integers, scale = quantize_convolution(weight)
+        integers, scale = quantize(weight)
         panels, scale, sums = pack_bytes(integers.permute(0, 2, 3, 1).flatten(1), scale)
         more = [scale, sums, None]
     bias = torch.randn(features)

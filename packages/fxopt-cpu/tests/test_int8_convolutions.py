@@ -16,8 +16,8 @@ from fxopt_checkpoints import load_original_state_dict
 from fxopt_core import FxoptError
 from fxopt_cpu import FuseConvolutions, PlanRegions, QuantizedConv2d, calibrated, isa
 from fxopt_cpu.library import limit_isa
-from fxopt_cpu.operators.conv import CONV, pack_convolution, quantize_convolution
-from fxopt_cpu.operators.linear import ACTIVATIONS, pack_bytes, shifted_sums
+from fxopt_cpu.operators.conv import CONV, pack_convolution
+from fxopt_cpu.operators.linear import ACTIVATIONS, pack_bytes, quantize, shifted_sums
 from fxopt_cpu.operators.plan import PlanBuilder
 from fxopt_cpu.passes import low_precision
 from fxopt_testing.forms import Form
@@ -39,7 +39,7 @@ def instruction_set(instructions: str) -> str:
 
 
 def packed(weight: Tensor, rounding: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-    integers, scale = quantize_convolution(weight)
+    integers, scale = quantize(weight)
     panels, scales, sums = pack_bytes(integers.permute(0, 2, 3, 1).flatten(1), scale)
     assert torch.equal(panels, pack_convolution(integers))
     if rounding is not None:
@@ -66,7 +66,7 @@ def drawn(seed: int) -> list[Any]:
     panels, scale, sums = packed(weight, rounding)
     bias, activation = torch.randn(features) if seed % 3 else None, draw.randrange(len(ACTIVATIONS))
     numbers = [features, kernel, stride, padding, dilation, 1, activation, 0.1, 0.9]
-    shape = CONV.fake(x, panels, bias, *numbers, None).shape
+    shape = CONV.reference(x, panels, bias, *numbers, None).shape
     residual = torch.randn(shape) if seed % 4 else None
     return [x, panels, bias, *numbers, residual, scale, sums, rounding]
 

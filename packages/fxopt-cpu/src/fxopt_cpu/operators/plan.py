@@ -670,4 +670,4 @@ def _unknown(*arguments: object) -> list[Tensor]:
     raise RuntimeError("fxopt::run: the plan's numbers are not available; run the operators that it was made from")
 
 
-RUN = Operator("run(Tensor[] inputs, Tensor[] weights, Tensor plan) -> Tensor[]", _unknown, _unknown)
+RUN = Operator("run(Tensor[] inputs, Tensor[] weights, Tensor plan) -> Tensor[]", _unknown)

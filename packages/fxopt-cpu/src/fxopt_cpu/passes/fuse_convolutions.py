@@ -15,9 +15,9 @@ from fxopt_cpu.layers.epilogue import NONE, Activation
 from fxopt_cpu.layers.packed_conv import PackedConv1d, PackedConv2d, Pair, sides_of
 from fxopt_cpu.layers.quantized_conv import QuantizedConv2d
 from fxopt_cpu.library import isa
-from fxopt_cpu.operators.conv import quantize_convolution
+from fxopt_cpu.operators.linear import quantize
 from fxopt_cpu.operators.onednn import ALTER_EXTREMES, HIDE_NAN, why_unsupported
-from fxopt_cpu.operators.rounding import lost, rounding, static
+from fxopt_cpu.operators.rounding import lost, static
 from fxopt_cpu.passes import low_precision
 from fxopt_cpu.passes.calibration import ranges_of
 from fxopt_cpu.passes.matching import REASONS, kernels_refusal, parameter_of
@@ -150,7 +150,7 @@ class FuseConvolutions(low_precision.Options, ReversibleSitePass[ConvolutionSite
         **low_precision.REASONS,
     }
     kinds: ClassVar = {"float32": (torch.float32, torch.bfloat16), "int8": (torch.float32,)}
-    arithmetic = (quantize_convolution, static, lost)
+    arithmetic = (quantize, static, lost)
 
     def __init__(
         self,
@@ -249,14 +249,14 @@ class FuseConvolutions(low_precision.Options, ReversibleSitePass[ConvolutionSite
         call, nodes, is_int8 = site.call, site.nodes, self.weights == "int8"
         module = _packed(site, is_int8)
         refs = {key: ref for key, ref in (("weight", call.weight), ("bias", call.bias)) if ref is not None}
-        weight = refs.pop("weight") if is_int8 else call.weight
+        if is_int8:
+            del refs["weight"]
         for key, ref in refs.items():
             module.register_parameter(key, parameter_of(ref.tensor))
         if is_int8:
-            for key, tensor in _rounded(weight.tensor, site.ends).items():
-                setattr(module, key, tensor)
-            if self.keep_originals:
-                module.register_parameter("original_weight", parameter_of(weight.tensor))
+            ends = site.ends  # with zero, so that padding has a number
+            ends = None if ends is None else torch.stack((ends[0].clamp_max(0), ends[1].clamp_min(0)))
+            self.put_rounded(module, call, ends)
         full = call.module_name or call.weight.name
         name = edit.add_module(full, f"{full.rpartition('.')[2]}_packed", module.train(call.training))
         inputs = [site.input] if site.sum is None else [site.input, site.sum.other]
@@ -266,7 +266,7 @@ class FuseConvolutions(low_precision.Options, ReversibleSitePass[ConvolutionSite
             edit.erase(node)
         pieces = {ref.name: Piece(f"{name}.{key}") for key, ref in refs.items()}
         if is_int8:
-            pieces |= self.record(edit, weight, name, "conv:quantize_convolution")
+            pieces |= self.record(edit, call, name)
         edit.drop(call, pieces, twin=name)
         for node in nodes:
             if node is not call.node and node.op == "call_module":
@@ -333,17 +333,6 @@ def _fits(call: ConvolutionCall, padding: Padding | None, found: Sum, index: Gra
         return False
     mine, other = tensor_facts(call.node, call.weight.tensor), tensor_facts(found.other, call.weight.tensor)
     return mine is not None and other is not None and same_sizes(mine.shape, other.shape)
-
-
-def _rounded(weight: Tensor, ends: Tensor | None) -> dict[str, Tensor]:
-    """Return a weight in int8, with what belongs to it."""
-    found, plain = {}, weight.detach()
-    if ends is not None:
-        ends = torch.stack((ends[0].clamp_max(0), ends[1].clamp_min(0)))  # so that padding has a number
-        factors = found["rounding"] = rounding(plain.movedim(1, -1).flatten(0, -2), ends)
-        plain = plain / factors[0].view(-1, 1, 1)
-    found["weight"], found["scale"] = quantize_convolution(plain)
-    return found
 
 
 def _packed(site: ConvolutionSite, is_int8: bool) -> PackedConv2d:

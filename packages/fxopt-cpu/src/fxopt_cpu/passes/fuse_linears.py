@@ -238,8 +238,7 @@ class FuseLinears(low_precision.Options, ReversibleSitePass[ProductSite]):
         if self.weights == "float32":
             pieces[call.weight.name] = Piece(f"{name}.weight", transposed=call.transposed)
         else:
-            function = "linear:quantize" if self.weights == "int8" else "rounding:narrowed"
-            pieces |= self.record(edit, call.weight, name, function, ("transposed", call.transposed))
+            pieces |= self.record(edit, call, name)
         if call.bias is not None:
             pieces[call.bias.name] = Piece(f"{name}.bias")
         edit.drop(call, pieces, twin=name)
@@ -259,10 +258,7 @@ class FuseLinears(low_precision.Options, ReversibleSitePass[ProductSite]):
         )  # fmt: skip
         weight = call.weight.tensor
         if self.weights != "float32":
-            for key, tensor in low_precision.rounded(call, self.weights, site.ends).items():
-                setattr(module, key, tensor)
-            if self.keep_originals:
-                module.original_weight = parameter_of(weight)
+            self.put_rounded(module, call, site.ends)
         elif call.transposed:
             with torch.inference_mode(False), torch.no_grad():
                 module.weight = nn.Parameter(weight.detach().t().contiguous(), weight.requires_grad)

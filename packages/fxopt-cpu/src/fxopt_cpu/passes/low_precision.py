@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from fxopt_core import Derived, PassOptionError
+from fxopt_cpu.layers.packed_layer import PackedLayer
 from fxopt_cpu.library import ISAS, isa
 from fxopt_cpu.operators.linear import quantize
 from fxopt_cpu.operators.rounding import narrowed, rounding
-from fxopt_rewrite import ConvolutionCall, Editor, LinearCall, Piece, TensorRef
+from fxopt_cpu.passes.matching import parameter_of
+from fxopt_rewrite import ConvolutionCall, Editor, LinearCall, Piece
 
 Pieces = dict[str, Piece]
 PROMISED_SQNR = {"bfloat16": 25.0, "int8": 15.0}
@@ -113,39 +115,33 @@ class Options:
             return "no-range", "was not reached by the calibration calls, or its inputs were not finite"
         return None
 
-    def record(self, edit: Editor, weight: TensorRef, layer: str, made: str, *settings: tuple[str, Any]) -> Pieces:
-        """Record how a checkpoint of the original becomes the weight of a layer; return where the original is kept.
-
-        Args:
-            edit: the editor.
-            weight: the original.
-            layer: the name of the layer.
-            made: the function, as ``module:function`` below ``fxopt_cpu.operators``.
-            settings: of the function.
-        """
-        outputs = ("weight",) if self.weights == "bfloat16" else ("weight", "scale")
+    def record(self, edit: Editor, call: LinearCall | ConvolutionCall, layer: str) -> Pieces:
+        """Record how a checkpoint of the original becomes the weight of a layer; return where the original is kept."""
+        is_int8, weight = self.weights == "int8", call.weight.name
+        made = "linear:quantize" if is_int8 else "rounding:narrowed"
         edit.derived(
             Derived(
                 function=f"fxopt_cpu.operators.{'rounding:static' if self.is_static else made}",
-                inputs=(("weight", weight.name),),
-                settings=settings,
-                outputs=tuple(f"{layer}.{key}" for key in outputs),
+                inputs=(("weight", weight),),
+                settings=(("transposed", call.transposed),),
+                outputs=(f"{layer}.weight", f"{layer}.scale")[: 1 + is_int8],
                 restore="fxopt_cpu.operators.rounding:lost",
             )
         )
-        return {weight.name: Piece(f"{layer}.original_weight")} if self.keep_originals else {}
+        return {weight: Piece(f"{layer}.original_weight")} if self.keep_originals else {}
 
-
-def rounded(call: LinearCall, kind: str, ends: Tensor | None) -> dict[str, Tensor]:
-    """Return the weight of a call in bfloat16 or int8, with what belongs to it; none is an inference tensor."""
-    with torch.inference_mode(False), torch.no_grad():
+    def put_rounded(self, layer: PackedLayer, call: LinearCall | ConvolutionCall, ends: Tensor | None) -> None:
+        """Give a layer the weight of a call in bfloat16 or int8, with what belongs to it; no inference tensors."""
         weight = call.weight.tensor
-        plain = weight.clone() if weight.is_inference() else weight
-        if kind == "bfloat16":
-            return {"weight": nn.Parameter(narrowed(plain, transposed=call.transposed), weight.requires_grad)}
-        found = {}
-        if ends is not None:
-            factors = found["rounding"] = rounding(plain, ends, transposed=call.transposed)
-            plain = plain / (factors[0].unsqueeze(1) if call.transposed else factors[0])
-        found["weight"], found["scale"] = quantize(plain, transposed=call.transposed)
-        return found
+        with torch.inference_mode(False), torch.no_grad():
+            plain = weight.clone() if weight.is_inference() else weight.detach()
+            plain = plain.t() if call.transposed else plain
+            if self.weights == "bfloat16":
+                layer.weight = nn.Parameter(narrowed(plain).contiguous(), weight.requires_grad)
+            else:
+                if ends is not None:
+                    layer.rounding = rounding(plain.movedim(1, -1).flatten(0, -2), ends)
+                    plain = plain / layer.rounding[0].view(-1, *[1] * (plain.dim() - 2))
+                layer.weight, layer.scale = quantize(plain)
+        if self.keep_originals:
+            layer.register_parameter("original_weight", parameter_of(weight))
