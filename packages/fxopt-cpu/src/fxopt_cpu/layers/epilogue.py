@@ -83,6 +83,9 @@ class Norm(NamedTuple):
         return normalize(value, NORM_CODES[self.name], weight, bias, self.eps)
 
 
+NO_NORM = Norm()
+
+
 def norm_like(call: LayerNormCall) -> Norm:
     """Return the norm that a call computes, over the last dimension."""
     eps = torch.finfo(torch.float32).eps if call.eps is None else call.eps

@@ -46,10 +46,8 @@ class PackedLayer(Layer):
     @property
     def panels(self) -> Packed | None:
         """What the weight was packed into; None at first."""
-        try:
-            return self._panels
-        except AttributeError:
-            return None
+        panels: Packed | None = getattr(self, "_panels", None)
+        return panels
 
     @property
     def holder(self) -> Thawing:
@@ -120,6 +118,14 @@ class PackedLayer(Layer):
     def _in_panels(self, weight: Tensor) -> tuple[Tensor, Callable[[], Tensor]]:
         """Return the panels of a weight, and the function that makes it again."""
         raise NotImplementedError
+
+    def add_integers(self, *, rounding: bool, device: torch.device | str | None) -> None:
+        """Register an int8 weight with its scale and, if asked for, factors and shifts of inputs."""
+        shape = self.weight_shape
+        self.register_buffer("weight", torch.zeros(shape, dtype=torch.int8, device=device))
+        self.register_buffer("scale", torch.ones(shape[0], device=device))
+        if rounding:
+            self.register_buffer("rounding", torch.ones(2, shape[1], device=device))
 
     def forget_derived(self) -> None:
         """Drop the panels; the next call packs the weight again."""

@@ -90,18 +90,14 @@ class PanelLinear(PackedLayer):
         self.gated = gated
         self._activation = tuple(Activation(*activation))
         self._norm: tuple[Any, ...] = tuple(Norm(*norm))
-        shape, features = (out_features, in_features), self.features
         if integers:
-            self.register_buffer("weight", torch.zeros(shape, dtype=torch.int8, device=device))
-            self.register_buffer("scale", torch.ones(out_features, device=device))
-            if rounding:
-                self.register_buffer("rounding", torch.ones(2, in_features, device=device))
+            self.add_integers(rounding=rounding, device=device)
         else:
-            self.weight = nn.Parameter(torch.zeros(shape, device=device, dtype=dtype))
+            self.weight = nn.Parameter(torch.zeros(self.weight_shape, device=device, dtype=dtype))
         for key, size, given in (
             ("bias", out_features, bias),
-            ("norm_weight", features, norm_weight),
-            ("norm_bias", features, norm_bias),
+            ("norm_weight", self.features, norm_weight),
+            ("norm_bias", self.features, norm_bias),
         ):
             self.register_parameter(key, nn.Parameter(torch.zeros(size, device=device, dtype=dtype)) if given else None)
 

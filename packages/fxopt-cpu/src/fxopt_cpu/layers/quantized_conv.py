@@ -55,10 +55,7 @@ class QuantizedConv2d(PackedConv2d):
     ) -> None:
         super().__init__(in_channels, out_channels, kernel_size, device="meta", **settings)
         del self.weight
-        self.register_buffer("weight", torch.zeros(self.weight_shape, dtype=torch.int8, device=device))
-        self.register_buffer("scale", torch.ones(out_channels, device=device))
-        if rounding:
-            self.register_buffer("rounding", torch.ones(2, in_channels, device=device))
+        self.add_integers(rounding=rounding, device=device)
         if self.bias is not None:
             self.bias = torch.nn.Parameter(torch.zeros(out_channels, device=device))
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -14,8 +14,9 @@ from fxopt_cpu.layers.packed_layer import PackedLayer
 from fxopt_cpu.library import ISAS, isa
 from fxopt_cpu.operators.linear import quantize
 from fxopt_cpu.operators.rounding import narrowed, rounding
+from fxopt_cpu.passes.calibration import ranges_of
 from fxopt_cpu.passes.matching import parameter_of
-from fxopt_rewrite import ConvolutionCall, Editor, LinearCall, Piece
+from fxopt_rewrite import ConvolutionCall, Editor, GraphIndex, LinearCall, Piece
 
 Pieces = dict[str, Piece]
 PROMISED_SQNR = {"bfloat16": 25.0, "int8": 15.0}
@@ -36,17 +37,22 @@ class Options:
 
     kinds: ClassVar[Mapping[str, tuple[torch.dtype, ...]]]
     """The kinds of weights, with the dtypes of the weights that they are made of."""
-    weights: str
-    activations: str
-    where: str
-    keep: Sequence[str]
-    keep_first: int
-    keep_last: int
-    min_weights: int
-    keep_originals: bool
 
-    def check_options(self) -> None:
-        """Set what follows from the options, and raise a PassOptionError for impossible ones."""
+    def __init__(
+        self,
+        *,
+        weights: str = "float32",
+        activations: str = "dynamic",
+        where: str = "*",
+        keep: Sequence[str] = (),
+        keep_first: int = 0,
+        keep_last: int = 0,
+        min_weights: int = 128 * 128,
+        keep_originals: bool = False,
+    ) -> None:
+        self.weights, self.activations, self.where, self.keep = weights, activations, where, keep
+        self.keep_first, self.keep_last = keep_first, keep_last
+        self.min_weights, self.keep_originals = min_weights, keep_originals
         name, (first, last) = type(self).__name__, (self.keep_first, self.keep_last)
         names = () if isinstance(self.keep, str) else (*self.keep, self.where)
         strange = not names or any(type(each) is not str for each in names)
@@ -70,14 +76,18 @@ class Options:
         """Whether inputs are rounded by ranges from data."""
         return self.weights == "int8" and self.activations == "static"
 
-    def left_out(self, name: str, place: int, after: int) -> tuple[str, str] | None:
-        """Return which option leaves a layer alone, as (reason code, predicate); None if none does.
+    def given_to(self, index: GraphIndex, calls: Sequence[LinearCall | ConvolutionCall]) -> Iterator[dict[str, Any]]:
+        """Yield what the options give the site of each layer: ``left_out``, and the ``ends`` of its input."""
+        ranges: dict[int, Tensor] = {}
+        if self.is_static and calls:
+            depths = {id(call.weight.tensor): _depth_of(call) for call in calls}
+            ranges = ranges_of(index.graph_module, depths)
+        for place, call in enumerate(calls):
+            left_out = self._left_out(call.label, place, len(calls) - 1 - place)
+            yield {"left_out": left_out, "ends": ranges.get(id(call.weight.tensor))}
 
-        Args:
-            name: of the layer.
-            place: how many layers come before it.
-            after: how many come after it.
-        """
+    def _left_out(self, name: str, place: int, after: int) -> tuple[str, str] | None:
+        """Return which option leaves a layer alone, as (reason code, predicate); None if none does."""
         if self.where != "*" and not fnmatchcase(name, self.where):
             return "filtered", f"does not match where={self.where!r}"
         pattern = next((each for each in self.keep if fnmatchcase(name, each)), None)
@@ -145,3 +155,8 @@ class Options:
                 layer.weight, layer.scale = quantize(plain)
         if self.keep_originals:
             layer.register_parameter("original_weight", parameter_of(weight))
+
+
+def _depth_of(call: LinearCall | ConvolutionCall) -> tuple[int, int]:
+    """Return how many elements or channels a layer's input has, and their dimension."""
+    return (call.in_features, -1) if isinstance(call, LinearCall) else (call.in_channels, -1 - call.dims)
