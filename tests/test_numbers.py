@@ -36,8 +36,9 @@ from fxopt_cpu import (
     RowAttention,
     SumNorm,
 )
+from fxopt_cpu.layers.epilogue import Activation, Norm
 from fxopt_cpu.library import OPERATORS, isa
-from fxopt_cpu.operators.conv import pack_convolution, quantize_convolution
+from fxopt_cpu.operators.conv import pack_convolution
 from fxopt_cpu.operators.linear import pack, pack_bytes, quantize, shifted_sums
 from fxopt_cpu.operators.plan import PlanBuilder
 from fxopt_simplify import ShapeTables
@@ -179,7 +180,7 @@ def conv(draw: Random) -> list[Any]:
     padding = [draw.randint(2, 3) for _ in range(4)]
     more: list[Any] = []
     if groups == 1 and draw.random() < 0.5:
-        integers, scale = quantize_convolution(weight)
+        integers, scale = quantize(weight)
         panels, scale, sums = pack_bytes(integers.permute(0, 2, 3, 1).flatten(1), scale)
         more = [scale, sums, None]
     bias = torch.randn(features)
@@ -190,21 +191,23 @@ def run(draw: Random) -> list[Any]:
     """A plan with every kind of step."""
     builder, (ids, image) = PlanBuilder(), (torch.randint(5, (2, 6)), torch.randn(1, 3, 9, 9))
     first, second = builder.input(ids), builder.input(image)
-    value = builder.embedding_norm([first, first], [builder.weight(torch.randn(5, 32))] * 2, eps=1e-5, kind=1)
+    value = builder.embedding_norm([first, first], [builder.weight(torch.randn(5, 32))] * 2, norm=Norm("layer", 1e-5))
     for kind in ("float", "int8"):
         packed = (pack(torch.randn(96, 32)),) if kind == "float" else pack_bytes(*quantize(torch.randn(96, 32)))
         panels, *more = map(builder.weight, packed)
         options: dict[str, Any] = dict(zip(("scale", "sums"), more, strict=False))
         merged = builder.linear(value, panels, features=96, **options)
-        rows = builder.attention_merged(merged, 2, 2, scale=0.3, causal=draw.random() < 0.5)
-        value = builder.norm(rows, value, eps=1e-5, kind=2)
-    builder.output(builder.elementwise(value, value.narrow(1, 0, 1), "add", activation=2))
+        rows = builder.attention(*merged.split(2, 2), scale=0.3, causal=draw.random() < 0.5)
+        value = builder.norm(rows, value, norm=Norm("rms", 1e-5))
+    builder.output(builder.elementwise(value, value.narrow(1, 0, 1), "add", activation=Activation("gelu")))
     pixels = builder.conv(second, builder.weight(pack_convolution(torch.randn(8, 3, 3, 3))), features=8, kernel=(3, 3))
     deep = builder.weight(pack_convolution(torch.randn(8, 1, 3, 3), groups=8))
     pixels = builder.conv(pixels, deep, features=8, groups=8, kernel=(3, 3), padding=(1, 1, 1, 1))
     panels, scale, sums = map(builder.weight, pack_bytes(*quantize(torch.randn(8, 8))))
     pixels = builder.conv(pixels, panels, features=8, kernel=(1, 1), scale=scale, sums=sums)
-    pixels = builder.group_norm(pixels, 4, weight=builder.weight(torch.randn(8)), eps=1e-5, activation=1)
+    pixels = builder.group_norm(
+        pixels, 4, weight=builder.weight(torch.randn(8)), eps=1e-5, activation=Activation("relu")
+    )
     builder.output(builder.pool(pixels, kernel=(2, 2), largest=draw.random() < 0.5, padding=(1, 1, 0, 0)))
     larger = builder.pick(pixels, [row // 2 for row in range(14)], [0, 3, 3, 6])
     builder.output(builder.concatenate([larger.permute(0, 2, 3, 1), larger.permute(0, 2, 3, 1)], draw.randrange(4)))

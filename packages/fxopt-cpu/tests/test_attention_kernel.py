@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from thread_counts import threads
 from torch import Tensor
 
 from fxopt_cpu.library import isa
@@ -164,12 +165,8 @@ def test_threads_change_nothing(instructions: str) -> None:
     torch.manual_seed(0)
     query, key, value = (torch.randn(2, 6, rows, 64) for rows in (130, 300, 300))
     one = attention(query, key, value)
-    before = torch.get_num_threads()
-    torch.set_num_threads(2)
-    try:
+    with threads(2):
         assert torch.equal(attention(query, key, value), one)
-    finally:
-        torch.set_num_threads(before)
 
 
 def test_shapes_are_known_without_running() -> None:

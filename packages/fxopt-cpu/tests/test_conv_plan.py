@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from thread_counts import threads
 from torch import nn
 
 from fxopt_cpu.layers.epilogue import Activation
 from fxopt_cpu.library import isa
 from fxopt_cpu.operators.conv import pack_convolution
-from fxopt_cpu.operators.linear import ACTIVATIONS
 from fxopt_cpu.operators.plan import BLOCK, PlanBuilder, Value
 from fxopt_cpu.regions.images import GroupNorm, normalize
 
@@ -25,18 +25,16 @@ def test_a_block_of_convolutions_with_a_residual_sum_and_a_mean(memory_format: t
     torch.manual_seed(0)
     wide, deep, narrow = nn.Conv2d(12, 40, 1), nn.Conv2d(40, 40, 3, padding=1, groups=40), nn.Conv2d(40, 12, 1)
     x = torch.randn(2, 12, 9, 11).contiguous(memory_format=memory_format)
-    relu6, relu = ACTIVATIONS.index("hardtanh"), ACTIVATIONS.index("relu")
+    relu6, relu = Activation("hardtanh", 0.0, 6.0), Activation("relu")
     builder = PlanBuilder()
     given = builder.input(x)
     images = builder.elementwise(given.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
     weights = [builder.weight(pack_convolution(each.weight.detach(), each.groups)) for each in (wide, deep, narrow)]
     biases = [builder.weight(each.bias.detach()) for each in (wide, deep, narrow) if each.bias is not None]
-    value = builder.conv(
-        images, weights[0], features=40, kernel=(1, 1), bias=biases[0], activation=relu6, alpha=0.0, beta=6.0
-    )
+    value = builder.conv(images, weights[0], features=40, kernel=(1, 1), bias=biases[0], activation=relu6)
     value = builder.conv(
         value, weights[1], features=40, kernel=(3, 3), padding=(1, 1, 1, 1), groups=40, bias=biases[1],
-        activation=relu6, alpha=0.0, beta=6.0,
+        activation=relu6,
     )  # fmt: skip
     value = builder.conv(
         value, weights[2], features=12, kernel=(1, 1), bias=biases[2], residual=images, activation=relu
@@ -124,7 +122,7 @@ def test_drawn_group_norms(seed: int, instructions: str) -> None:
     given: dict[str, Any] = {key: builder.weight(tensor) for key, tensor in held.items()}
     last = builder.elementwise(builder.input(x).permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
     joined = builder.concatenate([each.permute(0, 2, 3, 1) for each in (last, last)], 3).permute(0, 3, 1, 2)
-    silu = ACTIVATIONS.index("silu")
+    silu = Activation("silu")
     builder.output(builder.group_norm(last, groups, **given, eps=1e-5, activation=silu))
     builder.output(builder.group_norm(joined.narrow(1, channels, channels), groups, **given, eps=1e-5))
     found, plain = builder.build()(x)
@@ -176,7 +174,7 @@ def test_blocks_have_the_bits_of_their_layers(seed: int, monkeypatch: pytest.Mon
     layers, padding, x = drawn_block(seed)
     if seed % 3 == 0:
         x[0, 0, 3, 3] = torch.nan
-    found, kinds, arenas, threads = [], [], [], torch.get_num_threads()
+    found, kinds, arenas = [], [], []
     for least in (1, 1 << 60):
         monkeypatch.setattr("fxopt_cpu.operators.plan.LEAST_OF_BLOCK", least)
         builder = PlanBuilder()
@@ -187,19 +185,16 @@ def test_blocks_have_the_bits_of_their_layers(seed: int, monkeypatch: pytest.Mon
                 value, builder.weight(pack_convolution(layer.weight.detach(), layer.groups)),
                 features=layer.out_channels, kernel=layer.kernel_size, stride=layer.stride, padding=sides,
                 dilation=layer.dilation, groups=layer.groups, bias=builder.weight(layer.bias.detach()),
-                activation=ACTIVATIONS.index("relu") if place < 2 else 0,
+                activation=Activation("relu" if place < 2 else "none"),
                 residual=first if value.shape == first.shape and place == 2 else None,
             )  # fmt: skip
         builder.output(value)
         plan = builder.build()
         kinds.append(any(BLOCK in step[:1] for step in builder._steps))
         arenas.append(plan.arena)
-        try:
-            for count in (1, 2, 3) if least == 1 else (1,):
-                torch.set_num_threads(count)
+        for count in (1, 2, 3) if least == 1 else (1,):
+            with threads(count):
                 found.append(plan(x)[0])
-        finally:
-            torch.set_num_threads(threads)
     assert kinds == [True, False] and arenas[0] < arenas[1]
     for other in found[1:]:
         torch.testing.assert_close(other, found[0], rtol=0, atol=0, equal_nan=True)
@@ -246,7 +241,7 @@ def test_copies_that_transpose_and_quotients_have_the_bits_of_torch(seed: int) -
     x[..., 0, -1] = torch.nan
     builder = PlanBuilder()
     first, second = builder.input(x), builder.input(other)
-    builder.output(builder.elementwise(first.permute(0, 2, 3, 1), activation=ACTIVATIONS.index("relu")))
+    builder.output(builder.elementwise(first.permute(0, 2, 3, 1), activation=Activation("relu")))
     builder.output(builder.elementwise(first.permute(0, 3, 2, 1)))
     builder.output(builder.elementwise(first, second, "divide"))
     found = builder.build()(x, other)
@@ -267,7 +262,7 @@ def test_one_feature_is_that_of_torch(size: tuple[int, int], channels: int) -> N
     panels = builder.weight(pack_convolution(layer.weight.detach()))
     value = builder.conv(
         builder.input(x), panels, features=1, kernel=(1, 7), padding=(0, 0, 3, 3),
-        bias=builder.weight(layer.bias.detach()), activation=ACTIVATIONS.index("tanh"),
+        bias=builder.weight(layer.bias.detach()), activation=Activation("tanh"),
     )  # fmt: skip
     builder.output(value)
     with torch.no_grad():

@@ -239,15 +239,6 @@ def test_a_processor_without_the_operators_is_named(monkeypatch: pytest.MonkeyPa
     assert "oneDNN" in refusal.message
 
 
-def test_another_device_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    from fxopt_cpu.operators.onednn import why_unsupported
-
-    assert why_unsupported(torch.float32, torch.device("cuda", 0)) == (
-        "not-on-cpu",
-        "is on cuda:0; the oneDNN operators only run on the CPU",
-    )
-
-
 def test_the_parameters_are_those_of_before_with_their_flags() -> None:
     layer = conv()
     layer.weight.requires_grad_(False)

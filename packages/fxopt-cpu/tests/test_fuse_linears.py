@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from fxopt_checkpoints import load_original_state_dict, original_state_dict
 from fxopt_core import undo
 from fxopt_cpu import FuseLinears, PanelLinear, PlanRegions, isa
-from fxopt_cpu.layers.epilogue import CODES, Activation
+from fxopt_cpu.layers.epilogue import Activation
 from fxopt_cpu.operators.plan import PlanBuilder
 from fxopt_testing import assert_rewrites
 from fxopt_testing.rewrites import FORMS, graph_of, refused
@@ -271,7 +271,7 @@ def test_integer_layers_round_inputs_by_their_ranges() -> None:
         builder, names = PlanBuilder(), ("panels", "scale", "sums", "rounding", "bias")
         value, held = builder.input(x), zip(names, layer.operands() or (), strict=False)
         weights: dict[str, Any] = {name: builder.weight(each) for name, each in held if each is not None}
-        builder.output(builder.linear(value, **weights, features=20, activation=CODES["gelu"]))
+        builder.output(builder.linear(value, **weights, features=20, activation=Activation("gelu")))
         torch.testing.assert_close(builder.build()(x)[0], layer(x), atol=0, rtol=0)
         before = layer.bfloat16().float()(x)
         assert torch.equal(layer.rounding, rounding)

@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from low_precision_models import Net, layers, sqnr
+from thread_counts import threads
 from torch import Tensor, nn
 from torch.fx import GraphModule
 
@@ -16,8 +17,8 @@ from fxopt_checkpoints import load_original_state_dict
 from fxopt_core import FxoptError
 from fxopt_cpu import FuseConvolutions, PlanRegions, QuantizedConv2d, calibrated, isa
 from fxopt_cpu.library import limit_isa
-from fxopt_cpu.operators.conv import CONV, pack_convolution, quantize_convolution
-from fxopt_cpu.operators.linear import ACTIVATIONS, pack_bytes, shifted_sums
+from fxopt_cpu.operators.conv import CONV, pack_convolution
+from fxopt_cpu.operators.linear import ACTIVATIONS, pack_bytes, quantize, shifted_sums
 from fxopt_cpu.operators.plan import PlanBuilder
 from fxopt_cpu.passes import low_precision
 from fxopt_testing.forms import Form
@@ -39,7 +40,7 @@ def instruction_set(instructions: str) -> str:
 
 
 def packed(weight: Tensor, rounding: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-    integers, scale = quantize_convolution(weight)
+    integers, scale = quantize(weight)
     panels, scales, sums = pack_bytes(integers.permute(0, 2, 3, 1).flatten(1), scale)
     assert torch.equal(panels, pack_convolution(integers))
     if rounding is not None:
@@ -66,7 +67,7 @@ def drawn(seed: int) -> list[Any]:
     panels, scale, sums = packed(weight, rounding)
     bias, activation = torch.randn(features) if seed % 3 else None, draw.randrange(len(ACTIVATIONS))
     numbers = [features, kernel, stride, padding, dilation, 1, activation, 0.1, 0.9]
-    shape = CONV.fake(x, panels, bias, *numbers, None).shape
+    shape = CONV.reference(x, panels, bias, *numbers, None).shape
     residual = torch.randn(shape) if seed % 4 else None
     return [x, panels, bias, *numbers, residual, scale, sums, rounding]
 
@@ -113,13 +114,10 @@ def test_threads_and_other_images_change_no_bit() -> None:
         result: Tensor = torch.ops.fxopt.conv(images, panels, None, *numbers, None, scale, sums)
         return result
 
-    threads, results = torch.get_num_threads(), []
-    try:
-        for count in (1, 2, 3):
-            torch.set_num_threads(count)
+    results = []
+    for count in (1, 2, 3):
+        with threads(count):
             results.append(call(x))
-    finally:
-        torch.set_num_threads(threads)
     assert torch.equal(results[0], results[1]) and torch.equal(results[0], results[2])
     assert torch.equal(results[0][1:2], call(x[1:2]))
     x[0] = 1e6
@@ -258,23 +256,20 @@ def test_a_value_that_is_not_finite_reaches_what_reads_it_alone(value: float) ->
     assert torch.equal(found.isfinite(), model(x).isfinite())
 
 
-@pytest.mark.parametrize("threads", [1, 2, 3])
+@pytest.mark.parametrize("count", [1, 2, 3])
 @torch.no_grad()
-def test_windows_with_nan_in_a_plan_of_large_layers(threads: int) -> None:
+def test_windows_with_nan_in_a_plan_of_large_layers(count: int) -> None:
     """They are pieces of a step, which cannot be shared among threads once more."""
     model = nn.Sequential(nn.Conv2d(512, 512, 3, padding=1), nn.ReLU(), nn.Conv2d(512, 512, 1)).eval()
-    x, former = torch.randn(2, 512, 9, 9), torch.get_num_threads()
+    x = torch.randn(2, 512, 9, 9)
     x[0, 3, 4, 4] = NAN
     graph_module = PlanRegions()(SMALL(graph_of(model, "export", x)))
-    try:
-        torch.set_num_threads(threads)
+    with threads(count):
         expected = model(x)
         for _ in range(5):
             found = graph_module(x)
             assert torch.equal(found.isnan(), expected.isnan())
             assert (found[1] - expected[1]).norm() < 0.05 * expected[1].norm()
-    finally:
-        torch.set_num_threads(former)
 
 
 def test_gradients_reach_the_input() -> None:

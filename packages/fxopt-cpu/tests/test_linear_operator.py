@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 from hypothesis import given, settings, strategies as st
+from thread_counts import threads
 from torch import Tensor
 
 import fxopt_cpu
@@ -249,15 +250,11 @@ def test_a_row_does_not_depend_on_the_others(isa: str, form: str, gated: bool) -
     weight = torch.randn(400 if gated else 200, 512)
     case = Case(rows, *packed(weight, form, gated), None, 200, 2, residual=residual, norm=1, gated=gated)
     alone = torch.cat([case._replace(input=rows[i : i + 1], residual=residual[i : i + 1]).run() for i in range(40)])
-    threads = torch.get_num_threads()
-    try:
-        for count in (1, 2):
-            torch.set_num_threads(count)
+    for count in (1, 2):
+        with threads(count):
             for size in (2, 3, 5, 8, 15, 16, 29, 40, 300):
                 part = case._replace(input=rows[:size], residual=residual[:size]).run()
                 assert torch.equal(part[:40], alone[:size]), (count, size)
-    finally:
-        torch.set_num_threads(threads)
 
 
 def test_rows_are_read_where_they_lie(isa: str) -> None:

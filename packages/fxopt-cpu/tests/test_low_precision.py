@@ -112,7 +112,7 @@ def test_a_checkpoint_of_the_original_is_quantized_when_it_is_loaded(model: nn.M
     assert all(map(torch.equal, graph_module.state_dict().values(), expected.state_dict().values()))
     assert torch.equal(graph_module(x), expected(x))
     made = {step.function.rpartition(":")[2] for step in key_map(graph_module).steps if hasattr(step, "function")}
-    assert made == {"quantize" if isinstance(model, Mlp) else "quantize_convolution"}
+    assert made == {"quantize"}
 
 
 def test_without_the_originals_there_is_no_way_back(model: nn.Module) -> None:

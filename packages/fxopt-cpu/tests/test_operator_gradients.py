@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
+from fxopt_cpu.layers.epilogue import Norm
 from fxopt_cpu.library import OPERATORS
 from fxopt_cpu.operators.conv import pack_convolution
 from fxopt_cpu.operators.linear import pack, pack_bytes, quantize
@@ -76,7 +77,7 @@ def test_what_has_no_derivative_refuses() -> None:
     with pytest.raises(RuntimeError, match="fxopt::linear has no derivative for plans and int8 weights"):
         torch.ops.fxopt.linear(x, panels, scale, sums, None, *options)
     builder = PlanBuilder()
-    builder.output(builder.norm(builder.input(x), eps=EPSILON, kind=1))
+    builder.output(builder.norm(builder.input(x), norm=Norm("layer", EPSILON)))
     plan = builder.build()
     with pytest.raises(RuntimeError, match="fxopt::run has no derivative"):
         plan(x)

@@ -111,13 +111,3 @@ def test_tensors_can_be_swapped(pair: tuple[GraphModule, Net]) -> None:
     for weight in weights(net):
         swap_tensors(weight, nn.Parameter(-2 * weight.detach()))  # type: ignore[no-untyped-call]  # untyped in torch
     agree(graph_module, net)
-
-
-def test_conversions_that_swap(pair: tuple[GraphModule, Net]) -> None:
-    graph_module, net = pair
-    torch.__future__.set_swap_module_params_on_conversion(True)
-    try:
-        graph_module.double().float()
-    finally:
-        torch.__future__.set_swap_module_params_on_conversion(False)
-    agree(graph_module, net)

@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import contextlib
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 import torch
+from thread_counts import threads
 from torch import Tensor
 
+from fxopt_cpu.layers.epilogue import CODES, NO_NORM, NONE, NORM_CODES, Activation, Norm
 from fxopt_cpu.library import isa
 from fxopt_cpu.operators.linear import pack, pack_bytes, quantize
 from fxopt_cpu.operators.plan import Plan, PlanBuilder, Value
 
 pytestmark = pytest.mark.skipif(isa() is None, reason="the library was not built")
 EPSILON = 1e-5
+LAYER = Norm("layer", EPSILON)
 ops = torch.ops.fxopt
 
 
@@ -39,61 +43,38 @@ class Layer:
 
     def one_by_one(self, value: Tensor, mask: Tensor | None) -> Tensor:
         def linear(
-            which: int, operand: Tensor, activation: int = 0, residual: Tensor | None = None, norm: int = 0
+            which: int, operand: Tensor, activation: Activation = NONE, residual: Any = None, norm: Norm = NO_NORM
         ) -> Tensor:
-            panels, scale, sums, bias = self.products[which]
-            weight, shift = self.norms[which // 2] if norm else (None, None)
-            result: Tensor = ops.linear(
-                operand,
-                panels,
-                scale,
-                sums,
-                bias,
-                bias.numel(),
-                activation,
-                0.0,
-                0.0,
-                residual,
-                norm,
-                weight,
-                shift,
-                EPSILON,
-                False,
-                None,
-            )
+            bias, vectors = self.products[which][3], self.norms[which // 2] if norm.eps else (None, None)
+            kinds = (CODES[activation.name], 0.0, 0.0, residual, NORM_CODES[norm.name], *vectors, EPSILON)
+            result: Tensor = ops.linear(operand, *self.products[which], bias.numel(), *kinds, False, None)
             return result
 
-        attended = ops.attention_merged(linear(0, value), self.heads, self.heads, mask, 0.2, False)
-        value = linear(1, attended, residual=value, norm=1)
-        return linear(3, linear(2, value, activation=2), residual=value, norm=1)
+        found: Tensor = self.computed(
+            linear, lambda merged: ops.attention_merged(merged, self.heads, self.heads, mask, 0.2, False), value
+        )
+        return found
 
     def steps(self, builder: PlanBuilder, value: Value, mask: Value | None) -> Value:
-        def linear(
-            which: int, operand: Value, activation: int = 0, residual: Value | None = None, norm: int = 0
-        ) -> Value:
-            panels, scale, sums, bias = (
-                None if part is None else builder.weight(part) for part in self.products[which]
-            )
-            weight, shift = (builder.weight(part) for part in self.norms[which // 2]) if norm else (None, None)
-            assert panels is not None
-            return builder.linear(
-                operand,
-                panels,
-                features=self.products[which][3].numel(),
-                scale=scale,
-                sums=sums,
-                bias=bias,
-                activation=activation,
-                residual=residual,
-                norm=norm,
-                norm_weight=weight,
-                norm_bias=shift,
-                eps=EPSILON,
-            )
+        def weights(*tensors: Tensor | None) -> list[Any]:
+            return [None if each is None else builder.weight(each) for each in tensors]
 
-        attended = builder.attention_merged(linear(0, value), self.heads, self.heads, mask=mask, scale=0.2)
-        value = linear(1, attended, residual=value, norm=1)
-        return linear(3, linear(2, value, activation=2), residual=value, norm=1)
+        def linear(which: int, operand: Value, norm: Norm = NO_NORM, **settings: Any) -> Value:
+            panels, scale, sums, bias = weights(*self.products[which])
+            weight, shift = weights(*self.norms[which // 2]) if norm.eps else (None, None)
+            settings.update(features=self.products[which][3].numel(), scale=scale, sums=sums, bias=bias)
+            return builder.linear(operand, panels, **settings, norm=norm, norm_weight=weight, norm_bias=shift)
+
+        found: Value = self.computed(
+            linear, lambda merged: builder.attention(*merged.split(self.heads, self.heads), mask=mask, scale=0.2), value
+        )
+        return found
+
+    @staticmethod
+    def computed(linear: Callable[..., Any], attention: Callable[[Any], Any], value: Any) -> Any:
+        """The layer, by functions that compute its parts."""
+        value = linear(1, attention(linear(0, value)), residual=value, norm=LAYER)
+        return linear(3, linear(2, value, activation=Activation("gelu")), residual=value, norm=LAYER)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int8])
@@ -111,34 +92,27 @@ def test_an_encoder_gives_the_bits_of_its_operators(
         [first, builder.weight(order)],
         [builder.weight(words), builder.weight(places)],
         weight=builder.weight(weight),
-        eps=EPSILON,
-        kind=1,
+        norm=LAYER,
     )
     expected = ops.embedding_norm([ids, order], [words, places], weight, None, EPSILON, 1)
     for layer in layers:
         value, expected = layer.steps(builder, value, second), layer.one_by_one(expected, mask)
     builder.output(value)
-    builder.output(builder.elementwise(value.narrow(1, 0, 1), activation=5))
+    builder.output(builder.elementwise(value.narrow(1, 0, 1), activation=Activation("tanh")))
     plan = builder.build()
     for _ in range(2):
         result, pooled = plan(ids, mask)
         assert torch.equal(result, expected)
         torch.testing.assert_close(pooled, expected[:, :1].tanh())
-    before = torch.get_num_threads()
-    torch.set_num_threads(2)
-    try:
+    with threads(2):
         assert torch.equal(plan(ids, mask)[0], expected)
-    finally:
-        torch.set_num_threads(before)
     assert torch.equal(plan(ids.t().contiguous().t(), mask)[0], expected)
 
 
 @pytest.fixture
 def two_threads() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(2)
-    yield
-    torch.set_num_threads(before)
+    with threads(2):
+        yield
 
 
 def test_threads_that_share_steps_change_nothing(instructions: str, two_threads: None) -> None:
@@ -165,7 +139,7 @@ def test_errors_of_steps_that_threads_share_come_out(two_threads: None) -> None:
     builder = PlanBuilder()
     value, ids = builder.input(torch.empty(200, 512)), builder.input(torch.empty(3, dtype=torch.int64))
     value = builder.linear(value, builder.weight(pack(torch.randn(512, 512))), features=512)
-    rows = builder.embedding_norm([ids], [builder.weight(torch.randn(5, 512))], kind=0)
+    rows = builder.embedding_norm([ids], [builder.weight(torch.randn(5, 512))])
     builder.output(builder.elementwise(value.narrow(0, 0, 3), rows, "add"))
     plan = builder.build()
     for _ in range(20):
@@ -192,9 +166,9 @@ def test_elementwise_steps_take_any_strides(instructions: str) -> None:
     builder = PlanBuilder()
     first, second = builder.input(a), builder.weight(b)
     for operation in ("add", "subtract", "multiply"):
-        builder.output(builder.elementwise(first, second, operation, activation=1))
+        builder.output(builder.elementwise(first, second, operation, activation=Activation("relu")))
     builder.output(first.transpose(1, 3))
-    builder.output(builder.elementwise(first.transpose(1, 2).narrow(3, 2, 4), activation=5))
+    builder.output(builder.elementwise(first.transpose(1, 2).narrow(3, 2, 4), activation=Activation("tanh")))
     builder.output(second.expand(6, 5, 1, 7))
     added, less, times, copied, tanh, repeated = builder.build()(a)
     for result, expected in ((added, a + b), (less, a - b), (times, a * b)):
@@ -212,8 +186,8 @@ def test_norms_attention_of_views_and_inputs_as_outputs(instructions: str) -> No
     heads = b.view(2, 30, 4, 16).transpose(1, 2)
     key, value = heads.narrow(1, 0, 2), heads.narrow(1, 2, 2)
     rows = builder.attention(a.view(2, 9, 4, 16).transpose(1, 2), key, value, mask=c, scale=0.3)
-    total, normed = builder.elementwise(rows, a, "add"), builder.norm(rows, a, eps=EPSILON, kind=2)
-    last = builder.norm(total.narrow(1, 3, 1), eps=EPSILON, kind=1)
+    total, normed = builder.elementwise(rows, a, "add"), builder.norm(rows, a, norm=Norm("rms", EPSILON))
+    last = builder.norm(total.narrow(1, 3, 1), norm=LAYER)
     for each in (a, total, normed, last):
         builder.output(each)
     plan = builder.build()
@@ -230,7 +204,7 @@ def test_norms_attention_of_views_and_inputs_as_outputs(instructions: str) -> No
 def test_rows_of_several_strides_are_copied() -> None:
     builder, x = PlanBuilder(), torch.randn(2, 3, 4)
     value = builder.input(x)
-    builder.output(builder.norm(value.transpose(0, 1), value.transpose(0, 1), eps=EPSILON, kind=1))
+    builder.output(builder.norm(value.transpose(0, 1), value.transpose(0, 1), norm=LAYER))
     builder.output(builder.linear(value.transpose(1, 2), builder.weight(pack(torch.eye(3))), features=3))
     normed, same = builder.build()(x)
     assert torch.equal(normed, ops.norm(2 * x.transpose(0, 1), None, None, None, EPSILON, 1))
@@ -242,7 +216,7 @@ def test_an_arena_larger_than_what_threads_keep() -> None:
     value = builder.input(torch.empty(1500, 3000))
     for _ in range(3):
         value = builder.elementwise(value, value, "add")
-    builder.output(builder.elementwise(value, activation=0))
+    builder.output(builder.elementwise(value))
     plan = builder.build()
     ones = torch.ones(1500, 3000)
     assert plan.arena == 2 * 1500 * 3000 * 4  # of three sums, two live at a time
@@ -254,9 +228,9 @@ def encoder() -> tuple[Plan, list[Tensor]]:
     ids, mask = torch.randint(20, (2, 5)), torch.zeros(2, 1, 1, 5)
     builder = PlanBuilder()
     first, second = builder.input(ids), builder.input(mask)
-    value = builder.embedding_norm([first], [builder.weight(torch.randn(20, 32))], eps=EPSILON, kind=1)
+    value = builder.embedding_norm([first], [builder.weight(torch.randn(20, 32))], norm=LAYER)
     value = Layer(32, 64, 2, torch.float32).steps(builder, value, second)
-    builder.output(builder.norm(value, eps=EPSILON, kind=1))
+    builder.output(builder.norm(value, norm=LAYER))
     return builder.build(), [ids, mask]
 
 

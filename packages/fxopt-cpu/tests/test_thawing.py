@@ -191,18 +191,6 @@ def test_bias_and_norm_are_read_at_each_call() -> None:
             torch.testing.assert_close(_run(layer, rows), layer._plain(rows, None))
 
 
-def test_new_values_take_the_place_of_the_panels() -> None:
-    layer, weight, rows = _packed(bias=False)
-    layer.load_state_dict({"weight": weight * 3})
-    torch.testing.assert_close(_run(layer, rows), rows @ weight.T * 3)
-    layer.weight = nn.Parameter(weight * 4)
-    torch.testing.assert_close(_run(layer, rows), rows @ weight.T * 4)
-    layer.load_state_dict({"weight": weight * 5}, assign=True)
-    torch.testing.assert_close(_run(layer, rows), rows @ weight.T * 5)
-    del layer.weight
-    assert "weight" not in layer._parameters
-
-
 @pytest.mark.parametrize("swaps", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16])
 def test_conversions(dtype: torch.dtype, swaps: bool) -> None:
@@ -230,16 +218,6 @@ def test_shared_memory_stays_shared() -> None:
     with torch.no_grad():
         layer.weight.mul_(2)
     torch.testing.assert_close(_run(layer, rows), rows @ weight.T * 2)
-
-
-def test_training_takes_torchs_functions() -> None:
-    layer, weight, rows = _packed(bias=False)
-    optimizer = torch.optim.SGD(layer.parameters(), lr=0.5)
-    layer(rows).sum().backward()
-    optimizer.step()
-    expected = weight - 0.5 * rows.sum(0)
-    torch.testing.assert_close(layer.weight.detach(), expected)
-    torch.testing.assert_close(_run(layer, rows), rows @ expected.T)
 
 
 def test_flags_and_attributes_stay() -> None:

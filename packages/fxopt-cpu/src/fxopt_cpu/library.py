@@ -1,7 +1,7 @@
 """The library of kernels: defines the operators `torch.ops.fxopt.*`, and loads their kernels where they were built.
 
-Every operator is defined here, with what it returns under fake tensors. Without a library (`isa()` is None), the
-reference in plain torch runs in its place.
+Every operator is defined here, with a reference in plain torch that tells its results under fake tensors. Without a
+library (`isa()` is None), the reference runs in its place.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def _load() -> None:
     global _loaded
     for operator in OPERATORS:
         _library.define(operator.schema, tags=(torch.Tag.pt2_compliant_tag,))  # type: ignore[no-untyped-call]
-        torch.library.register_fake(f"fxopt::{operator.name}", operator.fake, lib=_library)
+        torch.library.register_fake(f"fxopt::{operator.name}", operator.reference, lib=_library)
         _library.impl(operator.name, operator.with_gradient, "Autograd", with_keyset=True)  # type: ignore[no-untyped-call]
     if _file.exists():
         torch.ops.load_library(str(_file))  # type: ignore[no-untyped-call]

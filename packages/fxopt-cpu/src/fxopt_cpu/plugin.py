@@ -52,12 +52,6 @@ def fxopt_pipelines() -> Mapping[str, str]:
 @hookimpl
 def fxopt_layers() -> Iterable[type[nn.Module]]:
     """Return the layers that stand for several calls, and those with packed or rounded weights."""
-    import fxopt_cpu as cpu
+    from fxopt_cpu.regions.finding import CONVOLUTIONS, LAYERS
 
-    attention = cpu.MergedAttention, cpu.RowAttention
-    return (
-        *(cpu.PanelLinear, *attention, cpu.SumNorm, cpu.EmbeddingNorm),
-        cpu.PackedConv1d,
-        cpu.PackedConv2d,
-        cpu.QuantizedConv2d,
-    )
+    return (*LAYERS, *CONVOLUTIONS)

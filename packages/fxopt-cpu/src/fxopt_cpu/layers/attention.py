@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from fxopt_cpu.layers.thawing import Layer
 from fxopt_cpu.library import isa
-from fxopt_cpu.operators.attention import split
+from fxopt_cpu.operators.attention import plain_attention, split
 from fxopt_cpu.operators.definition import without_gradient
 from fxopt_rewrite import (
     check_settings,
@@ -63,7 +62,7 @@ class RowAttention(_Attention):
         if fits and _takes(query, key, value) and _takes_mask(mask):
             result: Tensor = ATTENTION(query, key, value, mask, self.scale, self.causal)
             return result
-        return _plain(query, key, value, mask, self.scale, self.causal)
+        return plain_attention(query, key, value, mask, self.scale, self.causal)
 
 
 class MergedAttention(_Attention):
@@ -98,7 +97,7 @@ class MergedAttention(_Attention):
         if _takes(merged) and _takes_mask(mask) and merged.dim() == 3:
             result: Tensor = ATTENTION_MERGED(merged, self.heads, self.kv_heads, mask, self.scale, self.causal)
             return result
-        return _plain(*split(merged, self.heads, self.kv_heads), mask, self.scale, self.causal)
+        return plain_attention(*split(merged, self.heads, self.kv_heads), mask, self.scale, self.causal)
 
     def extra_repr(self) -> str:
         """Return the settings."""
@@ -123,10 +122,3 @@ def _takes_mask(mask: Tensor | None) -> bool:
     return mask is None or (
         (is_plain_tensor(mask, torch.bool) or is_plain_tensor(mask, _FLOAT)) and not needs_gradient(mask)
     )
-
-
-def _plain(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float, causal: bool) -> Tensor:
-    """Compute the rows with torch's own functions."""
-    grouped = 0 < key.shape[1] != query.shape[1] and query.shape[1] % key.shape[1] == 0
-    settings: dict[str, Any] = {"attn_mask": mask, "scale": scale, "is_causal": causal, "enable_gqa": grouped}
-    return F.scaled_dot_product_attention(query, key, value, **settings).transpose(1, 2).flatten(2)

@@ -6,10 +6,9 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from fxopt_cpu.operators.linear import ACTIVATIONS, NORMS, activate
+from fxopt_cpu.operators.linear import ACTIVATIONS, NORMS, activate, normalize
 from fxopt_rewrite import LayerNormCall, check_settings
 
 CODES = {name: number for number, name in enumerate(ACTIVATIONS)}
@@ -81,9 +80,10 @@ class Norm(NamedTuple):
 
     def __call__(self, value: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
         """Apply it with torch's own function."""
-        if self.name == "layer":
-            return F.layer_norm(value, value.shape[-1:], weight, bias, self.eps)
-        return F.rms_norm(value, value.shape[-1:], weight, self.eps) if self.name == "rms" else value
+        return normalize(value, NORM_CODES[self.name], weight, bias, self.eps)
+
+
+NO_NORM = Norm()
 
 
 def norm_like(call: LayerNormCall) -> Norm:

@@ -26,7 +26,32 @@ _FLOAT = torch.float32
 MOST_TABLES = 8
 
 
-class SumNorm(Layer):
+class _Normed(Layer):
+    """Base of both layers: a norm over the last dimension, of so many features."""
+
+    only_computes = True
+    weight: nn.Parameter | None
+    bias: nn.Parameter | None
+
+    def __init__(self, features: int, norm: tuple[Any, ...], *, weight: bool, bias: bool, device: Any) -> None:
+        super().__init__()
+        self.features = features
+        self._norm: tuple[Any, ...] = tuple(Norm(*norm))
+        for key, given in (("weight", weight), ("bias", bias)):
+            self.register_parameter(key, nn.Parameter(torch.ones(features, device=device)) if given else None)
+
+    def check_attributes(self) -> None:
+        """Raise a ValueError if a file has set values that no operator takes."""
+        check_settings(self, features=0)
+        check_epilogue(Activation(), self.norm)
+
+    @property
+    def norm(self) -> Norm:
+        """The norm."""
+        return Norm(*self._norm)
+
+
+class SumNorm(_Normed):
     """``norm(x)`` or ``norm(x + residual)``: a layer norm or RMS norm over the last dimension.
 
     Args:
@@ -39,23 +64,10 @@ class SumNorm(Layer):
     tensor([[-1.,  1.]])
     """
 
-    only_computes = True
-    weight: nn.Parameter | None
-    bias: nn.Parameter | None
-
     def __init__(
         self, features: int, norm: tuple[Any, ...], *, weight: bool = False, bias: bool = False, device: Any = None,
     ) -> None:  # fmt: skip
-        super().__init__()
-        self.features = features
-        self._norm: tuple[Any, ...] = tuple(Norm(*norm))
-        for key, given in (("weight", weight), ("bias", bias)):
-            self.register_parameter(key, nn.Parameter(torch.ones(features, device=device)) if given else None)
-
-    def check_attributes(self) -> None:
-        """Raise a ValueError if a file has set values that no operator takes."""
-        check_settings(self, features=0)
-        check_epilogue(Activation(), Norm(*self._norm))
+        super().__init__(features, norm, weight=weight, bias=bias, device=device)
 
     def forward(self, input: Tensor, residual: Tensor | None = None) -> Tensor:
         """Return the norm."""
@@ -72,7 +84,7 @@ class SumNorm(Layer):
         return f"{self.features}, {self._norm[0]}, eps={self._norm[1]:g}"
 
 
-class EmbeddingNorm(Layer):
+class EmbeddingNorm(_Normed):
     """``norm(tables[0][ids[0]] + tables[1][ids[1]] + ...)``: rows of several tables, and their norm.
 
     The sizes of ``ids`` broadcast. The norm is over the last dimension, or absent.
@@ -89,28 +101,22 @@ class EmbeddingNorm(Layer):
     torch.Size([1, 2, 4])
     """
 
-    only_computes = True
-    weight: nn.Parameter | None
-    bias: nn.Parameter | None
     own_parameters: ClassVar = frozenset({"weight", "bias", *(f"table_{place}" for place in range(MOST_TABLES))})
 
     def __init__(
         self, entries: tuple[int, ...], features: int, norm: tuple[Any, ...] = (), *,
         padding: tuple[int, ...] = (), weight: bool = False, bias: bool = False, device: Any = None,
     ) -> None:  # fmt: skip
-        super().__init__()
-        self.entries, self.features, self.padding = entries, features, padding or (-1,) * len(entries)
-        self._norm: tuple[Any, ...] = tuple(Norm(*norm))
+        super().__init__(features, norm, weight=weight, bias=bias, device=device)
+        self.entries, self.padding = entries, padding or (-1,) * len(entries)
         for place, rows in enumerate(entries):
             values = nn.Parameter(torch.zeros(rows, features, device=device))
             self.register_parameter(f"table_{place}", values)
-        for key, given in (("weight", weight), ("bias", bias)):
-            self.register_parameter(key, nn.Parameter(torch.ones(features, device=device)) if given else None)
 
     def check_attributes(self) -> None:
         """Raise a ValueError if a file has set values that no operator takes."""
-        check_settings(self, features=0, entries=(0, ...), padding=(-1, ...))
-        check_epilogue(Activation(), Norm(*self._norm))
+        super().check_attributes()
+        check_settings(self, entries=(0, ...), padding=(-1, ...))
         if not 1 <= len(self.entries) == len(self.padding) <= MOST_TABLES:
             raise ValueError(f"there are {len(self.entries)} tables, and {len(self.padding)} numbers for their padding")
 

@@ -15,7 +15,6 @@ from torch import Tensor, nn
 from fxopt_cpu._torch import mkldnn_enabled
 from fxopt_cpu.layers.epilogue import NONE, Activation, Norm, check_epilogue
 from fxopt_cpu.layers.packed_layer import PackedLayer
-from fxopt_cpu.layers.thawing import Packed
 from fxopt_cpu.operators import onednn
 from fxopt_cpu.operators.conv import pack_convolution, result_sizes, unpack_convolution
 from fxopt_rewrite import (
@@ -256,13 +255,10 @@ class PackedConv2d(PackedLayer):
         self._copy = Watched((weight,)), bias, place, packed
         return packed
 
-    def _pack(self) -> Packed:
+    def _in_panels(self, weight: Tensor) -> tuple[Tensor, Callable[[], Tensor]]:
         self._forget_copy()
-        panels = pack_convolution(window_of(self.weight.detach()), self.groups)
-        return Packed(Watched([self.weight]), {"weight": self._unpacks(panels)}, panels)
-
-    def _unpacks(self, panels: Tensor) -> Callable[[], Tensor]:
-        return partial(_unpacked, panels, self.weight_shape, self.groups)
+        panels = pack_convolution(window_of(weight), self.groups)
+        return panels, partial(_unpacked, panels, self.weight_shape, self.groups)
 
     @property
     def drops(self) -> bool:

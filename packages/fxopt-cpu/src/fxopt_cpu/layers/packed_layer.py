@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from collections.abc import Callable
+from functools import partial
+from typing import Any, ClassVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -10,6 +12,8 @@ from torch import Tensor, nn
 from fxopt_cpu.layers.epilogue import Activation
 from fxopt_cpu.layers.thawing import Layer, Packed, Thawing, thawing
 from fxopt_cpu.library import isa
+from fxopt_cpu.operators.linear import padded_scale, plain_scale, shifted_sums, sums_of
+from fxopt_rewrite import Watched
 
 
 class PackedLayer(Layer):
@@ -42,10 +46,8 @@ class PackedLayer(Layer):
     @property
     def panels(self) -> Packed | None:
         """What the weight was packed into; None at first."""
-        try:
-            return self._panels
-        except AttributeError:
-            return None
+        panels: Packed | None = getattr(self, "_panels", None)
+        return panels
 
     @property
     def holder(self) -> Thawing:
@@ -56,6 +58,11 @@ class PackedLayer(Layer):
     def drops(self) -> bool:
         """Whether the plain weight may be dropped."""
         return True
+
+    @property
+    def parts(self) -> int:
+        """How many matrices the weight consists of, each padded separately."""
+        return 1
 
     @property
     def weight_shape(self) -> tuple[int, ...]:
@@ -92,8 +99,33 @@ class PackedLayer(Layer):
         return packed
 
     def _pack(self) -> Packed:
-        """Return the panels of the present weight."""
+        """Return what the present weight, scale and rounding are packed into."""
+        weight, scale, rounding = self.weight, self._buffers.get("scale"), self._buffers.get("rounding")
+        panels, unpacked = self._in_panels(weight.detach())
+        makers: dict[str, Callable[[], Tensor]] = {"weight": unpacked}
+        padded = sums = None
+        if scale is not None:
+            padded, sums = padded_scale(scale, self.parts), sums_of(panels)
+            makers["scale"] = partial(plain_scale, padded, self.parts, len(scale) // self.parts)
+        if rounding is not None:
+            shifts = rounding[1].repeat(weight[0].numel() // rounding.shape[1])  # for each place of a kernel
+            rounding, sums = rounding.clone(), torch.cat([cast("Tensor", sums), shifted_sums(panels, shifts)])
+            makers["rounding"] = rounding.clone
+        held: Any = self.holder
+        watched = Watched([held[key] for key in makers])
+        return Packed(watched, makers, panels, padded, sums, rounding, weight.requires_grad)
+
+    def _in_panels(self, weight: Tensor) -> tuple[Tensor, Callable[[], Tensor]]:
+        """Return the panels of a weight, and the function that makes it again."""
         raise NotImplementedError
+
+    def add_integers(self, *, rounding: bool, device: torch.device | str | None) -> None:
+        """Register an int8 weight with its scale and, if asked for, factors and shifts of inputs."""
+        shape = self.weight_shape
+        self.register_buffer("weight", torch.zeros(shape, dtype=torch.int8, device=device))
+        self.register_buffer("scale", torch.ones(shape[0], device=device))
+        if rounding:
+            self.register_buffer("rounding", torch.ones(2, shape[1], device=device))
 
     def forget_derived(self) -> None:
         """Drop the panels; the next call packs the weight again."""

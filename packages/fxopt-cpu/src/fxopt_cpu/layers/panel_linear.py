@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -12,11 +12,10 @@ from torch import Tensor, nn
 
 from fxopt_cpu.layers.epilogue import CODES, NORM_CODES, Activation, Norm, check_epilogue
 from fxopt_cpu.layers.packed_layer import PackedLayer
-from fxopt_cpu.layers.thawing import Packed, Thawing
+from fxopt_cpu.layers.thawing import Thawing
 from fxopt_cpu.operators.definition import without_gradient
-from fxopt_cpu.operators.linear import pack, pack_bytes, shifted_sums, unpack
+from fxopt_cpu.operators.linear import pack, unpack
 from fxopt_rewrite import (
-    Watched,
     check_settings,
     is_plain_tensor,
     needs_gradient,
@@ -91,18 +90,14 @@ class PanelLinear(PackedLayer):
         self.gated = gated
         self._activation = tuple(Activation(*activation))
         self._norm: tuple[Any, ...] = tuple(Norm(*norm))
-        shape, features = (out_features, in_features), self.features
         if integers:
-            self.register_buffer("weight", torch.zeros(shape, dtype=torch.int8, device=device))
-            self.register_buffer("scale", torch.ones(out_features, device=device))
-            if rounding:
-                self.register_buffer("rounding", torch.ones(2, in_features, device=device))
+            self.add_integers(rounding=rounding, device=device)
         else:
-            self.weight = nn.Parameter(torch.zeros(shape, device=device, dtype=dtype))
+            self.weight = nn.Parameter(torch.zeros(self.weight_shape, device=device, dtype=dtype))
         for key, size, given in (
             ("bias", out_features, bias),
-            ("norm_weight", features, norm_weight),
-            ("norm_bias", features, norm_bias),
+            ("norm_weight", self.features, norm_weight),
+            ("norm_bias", self.features, norm_bias),
         ):
             self.register_parameter(key, nn.Parameter(torch.zeros(size, device=device, dtype=dtype)) if given else None)
 
@@ -116,7 +111,7 @@ class PanelLinear(PackedLayer):
     @property
     def features(self) -> int:
         """Size of the result's last dimension."""
-        return self.out_features // 2 if self.gated else self.out_features
+        return self.out_features // self.parts
 
     @property
     def norm(self) -> Norm:
@@ -173,22 +168,14 @@ class PanelLinear(PackedLayer):
         """The shape that the weight has to have."""
         return self.out_features, self.in_features
 
-    def _pack(self) -> Packed:
-        weight, scale, rounding = self.weight, self._buffers.get("scale"), self._buffers.get("rounding")
-        parts = 1 + self.gated
-        panels, scales, sums = _panels_of(weight, scale, parts)
-        makers: dict[str, Callable[[], Tensor]] = {
-            "weight": partial(_weight, panels, parts, self.features, self.in_features)
-        }
-        if scales is not None:
-            makers["scale"] = partial(plain_scale, scales, parts, self.features)
-        if rounding is not None:
-            rounding = rounding.clone()
-            sums = torch.cat([cast("Tensor", sums), shifted_sums(panels, rounding[1])])
-            makers["rounding"] = rounding.clone
-        held: Any = self.holder
-        watched = Watched([held[key] for key in makers])
-        return Packed(watched, makers, panels, scales, sums, rounding, weight.requires_grad)
+    @property
+    def parts(self) -> int:
+        """How many matrices the weight consists of, each padded separately."""
+        return 1 + self.gated
+
+    def _in_panels(self, weight: Tensor) -> tuple[Tensor, Callable[[], Tensor]]:
+        panels = torch.cat([pack(part) for part in weight.chunk(self.parts)])
+        return panels, partial(_weight, panels, self.parts, self.features, self.in_features)
 
     def _plain(self, input: Tensor, residual: Tensor | None) -> Tensor:
         """Compute the result with torch's own functions."""
@@ -221,22 +208,7 @@ def _as_float(tensor: Tensor | None) -> Tensor | None:
     return tensor if tensor is None or tensor.dtype is _FLOAT else tensor.detach().float()
 
 
-def _panels_of(weight: Tensor, scale: Tensor | None, parts: int) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """Return the panels, scales and sums of a weight, with each part of its rows padded separately."""
-    rows = weight.detach().chunk(parts)
-    if scale is None:
-        return torch.cat([pack(part) for part in rows]), None, None
-    packed = [pack_bytes(part, its) for part, its in zip(rows, scale.detach().chunk(parts), strict=True)]
-    panels, scales, sums = (torch.cat(each) for each in zip(*packed, strict=True))
-    return panels, scales, sums
-
-
 def _weight(panels: Tensor, parts: int, features: int, inputs: int) -> Tensor:
     """Return the plain weight: the rows of one matrix, or of two, one after the other."""
     rows = [unpack(part, features, inputs) for part in panels.chunk(parts)]
     return rows[0] if parts == 1 else torch.cat(rows)
-
-
-def plain_scale(padded: Tensor, parts: int, features: int) -> Tensor:
-    """Return the scales of integers from those of their panels."""
-    return torch.cat([part[:features] for part in padded.chunk(parts)])

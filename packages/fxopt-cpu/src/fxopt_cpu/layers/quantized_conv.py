@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
 from typing import Any, ClassVar
 
 import torch
@@ -11,12 +9,8 @@ from torch import Tensor
 
 from fxopt_cpu.layers.epilogue import CODES
 from fxopt_cpu.layers.packed_conv import PackedConv2d
-from fxopt_cpu.layers.panel_linear import plain_scale
-from fxopt_cpu.layers.thawing import Packed
-from fxopt_cpu.operators.conv import pack_convolution
 from fxopt_cpu.operators.definition import without_gradient
-from fxopt_cpu.operators.linear import padded_scale, shifted_sums, sums_of
-from fxopt_rewrite import Watched, is_plain_tensor, needs_gradient, runs_plainly
+from fxopt_rewrite import is_plain_tensor, needs_gradient, runs_plainly
 
 CONV = without_gradient(torch.ops.fxopt.conv.default)
 _FLOAT = torch.float32
@@ -61,10 +55,7 @@ class QuantizedConv2d(PackedConv2d):
     ) -> None:
         super().__init__(in_channels, out_channels, kernel_size, device="meta", **settings)
         del self.weight
-        self.register_buffer("weight", torch.zeros(self.weight_shape, dtype=torch.int8, device=device))
-        self.register_buffer("scale", torch.ones(out_channels, device=device))
-        if rounding:
-            self.register_buffer("rounding", torch.ones(2, in_channels, device=device))
+        self.add_integers(rounding=rounding, device=device)
         if self.bias is not None:
             self.bias = torch.nn.Parameter(torch.zeros(out_channels, device=device))
 
@@ -90,19 +81,6 @@ class QuantizedConv2d(PackedConv2d):
             self.dilation, 1, CODES[activation], alpha, beta, other, packed.scale, packed.sums, packed.rounding,
         )  # fmt: skip
         return self._in_format(result, input)
-
-    def _pack(self) -> Packed:
-        scale, rounding = self.scale, self._buffers.get("rounding")
-        panels = pack_convolution(self.weight)
-        padded, sums = padded_scale(scale, panels), sums_of(panels)
-        makers: dict[str, Callable[[], Tensor]] = {"weight": self._unpacks(panels)}
-        makers["scale"] = partial(plain_scale, padded, 1, self.out_channels)
-        if rounding is not None:
-            shifts = rounding[1].repeat(self.kernel_size[0] * self.kernel_size[1])
-            rounding, sums = rounding.clone(), torch.cat([sums, shifted_sums(panels, shifts)])
-            makers["rounding"] = rounding.clone
-        held: Any = self.holder
-        return Packed(Watched([held[key] for key in makers]), makers, panels, padded, sums, rounding)
 
     def _plain_weight(self, input: Tensor) -> Tensor:
         weight = self.weight.float() * self.scale.view(-1, 1, 1, 1)

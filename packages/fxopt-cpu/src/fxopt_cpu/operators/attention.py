@@ -6,6 +6,8 @@ whole. A query whose mask hides every key gives zeros, as torch's `scaled_dot_pr
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -27,39 +29,32 @@ def split(merged: Tensor, heads: int, kv_heads: int) -> tuple[Tensor, Tensor, Te
     return every.narrow(1, 0, heads), keys, every.narrow(1, heads + kv_heads, kv_heads)
 
 
-def _attention(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float, causal: bool) -> Tensor:
+def plain_attention(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float, causal: bool
+) -> Tensor:
+    """Compute `fxopt::attention` with torch's own functions."""
+    grouped = bool(0 < key.shape[1] != query.shape[1] and query.shape[1] % key.shape[1] == 0)
+    settings: dict[str, Any] = {"scale": scale, "enable_gqa": grouped}
     if mask is not None and causal:
         later = torch.ones(query.shape[2], key.shape[2], dtype=torch.bool, device=query.device).triu(1)
         shape = (query.shape[0], query.shape[1], query.shape[2], key.shape[2])
         mask = mask.expand(shape).masked_fill(later, False if mask.dtype == torch.bool else float("-inf"))
         causal = False
-    groups = query.shape[1] // key.shape[1]
-    key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
-    rows = F.scaled_dot_product_attention(query, key, value, mask, is_causal=causal, scale=scale)
+    rows = F.scaled_dot_product_attention(query, key, value, mask, is_causal=causal, **settings)
     return rows.transpose(1, 2).flatten(2)
 
 
 def _attention_merged(
     merged: Tensor, heads: int, kv_heads: int, mask: Tensor | None, scale: float, causal: bool
 ) -> Tensor:
-    return _attention(*split(merged, heads, kv_heads), mask, scale, causal)
-
-
-def _fake(query: Tensor, key: Tensor, value: Tensor, *rest: object) -> Tensor:
-    return query.new_empty(query.shape[0], query.shape[2], query.shape[1] * value.shape[3])
-
-
-def _fake_merged(merged: Tensor, heads: int, kv_heads: int, *rest: object) -> Tensor:
-    return merged.new_empty(*merged.shape[:2], merged.shape[2] // (heads + 2 * kv_heads) * heads)
+    return plain_attention(*split(merged, heads, kv_heads), mask, scale, causal)
 
 
 ATTENTION = Operator(
     "attention(Tensor query, Tensor key, Tensor value, Tensor? mask, float scale, bool causal) -> Tensor",
-    _fake,
-    _attention,
+    plain_attention,
 )
 ATTENTION_MERGED = Operator(
     "attention_merged(Tensor merged, int heads, int kv_heads, Tensor? mask, float scale, bool causal) -> Tensor",
-    _fake_merged,
     _attention_merged,
 )

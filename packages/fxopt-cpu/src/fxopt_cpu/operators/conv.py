@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fxopt_cpu.operators.definition import Operator
-from fxopt_cpu.operators.linear import LARGEST, PANEL, TOGETHER, activate, pack, quantize, unpack
+from fxopt_cpu.operators.linear import LARGEST, PANEL, TOGETHER, activate, pack, unpack
 
 Sizes = Sequence[int]
 LEAST_NUMBER = 1e-30  # as in csrc/conv.cpp: the least that counts as the largest of an image
@@ -78,19 +78,6 @@ def unpack_convolution(panels: Tensor, shape: Sequence[int], groups: int = 1) ->
     return rows.reshape(features, height, width, channels).permute(0, 3, 1, 2)
 
 
-def quantize_convolution(weight: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the integers of a weight (out, in, height, width), and one scale (out,) for each channel of the result.
-
-    Key maps name this function. See `quantize`.
-
-    >>> integers, scale = quantize_convolution(torch.tensor([-2.54, 1.27]).view(1, 2, 1, 1))
-    >>> integers.flatten().tolist(), scale
-    ([-127, 64], tensor([0.0200]))
-    """
-    integers, scale = quantize(weight.flatten(1))
-    return integers.view(weight.shape).clone(), scale  # no view, so that panels can take its place
-
-
 def _is_depthwise(features: int, channels: int, groups: int) -> bool:
     return groups > 1 and channels == 1 and features == groups
 
@@ -140,25 +127,9 @@ def _reference(
     return activate(value, activation, alpha, beta).contiguous(memory_format=torch.channels_last)
 
 
-def _fake(
-    input: Tensor,
-    panels: Tensor,
-    bias: Tensor | None,
-    features: int,
-    kernel: Sequence[int],
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
-    *rest: object,
-) -> Tensor:
-    sizes = result_sizes(input.shape[2:], kernel, stride, padding, dilation)
-    return input.new_empty(input.shape[0], features, *sizes).to(memory_format=torch.channels_last)
-
-
 CONV = Operator(
     "conv(Tensor input, Tensor panels, Tensor? bias, int features, int[] kernel, int[] stride, int[] padding,"
     " int[] dilation, int groups, int activation, float alpha, float beta, Tensor? residual, Tensor? scale=None,"
     " Tensor? sums=None, Tensor? rounding=None) -> Tensor",
-    _fake,
     _reference,
 )

@@ -18,13 +18,11 @@ class Operator(NamedTuple):
 
     Attributes:
         schema: Name, arguments and results, as `torch.library.define` takes them.
-        fake: Returns empty tensors of the results' shapes; under fake tensors and on the device `meta`.
-        reference: Computes the results with torch's operators: what the kernel has to compute, and what runs on a CPU
-            where there is no kernel.
+        reference: Computes the results with torch's operators, in the kernel's memory format: what the kernel has to
+            compute, and what runs where there is no kernel, also under fake tensors and on the device `meta`.
     """
 
     schema: str
-    fake: Callable[..., Any]
     reference: Callable[..., Any]
 
     @property

@@ -73,8 +73,7 @@ def normalize(value: Tensor, kind: int, weight: Tensor | None, bias: Tensor | No
     if name == "layer":
         return F.layer_norm(value, value.shape[-1:], weight, bias, eps)
     if name == "rms":
-        value = value * torch.rsqrt(value.square().mean(-1, keepdim=True) + eps)
-        value = value if weight is None else value * weight
+        value = F.rms_norm(value, value.shape[-1:], weight, eps)
         return value if bias is None else value + bias
     return value
 
@@ -106,13 +105,13 @@ def unpack(panels: Tensor, features: int, depth: int) -> Tensor:
 
 
 def quantize(weight: Tensor, *, transposed: bool = False) -> tuple[Tensor, Tensor]:
-    """Return the integers (out, in) of a weight, and one scale for each row of it (out,), in float32.
+    """Return the integers (out, in, ...) of a weight, and one scale for each of its outputs (out,), in float32.
 
     ``weight[i, j]`` is about ``scale[i] * integer[i, j]``, with ``scale[i]`` the largest magnitude in row ``i`` divided
     by 127, and integers from -127 to 127: no zero point, so that zero is exact. Key maps name this function.
 
     Args:
-        weight: (out, in).
+        weight: (out, in), or (out, in, height, width) of a convolution.
         transposed: whether it is (in, out) instead.
 
     Example:
@@ -121,24 +120,29 @@ def quantize(weight: Tensor, *, transposed: bool = False) -> tuple[Tensor, Tenso
         tensor([[-127,   64],
                 [   0,    0]], dtype=torch.int8)
     """
-    matrix = weight.detach().t() if transposed else weight.detach()
-    largest = matrix.abs().amax(1).float() if matrix.shape[1] else matrix.new_zeros(len(matrix)).float()
+    plain = weight.detach().t() if transposed else weight.detach()
+    rows = plain.flatten(1)
+    largest = rows.abs().amax(1).float() if rows.shape[1] else rows.new_zeros(len(rows)).float()
     scale = torch.where(largest > 0, largest / LARGEST, 1.0).clamp_min(torch.finfo(torch.float32).tiny)
-    integers = (matrix.float() / scale.unsqueeze(1)).round_().clamp_(-LARGEST, LARGEST)
+    integers = (plain.float() / scale.view(-1, *[1] * (plain.dim() - 1))).round_().clamp_(-LARGEST, LARGEST)
     return integers.to(torch.int8).contiguous(), scale
 
 
 def pack_bytes(integers: Tensor, scale: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Return the panels, scales and sums of an int8 weight (out, in) with one scale for each row."""
     panels = pack(integers)
-    return panels, padded_scale(scale, panels), sums_of(panels)
+    return panels, padded_scale(scale), sums_of(panels)
 
 
-def padded_scale(scale: Tensor, panels: Tensor) -> Tensor:
-    """Return the scales of columns, with zeros for those that pad the last panel."""
-    padded = scale.new_zeros(panels.shape[0] * PANEL)
-    padded[: scale.shape[0]] = scale
-    return padded
+def padded_scale(scale: Tensor, parts: int = 1) -> Tensor:
+    """Return the scales of columns, with zeros for those that pad the last panel of each part."""
+    rows = scale.detach().view(parts, -1)
+    return F.pad(rows, (0, -rows.shape[1] % PANEL)).flatten()
+
+
+def plain_scale(padded: Tensor, parts: int, features: int) -> Tensor:
+    """Return the scales that were padded, with so many features in each part."""
+    return padded.view(parts, -1)[:, :features].flatten().clone()
 
 
 def sums_of(panels: Tensor) -> Tensor:
@@ -202,16 +206,9 @@ def _reference(
     return normalize(value, norm, norm_weight, norm_bias, eps)
 
 
-def _fake(
-    input: Tensor, panels: Tensor, scale: object, sums: object, bias: object, features: int, *rest: object
-) -> Tensor:
-    return input.new_empty(*input.shape[:-1], features)
-
-
 LINEAR = Operator(
     "linear(Tensor input, Tensor panels, Tensor? scale, Tensor? sums, Tensor? bias, int features, int activation,"
     " float alpha, float beta, Tensor? residual, int norm, Tensor? norm_weight, Tensor? norm_bias, float eps,"
     " bool gated, Tensor? rounding) -> Tensor",
-    _fake,
     _reference,
 )

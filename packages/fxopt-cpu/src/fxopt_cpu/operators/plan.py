@@ -17,6 +17,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from fxopt_cpu.layers.epilogue import CODES, NO_NORM, NONE, NORM_CODES, Activation, Norm
 from fxopt_cpu.operators.attention import split
 from fxopt_cpu.operators.conv import result_sizes, shape_of_panels
 from fxopt_cpu.operators.definition import Operator
@@ -69,6 +70,10 @@ class Value:
         """Return the elements repeated along dimensions of size 1, as `Tensor.expand` does."""
         return Value(self.buffer, self.layout.expand(*shape))
 
+    def split(self, heads: int, kv_heads: int) -> list[Value]:
+        """Return query, key and value of their merged product, as `fxopt::attention_merged` reads them."""
+        return [Value(self.buffer, each) for each in split(self.layout, heads, kv_heads)]
+
 
 class Plan(NamedTuple):
     """What `torch.ops.fxopt.run` takes after the inputs.
@@ -112,13 +117,6 @@ class _Buffer:
         return self.own_offset if self.within is self else self.within.offset + self.channel
 
 
-@dataclass(frozen=True, eq=False)
-class _Pitch:
-    """The distance between the pixels of a value, known once its buffer has its place."""
-
-    buffer: _Buffer
-
-
 class _Layer(NamedTuple):
     """A step that is a convolution."""
 
@@ -132,17 +130,14 @@ class _Layer(NamedTuple):
     residual: bool
 
 
-class _Part(NamedTuple):
-    """A step that copies a value into a concatenation, which is left out where the value may lie there itself."""
-
-    step: int
-    value: _Buffer
-    result: _Buffer
-    channel: int
-
-
 def _bits(value: float) -> int:
     return int(torch.tensor(value, dtype=torch.float32).view(torch.int32).item())
+
+
+def _codes(function: Activation | Norm) -> list[int]:
+    """Return the number of an activation or norm, and the bits of its own numbers."""
+    name, *numbers = function
+    return [(CODES if isinstance(function, Activation) else NORM_CODES)[name], *map(_bits, numbers)]
 
 
 class PlanBuilder:
@@ -154,7 +149,7 @@ class PlanBuilder:
         >>> builder = PlanBuilder()
         >>> value = builder.input(torch.empty(2, 4))
         >>> product = builder.linear(value, builder.weight(pack(weight)), features=8)
-        >>> builder.output(builder.norm(product, eps=1e-5, kind=1))
+        >>> builder.output(builder.norm(product, norm=Norm("layer", 1e-5)))
         >>> plan = builder.build()
         >>> plan.steps.dtype, len(plan.weights), plan.arena
         (torch.int64, 1, 64)
@@ -165,9 +160,11 @@ class PlanBuilder:
         self._inputs: list[Value] = []
         self._outputs: list[Value] = []
         self._weights: list[tuple[Tensor, Value]] = []
-        # Operands stand in a step as values, or None, and become two numbers each when the plan is built.
-        self._steps: list[list[int | Value | _Pitch | None]] = []
-        self._parts: list[_Part] = []
+        # Operands stand in a step as values, or None, and become two numbers each when the plan is built. Buffers stand
+        # for the distance between their pixels, which is known once they have their places.
+        self._steps: list[list[int | Value | _Buffer | None]] = []
+        # Steps that copy a value into a channel of a concatenation: left out where the value may lie there itself.
+        self._parts: list[tuple[int, _Buffer, _Buffer, int]] = []
         self._layers: dict[int, _Layer] = {}
         self._nanoseconds = 0.0
 
@@ -202,14 +199,11 @@ class PlanBuilder:
         scale: Value | None = None,
         sums: Value | None = None,
         bias: Value | None = None,
-        activation: int = 0,
-        alpha: float = 0.0,
-        beta: float = 0.0,
+        activation: Activation = NONE,
         residual: Value | None = None,
-        norm: int = 0,
+        norm: Norm = NO_NORM,
         norm_weight: Value | None = None,
         norm_bias: Value | None = None,
-        eps: float = 0.0,
         gated: bool = False,
         rounding: Value | None = None,
     ) -> Value:
@@ -225,8 +219,8 @@ class PlanBuilder:
             )
         result = self._result((*input.shape[:-1], features))
         numbers = [
-            list(TOGETHER.values()).index(together), rows, depth, features, activation, _bits(alpha), _bits(beta),
-            norm, _bits(eps), int(gated), int(rounding is not None), input_stride, residual_stride,
+            list(TOGETHER.values()).index(together), rows, depth, features, *_codes(activation), *_codes(norm),
+            int(gated), int(rounding is not None), input_stride, residual_stride,
         ]  # fmt: skip
         operands = [input, panels, scale, sums, rounding, bias, residual, norm_weight, norm_bias, result]
         self._step(LINEAR, numbers, operands, rows * math.prod(panels.shape))
@@ -255,20 +249,6 @@ class PlanBuilder:
         self._step(ATTENTION, numbers, operands, batch * heads * queries * keys * (size + value_size))
         return result
 
-    def attention_merged(
-        self,
-        merged: Value,
-        heads: int,
-        kv_heads: int,
-        *,
-        mask: Value | None = None,
-        scale: float,
-        causal: bool = False,
-    ) -> Value:
-        """`fxopt::attention_merged`."""
-        query, key, value = (Value(merged.buffer, each) for each in split(merged.layout, heads, kv_heads))
-        return self.attention(query, key, value, mask=mask, scale=scale, causal=causal)
-
     def norm(
         self,
         input: Value,
@@ -276,14 +256,13 @@ class PlanBuilder:
         *,
         weight: Value | None = None,
         bias: Value | None = None,
-        eps: float,
-        kind: int,
+        norm: Norm,
     ) -> Value:
         """`fxopt::norm`."""
         input, stride = self._in_rows(input)
         residual, residual_stride = (None, 0) if residual is None else self._in_rows(residual)
         result = self._result(input.shape)
-        numbers = [math.prod(input.shape[:-1]), input.shape[-1], kind, _bits(eps), stride, residual_stride]
+        numbers = [math.prod(input.shape[:-1]), input.shape[-1], *_codes(norm), stride, residual_stride]
         self._step(NORM, numbers, [input, residual, weight, bias, result, None])  # None for the sum, which nobody reads
         return result
 
@@ -294,8 +273,7 @@ class PlanBuilder:
         *,
         weight: Value | None = None,
         bias: Value | None = None,
-        eps: float = 0.0,
-        kind: int,
+        norm: Norm = NO_NORM,
     ) -> Value:
         """`fxopt::embedding_norm`."""
         shape = _broadcast(*ids)
@@ -310,7 +288,7 @@ class PlanBuilder:
                     f"embedding_norm: a table has shape {table.shape}, expected (entries, {size}), contiguous"
                 )
             operands += [table.shape[0], table.layout.stride(0), *steps, part, table]
-        self._step(EMBEDDING, [*sizes, size, kind, _bits(eps), len(tables)], operands)
+        self._step(EMBEDDING, [*sizes, size, *_codes(norm), len(tables)], operands)
         return result
 
     def elementwise(
@@ -319,9 +297,7 @@ class PlanBuilder:
         b: Value | None = None,
         operation: str = "copy",
         *,
-        activation: int = 0,
-        alpha: float = 0.0,
-        beta: float = 0.0,
+        activation: Activation = NONE,
         into: Value | None = None,
     ) -> Value:
         """Return the activation of `a`, or of an operation (`OPERATIONS`) on it and `b`, contiguous.
@@ -330,9 +306,7 @@ class PlanBuilder:
             a: the first operand.
             b: the second one.
             operation: the operation on both.
-            activation: its code.
-            alpha: its first number.
-            beta: its second number.
+            activation: the activation.
             into: a part of a result, of this shape, to write to instead of a new result.
         """
         shape = _broadcast(a) if b is None else _broadcast(a, b)
@@ -343,7 +317,7 @@ class PlanBuilder:
             sizes, strides = [*sizes[1:], 1], [[*each[1:], 1] for each in strides]
         if strides[2][3] != 1:
             raise ValueError(f"elementwise: the result has strides {result.layout.stride()}, expected 1 as the last")
-        numbers = [OPERATIONS.index(operation), activation, _bits(alpha), _bits(beta), *sizes]
+        numbers = [OPERATIONS.index(operation), *_codes(activation), *sizes]
         self._step(ELEMENTWISE, [*numbers, *strides[0], *strides[1], *strides[2][:3]], [a, b, result])
         return result
 
@@ -358,7 +332,7 @@ class PlanBuilder:
             if len(shape) == 4 and dim == 3 and self._is_pitched(value):
                 part, whole = self._buffers[value.buffer], self._buffers[result.buffer]
                 if value.layout.numel() == part.elements:
-                    self._parts.append(_Part(len(self._steps), part, whole, start))
+                    self._parts.append((len(self._steps), part, whole, start))
                 sizes, steps = [1, 1, math.prod(shape[:3]), length], [0, 0, self._pitch(value), 1]
                 numbers = [OPERATIONS.index("copy"), 0, 0, 0, *sizes, *steps, *steps, 0, 0, self._pitch(into)]
                 self._step(ELEMENTWISE, numbers, [value, value, into], pitched=(value, into))
@@ -387,9 +361,7 @@ class PlanBuilder:
         dilation: Sequence[int] = (1, 1),
         groups: int = 1,
         bias: Value | None = None,
-        activation: int = 0,
-        alpha: float = 0.0,
-        beta: float = 0.0,
+        activation: Activation = NONE,
         residual: Value | None = None,
         scale: Value | None = None,
         sums: Value | None = None,
@@ -411,7 +383,7 @@ class PlanBuilder:
         if other is not None and other.shape != result.shape:
             raise ValueError(f"conv: the residual has the layout {other.shape}, expected {result.shape}")
         numbers += [channels if planes else self._pitch(images), self._pitch(result), features, groups, int(planes)]
-        numbers += [activation, _bits(alpha), _bits(beta), int(integers), int(rounding is not None)]
+        numbers += [*_codes(activation), int(integers), int(rounding is not None)]
         products = math.prod(result.shape) * taps * (channels // groups)
         pitched = (result,) if planes else (images, result)
         settings, reach = (*stride, *padding), (kernel[0] - 1) * dilation[0] + 1
@@ -450,15 +422,13 @@ class PlanBuilder:
         weight: Value | None = None,
         bias: Value | None = None,
         eps: float,
-        activation: int = 0,
-        alpha: float = 0.0,
-        beta: float = 0.0,
+        activation: Activation = NONE,
     ) -> Value:
         """Return the activation of the norm over groups of channels of images (images, channels, height, width)."""
         images = self._channels_last(input)
         count, height, width, channels = images.shape
         result = self._result(images.shape)
-        numbers = [count, height * width, channels, groups, _bits(eps), activation, _bits(alpha), _bits(beta)]
+        numbers = [count, height * width, channels, groups, _bits(eps), *_codes(activation)]
         self._step(
             GROUP_NORM,
             [*numbers, self._pitch(images), self._pitch(result)],
@@ -476,7 +446,7 @@ class PlanBuilder:
         dilation: Sequence[int],
         *,
         planes: bool = False,
-    ) -> tuple[Value, list[int | _Pitch], list[int]]:
+    ) -> tuple[Value, list[int | _Buffer], list[int]]:
         """Return images with the channels last, the numbers of a window over them, and the sizes that result."""
         if max(kernel) > MOST_TAPS:
             raise ValueError(f"the kernel is {tuple(kernel)}, expected at most {MOST_TAPS} on each side")
@@ -484,7 +454,7 @@ class PlanBuilder:
         sizes = result_sizes(lengths, kernel, stride, padding, dilation)
         if min(sizes) < 1:
             raise ValueError(f"an operand has shape {input.shape}, which is smaller than the kernel {tuple(kernel)}")
-        numbers: list[int | _Pitch] = [count, *lengths, channels, *kernel, *stride, *padding, *dilation]
+        numbers: list[int | _Buffer] = [count, *lengths, channels, *kernel, *stride, *padding, *dilation]
         return input if planes else self._channels_last(input), numbers, sizes
 
     def _channels_last(self, value: Value, *, together: bool = False) -> Value:
@@ -520,8 +490,8 @@ class PlanBuilder:
                 elif isinstance(part, Value):
                     buffer = self._buffers[part.buffer]
                     numbers += [max(buffer.whole.slot, 0), buffer.offset + int(part.layout.storage_offset())]
-                elif isinstance(part, _Pitch):
-                    numbers.append(part.buffer.whole.shape[-1])
+                elif isinstance(part, _Buffer):
+                    numbers.append(part.whole.shape[-1])
                 else:
                     numbers.append(part)
         weights = [tensor for tensor, _ in self._weights]
@@ -586,9 +556,9 @@ class PlanBuilder:
         strides = torch.empty(shape, device="meta").stride()
         return len(shape) == 4 and sizes[:3] == shape[:3] and value.layout.stride() == strides
 
-    def _pitch(self, value: Value) -> int | _Pitch:
+    def _pitch(self, value: Value) -> int | _Buffer:
         """Return the distance between the pixels of images with the channels last."""
-        return _Pitch(self._buffers[value.buffer]) if self._is_pitched(value) else value.shape[-1]
+        return self._buffers[value.buffer] if self._is_pitched(value) else value.shape[-1]
 
     def _place(self) -> int:
         """Give each buffer of the arena its offset, and return the arena's size, in elements."""
@@ -617,7 +587,7 @@ class PlanBuilder:
     def _step(
         self,
         kind: int,
-        numbers: Sequence[int | _Pitch],
+        numbers: Sequence[int | _Buffer],
         operands: Sequence[int | Value | None],
         products: int = 0,
         *,
@@ -670,4 +640,4 @@ def _unknown(*arguments: object) -> list[Tensor]:
     raise RuntimeError("fxopt::run: the plan's numbers are not available; run the operators that it was made from")
 
 
-RUN = Operator("run(Tensor[] inputs, Tensor[] weights, Tensor plan) -> Tensor[]", _unknown, _unknown)
+RUN = Operator("run(Tensor[] inputs, Tensor[] weights, Tensor plan) -> Tensor[]", _unknown)

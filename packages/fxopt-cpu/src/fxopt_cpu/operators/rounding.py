@@ -14,7 +14,7 @@ _MIGRATED = 0.8  # the share of the inputs' spread that weights take: on sentenc
 _FARTHEST = 512  # of a shift, so that sums of products with it fit 32 bits
 
 
-def rounding(weight: Tensor, ends: Tensor, *, transposed: bool = False) -> Tensor:
+def rounding(weight: Tensor, ends: Tensor) -> Tensor:
     """Return factors and shifts (2, in) that take inputs to integers: ``round(x * factor + shift)``, from -127 to 127.
 
     Each element of a row has its own factor and shift. The weight is divided by the factors before it is rounded;
@@ -24,14 +24,13 @@ def rounding(weight: Tensor, ends: Tensor, *, transposed: bool = False) -> Tenso
     Args:
         weight: (out, in).
         ends: the least and largest value of each element, (2, in).
-        transposed: whether the weight is (in, out) instead.
 
     >>> rounding(torch.tensor([[1.0, 1.0]]), torch.tensor([[0.0, -2.0], [2.0, 0.0]])).round().int()
     tensor([[ 127,  127],
             [-127,  127]], dtype=torch.int32)
     """
     tiny = torch.finfo(torch.float32).tiny ** 0.5
-    sizes = weight.detach().abs().amax(1 if transposed else 0).float().clamp_min(tiny)
+    sizes = weight.detach().abs().amax(0).float().clamp_min(tiny)
     middle = ends.mean(0)
     spread = torch.maximum((ends[1] - ends[0]) / 2, middle.abs() * LARGEST / _FARTHEST).clamp_min(tiny)
     shared = spread**_MIGRATED / sizes ** (1 - _MIGRATED)

@@ -50,13 +50,12 @@ def calibrated(graph_module: GraphModule, calls: Iterable[Any]) -> Iterator[Grap
 
 
 def _call(given: object) -> Call:
-    if isinstance(given, Tensor):
-        return (given,), {}
-    if isinstance(given, tuple):
-        both = len(given) == 2 and isinstance(given[0], tuple) and isinstance(given[1], Mapping)
-        return (given[0], given[1]) if both else (given, {})
     if isinstance(given, Mapping):
         return (), given
+    if isinstance(given, tuple) and len(given) == 2 and isinstance(given[0], tuple) and isinstance(given[1], Mapping):
+        return given
+    if isinstance(given, Tensor | tuple):
+        return (given,) if isinstance(given, Tensor) else given, {}
     raise PreconditionError(
         f"a call to calibrate with is {type_text(given)}, expected a tensor, a tuple of arguments, or a mapping of "
         "arguments by name"
@@ -100,17 +99,10 @@ class _Ranges(TorchFunctionMode):
         values = (*args, *(named[name] for name in dict.fromkeys((*_OPERANDS, *named)) if name in named))
         for input, weight in pairwise(values):
             size, dim = self.depths.get(id(weight), (0, 0))
-            if (
-                size
-                and isinstance(input, Tensor)
-                and input.dim() >= -dim
-                and input.numel()
-                and input.shape[dim] == size
-            ):
+            fits = size and isinstance(input, Tensor) and input.dim() >= -dim and input.shape[dim] == size
+            if fits and input.numel():
                 rows = input.detach().movedim(dim, -1).flatten(0, -2)
-                ends = torch.stack((rows.amin(0), rows.amax(0))).float()
-                former = self.found.get(id(weight), ends)
-                self.found[id(weight)] = torch.stack(
-                    (torch.minimum(ends[0], former[0]), torch.maximum(ends[1], former[1]))
-                )
+                former = self.found.get(id(weight), rows[:0].float())  # of calls before
+                rows = torch.cat((torch.stack((rows.amin(0), rows.amax(0))).float(), former))
+                self.found[id(weight)] = torch.stack((rows.amin(0), rows.amax(0)))
         return func(*args, **(kwargs or {}))

@@ -234,11 +234,10 @@ def _merged(layouts: list[Layout | None], size: int) -> tuple[Node, int] | None:
     if len(known) < 3 or len({id(layout.base) for layout in known}) > 1:
         return None
     base = known[0].base
-    found, facts = [heads(layout.axes) for layout in known], tensor_facts(base)
-    if any(each is None or each[1] != size for each in found) or facts is None or facts.rank != 3:
+    found, facts = [each for layout in known if (each := heads(layout.axes)) and each[1] == size], tensor_facts(base)
+    if len(found) < 3 or facts is None or facts.rank != 3:
         return None
-    counts = [each[0] for each in found if each is not None]
-    repeats = [each[2] for each in found if each is not None]
+    counts, _, repeats = zip(*found, strict=True)
     offsets = [0, counts[0] * size, (counts[0] + counts[1]) * size]
     fits = counts[1] == counts[2] and repeats[0] == 1 and repeats[1] == repeats[2]
     same = [layout.offset for layout in known] == offsets and same_size(facts.shape[2], offsets[2] + counts[2] * size)
@@ -285,11 +284,7 @@ def _without_repetition(index: GraphIndex, node: Node, layout: Layout | None) ->
     wanted = (layout.axes[0], replace(layout.axes[1], size=last // repeat, repeat=1), *layout.axes[2:])
     for place, each in enumerate((*layout.chain, layout.base)):
         before = layout_of(index, each)
-        if (
-            before is not None
-            and before.base is layout.base
-            and before.axes == wanted
-            and before.offset == layout.offset
-        ):
+        known = None if before is None else (before.base, before.axes, before.offset)
+        if known == (layout.base, wanted, layout.offset):
             return each, layout.chain[:place], repeat
     return whole_one

@@ -15,11 +15,10 @@ from fxopt_cpu.layers.epilogue import NONE, Activation
 from fxopt_cpu.layers.packed_conv import PackedConv1d, PackedConv2d, Pair, sides_of
 from fxopt_cpu.layers.quantized_conv import QuantizedConv2d
 from fxopt_cpu.library import isa
-from fxopt_cpu.operators.conv import quantize_convolution
+from fxopt_cpu.operators.linear import quantize
 from fxopt_cpu.operators.onednn import ALTER_EXTREMES, HIDE_NAN, why_unsupported
-from fxopt_cpu.operators.rounding import lost, rounding, static
+from fxopt_cpu.operators.rounding import lost, static
 from fxopt_cpu.passes import low_precision
-from fxopt_cpu.passes.calibration import ranges_of
 from fxopt_cpu.passes.matching import REASONS, kernels_refusal, parameter_of
 from fxopt_cpu.passes.memory_formats import format_of, is_ambiguous, leave_channels_last
 from fxopt_cpu.passes.neighbours import Padding, Sum, activation_after, padding_before, sum_after
@@ -150,7 +149,7 @@ class FuseConvolutions(low_precision.Options, ReversibleSitePass[ConvolutionSite
         **low_precision.REASONS,
     }
     kinds: ClassVar = {"float32": (torch.float32, torch.bfloat16), "int8": (torch.float32,)}
-    arithmetic = (quantize_convolution, static, lost)
+    arithmetic = (quantize, static, lost)
 
     def __init__(
         self,
@@ -166,27 +165,23 @@ class FuseConvolutions(low_precision.Options, ReversibleSitePass[ConvolutionSite
         keep_originals: bool = False,
         keep_nan: bool = False,
     ) -> None:
-        self.weights, self.activations, self.where, self.keep = weights, activations, where, keep
-        self.keep_first, self.keep_last = keep_first, keep_last
-        self.min_weights, self.min_channels, self.keep_nan = min_weights, min_channels, keep_nan
-        self.keep_originals = keep_originals
-        self.check_options()
+        super().__init__(
+            weights=weights, activations=activations, where=where, keep=keep, keep_first=keep_first,
+            keep_last=keep_last, min_weights=min_weights, keep_originals=keep_originals,
+        )  # fmt: skip
+        self.min_channels, self.keep_nan = min_channels, keep_nan
 
     def match(self, index: GraphIndex) -> Iterator[ConvolutionSite | Refusal]:
         """Yield the convolutions over one and two dimensions."""
         taken: dict[Node, tuple[int, ConvolutionCall]] = {}  # sums, and the site and call that each went to
         sites: list[ConvolutionSite | Refusal] = []
         calls = {node: call for node in index.nodes if (call := read_convolution(index, node)) is not None}
-        plain = [call for call in calls.values() if isinstance(call, ConvolutionCall) and not call.transposed]
+        plain = (call for call in calls.values() if isinstance(call, ConvolutionCall) and not call.transposed)
         lines = sum(call.dims == 1 for call in plain)
         for node, call in calls.items():
             if isinstance(call, Obstacle):
                 sites.append(Refusal(call.site, call.reason, f"{call.message}; it stays as it is", (node.name,)))
-            elif call.dims == 1 and not call.transposed and lines < FEWEST_LINES:
-                found = f"convolution `{call.label}` is one of {lines} over one dimension"
-                message = f"{found}; at least {FEWEST_LINES} are needed"
-                sites.append(index.refuse(call.label, "other-convolution", message, node))
-            elif call.dims in _LAYERS and not call.transposed:
+            elif not call.transposed and (call.dims == 2 or (call.dims == 1 and lines >= FEWEST_LINES)):
                 site = self._site(call, index)
                 if site.sum is not None:
                     former = taken.get(site.sum.node)
@@ -197,22 +192,11 @@ class FuseConvolutions(low_precision.Options, ReversibleSitePass[ConvolutionSite
             else:
                 kind, plural = "transposed" if call.transposed else "plain", "s" * (call.dims > 1)
                 found = f"convolution `{call.label}` is {kind}, over {call.dims} dimension{plural}"
-                message = f"{found}; expected a plain one over 1 or 2"
+                message = f"{found}; expected a plain one over 2, or one of {FEWEST_LINES} or more plain ones over 1"
                 sites.append(index.refuse(call.label, "other-convolution", message, node))
-        ranges: dict[int, Tensor] = {}
-        if self.is_static and plain:
-            ranges = ranges_of(
-                index.graph_module, {id(each.weight.tensor): (each.in_channels, -1 - each.dims) for each in plain}
-            )
-        count, place = sum(isinstance(each, ConvolutionSite) for each in sites), 0
+        given = self.given_to(index, [each.call for each in sites if isinstance(each, ConvolutionSite)])
         for each in _without_early_overwrites(sites, index):
-            if isinstance(each, ConvolutionSite):
-                ends = ranges.get(id(each.call.weight.tensor))
-                left_out = self.left_out(each.label, place, count - 1 - place)
-                place += 1
-                yield replace(each, left_out=left_out, ends=ends)
-            else:
-                yield each
+            yield replace(each, **next(given)) if isinstance(each, ConvolutionSite) else each
 
     def check(self, site: ConvolutionSite, index: GraphIndex) -> Refusal | None:
         """Refuse what oneDNN cannot compute, other padding than zeros, and shared, tied or mutated tensors."""
@@ -248,15 +232,14 @@ class FuseConvolutions(low_precision.Options, ReversibleSitePass[ConvolutionSite
             edit.note(f"oneDNN's {site.activation.name} turns NaN into a number")
         call, nodes, is_int8 = site.call, site.nodes, self.weights == "int8"
         module = _packed(site, is_int8)
-        refs = {key: ref for key, ref in (("weight", call.weight), ("bias", call.bias)) if ref is not None}
-        weight = refs.pop("weight") if is_int8 else call.weight
+        given = {"weight": None if is_int8 else call.weight, "bias": call.bias}
+        refs = {key: ref for key, ref in given.items() if ref is not None}
         for key, ref in refs.items():
             module.register_parameter(key, parameter_of(ref.tensor))
         if is_int8:
-            for key, tensor in _rounded(weight.tensor, site.ends).items():
-                setattr(module, key, tensor)
-            if self.keep_originals:
-                module.register_parameter("original_weight", parameter_of(weight.tensor))
+            ends = site.ends  # with zero, so that padding has a number
+            ends = None if ends is None else torch.stack((ends[0].clamp_max(0), ends[1].clamp_min(0)))
+            self.put_rounded(module, call, ends)
         full = call.module_name or call.weight.name
         name = edit.add_module(full, f"{full.rpartition('.')[2]}_packed", module.train(call.training))
         inputs = [site.input] if site.sum is None else [site.input, site.sum.other]
@@ -266,7 +249,7 @@ class FuseConvolutions(low_precision.Options, ReversibleSitePass[ConvolutionSite
             edit.erase(node)
         pieces = {ref.name: Piece(f"{name}.{key}") for key, ref in refs.items()}
         if is_int8:
-            pieces |= self.record(edit, weight, name, "conv:quantize_convolution")
+            pieces |= self.record(edit, call, name)
         edit.drop(call, pieces, twin=name)
         for node in nodes:
             if node is not call.node and node.op == "call_module":
@@ -333,17 +316,6 @@ def _fits(call: ConvolutionCall, padding: Padding | None, found: Sum, index: Gra
         return False
     mine, other = tensor_facts(call.node, call.weight.tensor), tensor_facts(found.other, call.weight.tensor)
     return mine is not None and other is not None and same_sizes(mine.shape, other.shape)
-
-
-def _rounded(weight: Tensor, ends: Tensor | None) -> dict[str, Tensor]:
-    """Return a weight in int8, with what belongs to it."""
-    found, plain = {}, weight.detach()
-    if ends is not None:
-        ends = torch.stack((ends[0].clamp_max(0), ends[1].clamp_min(0)))  # so that padding has a number
-        factors = found["rounding"] = rounding(plain.movedim(1, -1).flatten(0, -2), ends)
-        plain = plain / factors[0].view(-1, 1, 1)
-    found["weight"], found["scale"] = quantize_convolution(plain)
-    return found
 
 
 def _packed(site: ConvolutionSite, is_int8: bool) -> PackedConv2d:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any, ClassVar
@@ -17,7 +17,6 @@ from fxopt_cpu.layers.panel_linear import PanelLinear
 from fxopt_cpu.operators.linear import quantize
 from fxopt_cpu.operators.rounding import lost, narrowed, static
 from fxopt_cpu.passes import low_precision
-from fxopt_cpu.passes.calibration import ranges_of
 from fxopt_cpu.passes.layouts import layout_of, operation, source_of
 from fxopt_cpu.passes.matching import (
     REASONS,
@@ -162,23 +161,6 @@ class FuseLinears(low_precision.Options, ReversibleSitePass[ProductSite]):
     }
     arithmetic = (quantize, static, narrowed, lost)
 
-    def __init__(
-        self,
-        *,
-        weights: str = "float32",
-        activations: str = "dynamic",
-        where: str = "*",
-        keep: Sequence[str] = (),
-        keep_first: int = 0,
-        keep_last: int = 0,
-        min_weights: int = 128 * 128,
-        keep_originals: bool = False,
-    ) -> None:
-        self.weights, self.activations, self.where, self.keep = weights, activations, where, keep
-        self.keep_first, self.keep_last = keep_first, keep_last
-        self.min_weights, self.keep_originals = min_weights, keep_originals
-        self.check_options()
-
     def match(self, index: GraphIndex) -> Iterator[ProductSite | Refusal]:
         """Yield the linear layers, with what follows them."""
         layers: dict[tuple[Any, ...], list[ProductSite]] = {}
@@ -189,17 +171,12 @@ class FuseLinears(low_precision.Options, ReversibleSitePass[ProductSite]):
             elif call is not None:
                 key = (call.module_name, call.transposed, *[(ref.key, id(ref.tensor)) for ref in call.tensors])
                 layers.setdefault(key, []).append(ProductSite(call, call.input, node))
-        ranges: dict[int, Tensor] = {}
-        if self.is_static:
-            calls = [sites[0].call for sites in layers.values()]
-            ranges = ranges_of(index.graph_module, {id(each.weight.tensor): (each.in_features, -1) for each in calls})
         claimed: set[Node] = set()
-        for place, sites in enumerate(layers.values()):
-            after, call = len(layers) - 1 - place, sites[0].call
-            left_out = self.left_out(call.label, place, after)
-            site = sites[0] if left_out is not None else _as_one(index, sites, claimed)
-            claimed.update(() if left_out is not None else site.nodes)
-            yield replace(site, left_out=left_out, ends=ranges.get(id(call.weight.tensor)))
+        given = self.given_to(index, [sites[0].call for sites in layers.values()])
+        for sites, its in zip(layers.values(), given, strict=True):
+            site = sites[0] if its["left_out"] is not None else _as_one(index, sites, claimed)
+            claimed.update(() if its["left_out"] is not None else site.nodes)
+            yield replace(site, **its)
 
     def check(self, site: ProductSite, index: GraphIndex) -> Refusal | None:
         """Refuse what the operator does not take, and shared, tied or mutated tensors."""
@@ -238,8 +215,7 @@ class FuseLinears(low_precision.Options, ReversibleSitePass[ProductSite]):
         if self.weights == "float32":
             pieces[call.weight.name] = Piece(f"{name}.weight", transposed=call.transposed)
         else:
-            function = "linear:quantize" if self.weights == "int8" else "rounding:narrowed"
-            pieces |= self.record(edit, call.weight, name, function, ("transposed", call.transposed))
+            pieces |= self.record(edit, call, name)
         if call.bias is not None:
             pieces[call.bias.name] = Piece(f"{name}.bias")
         edit.drop(call, pieces, twin=name)
@@ -259,10 +235,7 @@ class FuseLinears(low_precision.Options, ReversibleSitePass[ProductSite]):
         )  # fmt: skip
         weight = call.weight.tensor
         if self.weights != "float32":
-            for key, tensor in low_precision.rounded(call, self.weights, site.ends).items():
-                setattr(module, key, tensor)
-            if self.keep_originals:
-                module.original_weight = parameter_of(weight)
+            self.put_rounded(module, call, site.ends)
         elif call.transposed:
             with torch.inference_mode(False), torch.no_grad():
                 module.weight = nn.Parameter(weight.detach().t().contiguous(), weight.requires_grad)

@@ -78,12 +78,8 @@ def layout_of(index: GraphIndex, node: Node) -> Layout | None:
         node = source
     layout = whole(node)
     while layout is not None and chain:
-        following = step(index, layout, chain[-1])
-        if following is None:  # the base of what follows
-            layout = whole(chain[-1])
-        else:
-            layout = following
-        chain.pop()
+        node = chain.pop()
+        layout = step(index, layout, node) or whole(node)  # or else it is the base of what follows
     return layout
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any, ClassVar
 
@@ -10,10 +10,13 @@ import torch
 from torch import Tensor, nn
 
 from fxopt_core import Derived, PassOptionError
+from fxopt_cpu.layers.packed_layer import PackedLayer
 from fxopt_cpu.library import ISAS, isa
 from fxopt_cpu.operators.linear import quantize
 from fxopt_cpu.operators.rounding import narrowed, rounding
-from fxopt_rewrite import ConvolutionCall, Editor, LinearCall, Piece, TensorRef
+from fxopt_cpu.passes.calibration import ranges_of
+from fxopt_cpu.passes.matching import parameter_of
+from fxopt_rewrite import ConvolutionCall, Editor, GraphIndex, LinearCall, Piece
 
 Pieces = dict[str, Piece]
 PROMISED_SQNR = {"bfloat16": 25.0, "int8": 15.0}
@@ -34,17 +37,22 @@ class Options:
 
     kinds: ClassVar[Mapping[str, tuple[torch.dtype, ...]]]
     """The kinds of weights, with the dtypes of the weights that they are made of."""
-    weights: str
-    activations: str
-    where: str
-    keep: Sequence[str]
-    keep_first: int
-    keep_last: int
-    min_weights: int
-    keep_originals: bool
 
-    def check_options(self) -> None:
-        """Set what follows from the options, and raise a PassOptionError for impossible ones."""
+    def __init__(
+        self,
+        *,
+        weights: str = "float32",
+        activations: str = "dynamic",
+        where: str = "*",
+        keep: Sequence[str] = (),
+        keep_first: int = 0,
+        keep_last: int = 0,
+        min_weights: int = 128 * 128,
+        keep_originals: bool = False,
+    ) -> None:
+        self.weights, self.activations, self.where, self.keep = weights, activations, where, keep
+        self.keep_first, self.keep_last = keep_first, keep_last
+        self.min_weights, self.keep_originals = min_weights, keep_originals
         name, (first, last) = type(self).__name__, (self.keep_first, self.keep_last)
         names = () if isinstance(self.keep, str) else (*self.keep, self.where)
         strange = not names or any(type(each) is not str for each in names)
@@ -68,14 +76,18 @@ class Options:
         """Whether inputs are rounded by ranges from data."""
         return self.weights == "int8" and self.activations == "static"
 
-    def left_out(self, name: str, place: int, after: int) -> tuple[str, str] | None:
-        """Return which option leaves a layer alone, as (reason code, predicate); None if none does.
+    def given_to(self, index: GraphIndex, calls: Sequence[LinearCall | ConvolutionCall]) -> Iterator[dict[str, Any]]:
+        """Yield what the options give the site of each layer: ``left_out``, and the ``ends`` of its input."""
+        ranges: dict[int, Tensor] = {}
+        if self.is_static and calls:
+            depths = {id(call.weight.tensor): _depth_of(call) for call in calls}
+            ranges = ranges_of(index.graph_module, depths)
+        for place, call in enumerate(calls):
+            left_out = self._left_out(call.label, place, len(calls) - 1 - place)
+            yield {"left_out": left_out, "ends": ranges.get(id(call.weight.tensor))}
 
-        Args:
-            name: of the layer.
-            place: how many layers come before it.
-            after: how many come after it.
-        """
+    def _left_out(self, name: str, place: int, after: int) -> tuple[str, str] | None:
+        """Return which option leaves a layer alone, as (reason code, predicate); None if none does."""
         if self.where != "*" and not fnmatchcase(name, self.where):
             return "filtered", f"does not match where={self.where!r}"
         pattern = next((each for each in self.keep if fnmatchcase(name, each)), None)
@@ -113,39 +125,38 @@ class Options:
             return "no-range", "was not reached by the calibration calls, or its inputs were not finite"
         return None
 
-    def record(self, edit: Editor, weight: TensorRef, layer: str, made: str, *settings: tuple[str, Any]) -> Pieces:
-        """Record how a checkpoint of the original becomes the weight of a layer; return where the original is kept.
-
-        Args:
-            edit: the editor.
-            weight: the original.
-            layer: the name of the layer.
-            made: the function, as ``module:function`` below ``fxopt_cpu.operators``.
-            settings: of the function.
-        """
-        outputs = ("weight",) if self.weights == "bfloat16" else ("weight", "scale")
+    def record(self, edit: Editor, call: LinearCall | ConvolutionCall, layer: str) -> Pieces:
+        """Record how a checkpoint of the original becomes the weight of a layer; return where the original is kept."""
+        is_int8, weight = self.weights == "int8", call.weight.name
+        made = "linear:quantize" if is_int8 else "rounding:narrowed"
         edit.derived(
             Derived(
                 function=f"fxopt_cpu.operators.{'rounding:static' if self.is_static else made}",
-                inputs=(("weight", weight.name),),
-                settings=settings,
-                outputs=tuple(f"{layer}.{key}" for key in outputs),
+                inputs=(("weight", weight),),
+                settings=(("transposed", call.transposed),),
+                outputs=(f"{layer}.weight", f"{layer}.scale")[: 1 + is_int8],
                 restore="fxopt_cpu.operators.rounding:lost",
             )
         )
-        return {weight.name: Piece(f"{layer}.original_weight")} if self.keep_originals else {}
+        return {weight: Piece(f"{layer}.original_weight")} if self.keep_originals else {}
 
-
-def rounded(call: LinearCall, kind: str, ends: Tensor | None) -> dict[str, Tensor]:
-    """Return the weight of a call in bfloat16 or int8, with what belongs to it; none is an inference tensor."""
-    with torch.inference_mode(False), torch.no_grad():
+    def put_rounded(self, layer: PackedLayer, call: LinearCall | ConvolutionCall, ends: Tensor | None) -> None:
+        """Give a layer the weight of a call in bfloat16 or int8, with what belongs to it; no inference tensors."""
         weight = call.weight.tensor
-        plain = weight.clone() if weight.is_inference() else weight
-        if kind == "bfloat16":
-            return {"weight": nn.Parameter(narrowed(plain, transposed=call.transposed), weight.requires_grad)}
-        found = {}
-        if ends is not None:
-            factors = found["rounding"] = rounding(plain, ends, transposed=call.transposed)
-            plain = plain / (factors[0].unsqueeze(1) if call.transposed else factors[0])
-        found["weight"], found["scale"] = quantize(plain, transposed=call.transposed)
-        return found
+        with torch.inference_mode(False), torch.no_grad():
+            plain = weight.clone() if weight.is_inference() else weight.detach()
+            plain = plain.t() if call.transposed else plain
+            if self.weights == "bfloat16":
+                layer.weight = nn.Parameter(narrowed(plain).contiguous(), weight.requires_grad)
+            else:
+                if ends is not None:
+                    layer.rounding = rounding(plain.movedim(1, -1).flatten(0, -2), ends)
+                    plain = plain / layer.rounding[0].view(-1, *[1] * (plain.dim() - 2))
+                layer.weight, layer.scale = quantize(plain)
+        if self.keep_originals:
+            layer.register_parameter("original_weight", parameter_of(weight))
+
+
+def _depth_of(call: LinearCall | ConvolutionCall) -> tuple[int, int]:
+    """Return how many elements or channels a layer's input has, and their dimension."""
+    return (call.in_features, -1) if isinstance(call, LinearCall) else (call.in_channels, -1 - call.dims)

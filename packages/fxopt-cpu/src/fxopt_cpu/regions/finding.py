@@ -37,6 +37,7 @@ from fxopt_rewrite import (
 )
 
 LAYERS = (PanelLinear, MergedAttention, RowAttention, SumNorm, EmbeddingNorm)
+CONVOLUTIONS = (PackedConv1d, PackedConv2d, QuantizedConv2d)
 ELEMENTWISE = {"add": "add", "sub": "subtract", "mul": "multiply", "div": "divide"}
 _MORE_VIEWS = {"squeeze", "movedim", "moveaxis", "t", "mT", "view_as", "expand_as"}
 VIEWS = frozenset(STEPS) - {"clone", "contiguous"} | SPLITS | _MORE_VIEWS
@@ -141,7 +142,7 @@ def _joins(index: GraphIndex, node: Node, images: bool) -> bool:
     module = index.module_of(node)
     is_view = isinstance(module, VIEW_MODULES) and len(node.args) == 1 and is_plain_module(module)
     if module is not None and not is_view:
-        known = type(module) in LAYERS or (images and type(module) in (PackedConv1d, PackedConv2d, QuantizedConv2d))
+        known = type(module) in LAYERS or (images and type(module) in CONVOLUTIONS)
         return known and is_plain_module(module)
     if node.op not in ("call_function", "call_method", "call_module"):
         return False

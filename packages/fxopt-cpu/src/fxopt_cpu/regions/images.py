@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.fx import Node
 
-from fxopt_cpu.layers.epilogue import CODES, Activation, activation_named
+from fxopt_cpu.layers.epilogue import Activation, activation_named
 from fxopt_cpu.layers.packed_conv import PackedConv2d, sides_of, window_of
 from fxopt_cpu.library import isa
 from fxopt_cpu.operators.conv import pack_convolution
@@ -41,21 +41,20 @@ def is_weight(tensor: Any) -> bool:
     return type(tensor) in (Tensor, nn.Parameter) and tensor.dtype is torch.float32 and tensor.is_cpu
 
 
-def fits(layer: PackedConv2d) -> bool:
-    """Return whether the operator computes a convolution, and its kernel has at most 256 places."""
-    return math.prod(layer.kernel_size) <= 256 and layer.packable
-
-
 def convolutions_fit(index: GraphIndex) -> bool:
-    """Return whether a graph has convolutions, and the operator computes all of them: plans take all or none."""
+    """Return whether a graph has convolutions, and the operator computes all of them: plans take all or none.
+
+    It takes kernels of at most 256 places.
+    """
     found = [module for module in index.modules.values() if isinstance(module, PackedConv2d)]
-    return bool(found) and isa() not in (None, "portable") and all(map(fits, found))
+    fit = all(math.prod(each.kernel_size) <= 256 and each.packable for each in found)
+    return bool(found) and isa() not in (None, "portable") and fit
 
 
 def convolve(builder: PlanBuilder, layer: PackedConv2d, *args: Value) -> Value:
     """Add a convolution to a plan; the arguments are its input and, optionally, the value to add."""
     input, *residuals = map(_as_images, args)
-    activation, packed = layer.activation, layer.packed()
+    packed = layer.packed()
     if packed is None:
         raise ValueError("the weight was made in inference mode, so that its changes cannot be noticed")
     held = dict.get(layer._parameters, "bias"), packed.scale, packed.sums, packed.rounding  # which does not thaw
@@ -63,7 +62,7 @@ def convolve(builder: PlanBuilder, layer: PackedConv2d, *args: Value) -> Value:
     made = builder.conv(
         input, builder.weight(packed.panels), features=layer.out_channels, kernel=layer.kernel_size,
         stride=layer.stride, padding=(*layer.padding[0], *layer.padding[1]), dilation=layer.dilation,
-        groups=layer.groups, bias=bias, activation=CODES[activation.name], alpha=activation.alpha, beta=activation.beta,
+        groups=layer.groups, bias=bias, activation=layer.activation,
         residual=residuals[0] if residuals else None, scale=scale, sums=sums, rounding=rounding,
     )  # fmt: skip
     return _like(args[0], made)
@@ -226,11 +225,7 @@ def normalize(
         raise ValueError(f"the input has shape {input.shape}, which the groups or the weight do not fit")
     if values in (0, count * groups):  # torch's functions may raise where each group has one value
         raise ValueError(f"the input has shape {input.shape}, expected several values for each group")
-    made = builder.group_norm(
-        images, groups, **tensors, eps=call.eps, activation=CODES[activation.name], alpha=activation.alpha,
-        beta=activation.beta,
-    )  # fmt: skip
-    return _like(input, made)
+    return _like(input, builder.group_norm(images, groups, **tensors, eps=call.eps, activation=activation))
 
 
 def plain_layer_of(index: GraphIndex, node: Node) -> BatchNormCall | ConvolutionCall | None:
@@ -420,16 +415,14 @@ def concatenate(builder: PlanBuilder, values: Sequence[Value], dim: int) -> Valu
 
 def elementwise(builder: PlanBuilder, one: Value, other: Value | None, kind: str, activation: Activation) -> Value:
     """Add an element-wise operation to a plan: on images with the channels last, in their order."""
-    settings: dict[str, Any] = {
-        "activation": CODES[activation.name], "alpha": activation.alpha, "beta": activation.beta,
-    }  # fmt: skip
     operands = [one] if other is None else [one, other]
     rank = max(len(each.shape) for each in operands)
     if rank not in _ORDERS or not any(len(each.shape) == rank and _is_last(each) for each in operands):
-        return builder.elementwise(one, other, kind, **settings)
+        return builder.elementwise(one, other, kind, activation=activation)
     order, back = _ORDERS[rank]
     last = [each.view(*(1,) * (rank - len(each.shape)), *each.shape).permute(*order) for each in operands]
-    return builder.elementwise(last[0], None if other is None else last[1], kind, **settings).permute(*back)
+    made = builder.elementwise(last[0], None if other is None else last[1], kind, activation=activation)
+    return made.permute(*back)
 
 
 _ORDERS = {3: ((0, 2, 1), (0, 2, 1)), 4: ((0, 2, 3, 1), (0, 3, 1, 2))}  # of the channels last, and back

@@ -11,7 +11,7 @@ from torch.fx import GraphModule, Node
 from torch.fx.node import map_aggregate, map_arg
 
 from fxopt_cpu.layers.attention import LARGEST_HEAD, MergedAttention, RowAttention
-from fxopt_cpu.layers.epilogue import CODES, NORM_CODES, Activation, norm_like
+from fxopt_cpu.layers.epilogue import Activation, norm_like
 from fxopt_cpu.layers.norms import EmbeddingNorm, SumNorm
 from fxopt_cpu.layers.packed_conv import PackedConv2d
 from fxopt_cpu.layers.panel_linear import PanelLinear
@@ -167,9 +167,9 @@ class _Step:
 
     def _norm_of(self, module: EmbeddingNorm | SumNorm) -> dict[str, Any]:
         """Return the settings and tensors of a layer's norm."""
-        (name, eps), held = module._norm, {"weight": module.weight, "bias": module.bias}
+        held = {"weight": module.weight, "bias": module.bias}
         given = {key: self._read(tensor) for key, tensor in held.items() if tensor is not None}
-        return {**given, "eps": eps, "kind": NORM_CODES[name]}
+        return {**given, "norm": module.norm}
 
     def _layer(self, module: nn.Module, *args: Value) -> Value:
         count = {MergedAttention: 1, RowAttention: 3}.get(type(module), len(args))  # a mask may follow
@@ -190,14 +190,14 @@ class _Step:
         return self.builder.norm(*args, **self._norm_of(module))
 
     def _norm(self, call: LayerNormCall) -> Value:
-        input, (name, eps) = self.made[call.input], norm_like(call)
+        input = self.made[call.input]
         _need(input.layout.dtype is torch.float32 and input.shape[-1:] == call.normalized_shape)
         _need(input.layout.numel() > 0)
         given: dict[str, Value] = {}
         for key, ref in norm_tensors(call).items():
             given[key] = self.made[ref.node] if ref.node else self._read(ref.tensor)
             _need(given[key].shape == call.normalized_shape and given[key].layout.dtype is torch.float32)
-        return self.builder.norm(input, **given, eps=eps, kind=NORM_CODES[name])
+        return self.builder.norm(input, **given, norm=norm_like(call))
 
     def _group_norm(self, node: Node, call: images.GroupNorm) -> Value:
         given = {key: self.made[ref.node] if ref.node else self._read(ref.tensor) for key, ref in call.tensors.items()}
@@ -215,19 +215,19 @@ class _Step:
         _need(residual is None or residual.shape == (*input.shape[:-1], module.features))
         panels, scale, sums, rounding, bias, norm_weight, norm_bias = (self._weight(each) for each in operands)
         assert panels is not None
-        (activation, alpha, beta), (norm, eps) = module._activation, module._norm
         return self.builder.linear(
             input, panels, features=module.features, scale=scale, sums=sums, rounding=rounding, bias=bias,
-            activation=CODES[activation], alpha=alpha, beta=beta, residual=residual, norm=NORM_CODES[norm],
-            norm_weight=norm_weight, norm_bias=norm_bias, eps=eps, gated=module.gated,
+            activation=module.activation, residual=residual, norm=module.norm,
+            norm_weight=norm_weight, norm_bias=norm_bias, gated=module.gated,
         )  # fmt: skip
 
     def _attention(self, module: MergedAttention | RowAttention, *operands: Value, mask: Value | None) -> Value:
         settings: dict[str, Any] = {"mask": mask, "scale": module.scale, "causal": module.causal}
         _need(mask is None or mask.layout.dtype in (torch.bool, torch.float32))
         if isinstance(module, MergedAttention):
-            return self.builder.attention_merged(operands[0], module.heads, module.kv_heads, **settings)
-        _need(operands[0].shape[-1] <= LARGEST_HEAD)
+            operands = (*operands[0].split(module.heads, module.kv_heads),)
+        else:
+            _need(operands[0].shape[-1] <= LARGEST_HEAD)
         return self.builder.attention(*operands, **settings)
 
 
