@@ -12,7 +12,7 @@ from itertools import islice
 
 from fxopt_core import PreconditionError, Registry, Transformation, check_is_transformation
 from fxopt_testing.cases import ModelCase
-from fxopt_testing.findings import ConformanceReport, Finding, Flaw, Row, reproduction
+from fxopt_testing.findings import ConformanceReport, Finding, Flaw, OnPass, Row, reproduction
 from fxopt_testing.models import zoo
 from fxopt_testing.properties import PROPERTIES, Property
 from fxopt_testing.properties.run import FINDS
@@ -129,7 +129,7 @@ def subjects_of(
 ) -> list[Subject]:
     """Pair passes with the models to try them on; nothing runs yet."""
     cases, own = (zoo(thorough=thorough), False) if models is None else (tuple(models), True)
-    return [Subject(each, cases, own=own, thorough=thorough, site_model=site_model) for each in passes]
+    return [Subject(each, cases, own=own, site_model=site_model) for each in passes]
 
 
 def applicable(subject: Subject) -> Iterator[Property]:
@@ -147,19 +147,14 @@ def check_property(subject: Subject, rule: Property, known: str | None = None) -
     started, running = time.perf_counter(), subject.seconds
     with warnings.catch_warnings(), process_kept():
         warnings.simplefilter("ignore")  # torch warns about itself, at places that no pass can help
-        row = _on_pass(subject, rule) if rule.on_pass is not None else _on_models(subject, rule)
+        row = _on_models(subject, rule) if rule.on_pass is None else _on_pass(subject, rule, rule.on_pass)
     findings = _known(rule, row.findings, known)
     seconds = time.perf_counter() - started - (subject.seconds - running)  # the runs serve all properties
     return Row(rule.name, row.checked, row.unchanged, row.not_applicable, findings, seconds)
 
 
-def _on_pass(subject: Subject, rule: Property) -> Row:
-    assert rule.on_pass is not None
-    flaws: list[Flaw] = []
-    try:
-        flaws.extend(rule.on_pass(subject))
-    except Exception as error:
-        flaws.append(_raised(error))
+def _on_pass(subject: Subject, rule: Property, check: OnPass) -> Row:
+    flaws = [*_found(check(subject))]
     cases = {case.id: case for case in subject.cases}
     findings = tuple(_finding(subject, rule, flaw, cases.get(flaw.case or "")) for flaw in flaws)
     return Row(rule.name, checked=1, findings=findings)
@@ -179,21 +174,18 @@ def _on_models(subject: Subject, rule: Property) -> Row:
             unchanged += 1
         else:
             checked += 1
-            found.extend((trial, flaw) for flaw in _flaws(subject, rule, trial))
+            assert rule.on_model is not None
+            # Of flaws on one model, the first one counts: others mostly follow from it.
+            found.extend((trial, flaw) for flaw in islice(_found(rule.on_model(subject, trial)), 1))
     return Row(rule.name, checked, unchanged, dict(skipped), tuple(_grouped(subject, rule, found)))
 
 
-def _flaws(subject: Subject, rule: Property, trial: Trial) -> Sequence[Flaw]:
-    """Return the first flaw on a model, if there is one: others mostly follow from it."""
-    assert rule.on_model is not None
+def _found(flaws: Iterable[Flaw]) -> Iterator[Flaw]:
+    """Yield what a check yields; an error that it raises is a flaw, too."""
     try:
-        return tuple(islice(rule.on_model(subject, trial), 1))
+        yield from flaws
     except Exception as error:
-        return (_raised(error),)
-
-
-def _raised(error: Exception) -> Flaw:
-    return Flaw(f"{type(error).__name__}: {error}", "no error")
+        yield Flaw(f"{type(error).__name__}: {error}", "no error")
 
 
 def _grouped(subject: Subject, rule: Property, found: Sequence[tuple[Trial, Flaw]]) -> Iterable[Finding]:

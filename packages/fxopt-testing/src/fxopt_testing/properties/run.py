@@ -10,11 +10,10 @@ from torch.fx import GraphModule
 
 from fxopt_core import PostconditionError, iter_nodes, leaves
 from fxopt_rewrite import REASONS
-from fxopt_testing.cases import ModelCase
-from fxopt_testing.findings import Flaw, Property
-from fxopt_testing.forms import Form, sizes_from_values
+from fxopt_testing.findings import Flaw, Property, if_preserving
+from fxopt_testing.forms import sizes_from_values
 from fxopt_testing.pictures import changes, picture
-from fxopt_testing.trial import Subject, Trial
+from fxopt_testing.trial import EVERY_FORM, Subject, Trial, trials_in
 
 
 def _returned(trial: Trial) -> object:
@@ -74,10 +73,8 @@ def _idempotent(subject: Subject, trial: Trial) -> Iterator[Flaw]:
         yield Flaw(f"applied twice, {name} is {now}", f"{was}, as after the first time")
 
 
-def _if_preserving_or_left_alone(subject: Subject, trial: Trial | None) -> str | None:
-    if not subject.transformation.preserves_computation:
-        return "the pass does not claim preserves_computation: it may compute something else each time"
-    return None
+def _if_it_claims_to_preserve(subject: Subject, trial: Trial | None) -> str | None:
+    return if_preserving(subject, None)  # also on models that do not compute
 
 
 _REASON = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")
@@ -121,11 +118,6 @@ def _if_it_edits(subject: Subject, trial: Trial | None) -> str | None:
     return None if subject.transformation._edits else "the pass leaves the graph as it is"
 
 
-_EVERY_FORM: dict[Form, str] = {
-    "modules": "modules, as torch.fx.symbolic_trace leaves them",
-    "functions": "functions of torch",
-    "export": "aten operators, as torch.export leaves them",
-}
 _TRIED = 3
 """How many models are tried in a form in which the pass changed none."""
 
@@ -133,10 +125,11 @@ _TRIED = 3
 def _finds_in_every_form(subject: Subject) -> Iterator[Flaw]:
     """Yield advice for each form of graph in which the pass finds nothing, on models that it changes in another."""
     found = {"export" if trial.case.form.startswith("export") else trial.case.form for trial in subject.changed}
-    cases = {trial.case.name: trial.case for trial in reversed(subject.changed) if trial.case.form in _EVERY_FORM}
-    for form, what in _EVERY_FORM.items():
-        made = [] if form in found else [_trial_in(subject, case, form) for case in list(cases.values())[-_TRIED:]]
-        tried = [trial for trial in made if trial is not None]
+    cases = {trial.case.name: trial.case for trial in reversed(subject.changed) if trial.case.form in EVERY_FORM}
+    for form, what in EVERY_FORM.items():
+        chosen = [] if form in found else list(cases.values())[-_TRIED:]
+        made = (trial for case in chosen for trial in trials_in(subject.transformation, case, {"form": form}))
+        tried = [trial for trial in made if trial.error is None]
         if not tried or any(trial.changed for trial in tried):
             continue
         refused = {refusal.reason for trial in tried for refusal in trial.refusals}
@@ -150,15 +143,6 @@ def _finds_in_every_form(subject: Subject) -> Iterator[Flaw]:
             tried[0].case.id,
             "advice",
         )
-
-
-def _trial_in(subject: Subject, case: ModelCase, form: Form) -> Trial | None:
-    """Return a run on a model in another form; None where that form cannot be made."""
-    try:
-        trial = Trial(subject.transformation, case.variant(form=form))
-    except Exception:  # not every model can be traced or exported
-        return None
-    return None if trial.error is not None else trial
 
 
 def _independent(subject: Subject, trial: Trial) -> Iterator[Flaw]:
@@ -228,7 +212,7 @@ IDEMPOTENT = Property(
     "applying the pass twice equals applying it once",
     "Let `match` leave out what `rewrite` puts in: test `self.transformed(node)`, or look for what is gone afterwards.",
     on_model=_idempotent,
-    applies=_if_preserving_or_left_alone,
+    applies=_if_it_claims_to_preserve,
 )
 REFUSALS = Property(
     "refusals-explained",

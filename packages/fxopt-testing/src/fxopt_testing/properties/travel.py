@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import copy
-import io
 import pickle
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import torch
 from torch.fx import GraphModule
 
 from fxopt_core import FxoptError, ReversibleTransformation, history, iter_nodes, undo
@@ -42,17 +40,9 @@ def _undo(subject: Subject, trial: Trial) -> Iterator[Flaw]:
         yield Flaw(f"reversing what was never applied makes {what} {now}", f"{was}: there is nothing to undo")
 
 
-def _saved(graph_module: GraphModule) -> Any:
-    file = io.BytesIO()
-    torch.save(graph_module, file)
-    file.seek(0)
-    return torch.load(file, weights_only=False)
-
-
 _WAYS: dict[str, Callable[[GraphModule], Any]] = {
     "copy.deepcopy": copy.deepcopy,
     "pickle": lambda graph_module: pickle.loads(pickle.dumps(graph_module)),
-    "torch.save and torch.load": _saved,
 }
 
 
@@ -110,8 +100,6 @@ def _pickle(subject: Subject, trial: Trial) -> Iterator[Flaw]:
     except Exception:  # a graph that cannot be pickled before need not be picklable afterwards
         return
     yield from _survives(subject, trial, "pickle")
-    if subject.thorough:
-        yield from _survives(subject, trial, "torch.save and torch.load")
 
 
 UNDO = Property(
