@@ -15,7 +15,7 @@ from fxopt_testing.cases import ModelCase
 from fxopt_testing.findings import ConformanceReport, Finding, Flaw, OnPass, Row, reproduction
 from fxopt_testing.models import zoo
 from fxopt_testing.properties import PROPERTIES, Property
-from fxopt_testing.properties.run import FINDS
+from fxopt_testing.properties.run import finds_sites
 from fxopt_testing.trial import Subject, Trial, process_kept
 
 
@@ -41,7 +41,7 @@ def check_transformation(
             is a finding, whichever of the properties that look at changes are checked.
         expected_failures: names of properties that are known not to hold, each with the reason; they are reported but
             fail nothing. One that holds after all is a finding.
-        thorough: whether to take minutes: more models, real ones where they are installed, more faults.
+        thorough: whether to take minutes: each model in more forms and dtypes.
         raises: whether findings are raised. Otherwise they are only in the report, which is then false.
 
     Returns:
@@ -62,8 +62,8 @@ def check_transformation(
     chosen_properties(known)
     (subject,) = subjects_of([transformation], models, thorough=thorough, site_model=site_model)
     rows = [check_property(subject, each, known.get(each.name)) for each in checked]
-    if FINDS not in checked and any(row.unchanged for row in rows) and not subject.changed:
-        rows.append(check_property(subject, FINDS, known.get(FINDS.name)))
+    if finds_sites not in checked and any(row.unchanged for row in rows) and not subject.changed:
+        rows.append(check_property(subject, finds_sites, known.get(finds_sites.name)))
     report = ConformanceReport(subject.name, tuple(rows), subject.seconds)
     if raises:
         report.raise_if_failed()
