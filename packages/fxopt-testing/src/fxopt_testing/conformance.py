@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 import warnings
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, distribution
 from itertools import islice
@@ -154,7 +154,7 @@ def check_property(subject: Subject, rule: Property, known: str | None = None) -
 
 
 def _on_pass(subject: Subject, rule: Property, check: OnPass) -> Row:
-    flaws = [*_found(check(subject))]
+    flaws = [*_found(check, subject)]
     cases = {case.id: case for case in subject.cases}
     findings = tuple(_finding(subject, rule, flaw, cases.get(flaw.case or "")) for flaw in flaws)
     return Row(rule.name, checked=1, findings=findings)
@@ -176,14 +176,14 @@ def _on_models(subject: Subject, rule: Property) -> Row:
             checked += 1
             assert rule.on_model is not None
             # Of flaws on one model, the first one counts: others mostly follow from it.
-            found.extend((trial, flaw) for flaw in islice(_found(rule.on_model(subject, trial)), 1))
+            found.extend((trial, flaw) for flaw in islice(_found(rule.on_model, subject, trial), 1))
     return Row(rule.name, checked, unchanged, dict(skipped), tuple(_grouped(subject, rule, found)))
 
 
-def _found(flaws: Iterable[Flaw]) -> Iterator[Flaw]:
+def _found(check: Callable[..., Iterable[Flaw]], *given: Subject | Trial) -> Iterator[Flaw]:
     """Yield what a check yields; an error that it raises is a flaw, too."""
     try:
-        yield from flaws
+        yield from check(*given)
     except Exception as error:
         yield Flaw(f"{type(error).__name__}: {error}", "no error")
 
