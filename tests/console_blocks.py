@@ -8,7 +8,7 @@ command before it. Nothing else is understood.
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from doctest import OutputChecker
 
 from typer.testing import CliRunner
@@ -44,16 +44,6 @@ class Console:
             assert OutputChecker().check_output(expected, found, options), (
                 f"{where}: {line!r} prints\n{found}\nand the document says\n{expected}"
             )
-
-
-def checker(options: int) -> Callable[[str, str], None]:
-    """Return what checks the blocks of one document, each with its place."""
-    console = Console()
-
-    def check(block: str, where: str) -> None:
-        console.check(block, where, options)
-
-    return check
 
 
 def _commands(block: str) -> Iterator[tuple[str, str]]:

@@ -18,7 +18,7 @@ import pytest
 
 pytest.importorskip("sybil", reason="the group `documents` of pyproject.toml is not installed")
 
-from console_blocks import checker
+from console_blocks import Console
 from sybil import Document, Example
 from sybil.parsers.markdown import CodeBlockParser, PythonCodeBlockParser, SkipParser
 
@@ -40,10 +40,10 @@ def run(document: Path) -> None:
         printed.seek(0)
         printed.truncate()
 
-    check_commands = checker(OPTIONS)
+    commands = Console()
 
     def check_console(example: Example) -> None:
-        check_commands(str(example.parsed), f"{document}, line {example.line}")
+        commands.check(str(example.parsed), f"{document}, line {example.line}", OPTIONS)
 
     python, output = PythonCodeBlockParser(doctest_optionflags=OPTIONS), CodeBlockParser("output", check_output)
     console = CodeBlockParser("console", check_console)

@@ -9,6 +9,8 @@ import pytest
 from _pytest.mark import ParameterSet
 from hypothesis import HealthCheck, settings
 
+NIGHTLY = settings.get_current_profile_name() == "nightly"
+
 
 def mostly_nightly(
     cases: Iterable[Any], in_ci: Collection[str], name: Callable[[Any], str] = str
@@ -37,5 +39,5 @@ def mostly_nightly(
 
 def drawn(examples: int) -> settings:
     """Return settings that draw so many examples, and many more in the profile "nightly"."""
-    factor = settings().max_examples / 100 if settings.get_current_profile_name() == "nightly" else 1
+    factor = settings().max_examples / 100 if NIGHTLY else 1
     return settings(max_examples=int(examples * factor), deadline=None, suppress_health_check=list(HealthCheck))

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from fault_injection import Choice, InjectedFault, InjectedInterrupt, Moment, at_each_place, inject_faults, some
-from hypothesis import settings
+from nightly import NIGHTLY
 from torch import Tensor, nn
 from torch.fx import GraphModule
 
@@ -20,7 +20,6 @@ from fxopt_norm import FuseBatchNorm1dInLinear
 from fxopt_rewrite import infer_shapes
 from fxopt_testing.pictures import bits_of
 
-NIGHTLY = settings.get_current_profile_name() == "nightly"
 CHOICE: Choice = at_each_place if NIGHTLY else some(30)
 INPUTS = (torch.linspace(-1.0, 1.0, 8).view(2, 4),)
 

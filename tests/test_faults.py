@@ -23,7 +23,7 @@ from fault_injection import (
     inject_faults,
     some,
 )
-from hypothesis import settings
+from nightly import NIGHTLY
 from torch import Tensor, nn
 from torch.fx import GraphModule
 
@@ -54,7 +54,6 @@ from fxopt_tools import Verify
 
 # torch warns about itself when the pytree of an export graph is copied.
 pytestmark = pytest.mark.filterwarnings("ignore:`isinstance\\(treespec, LeafSpec\\)` is deprecated:FutureWarning")
-NIGHTLY = settings.get_current_profile_name() == "nightly"
 THROUGHOUT: Choice = every if NIGHTLY else some(12)
 AT_PLACES: Choice = at_each_place if NIGHTLY else some(8)
 LARGE = 256  # a square weight of this size is what a pass releases, so that a rollback has to rebuild it

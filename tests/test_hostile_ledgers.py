@@ -22,7 +22,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import settings
+from nightly import NIGHTLY
 from torch import Tensor, nn
 from torch.fx import GraphModule
 
@@ -77,14 +77,13 @@ def saved() -> dict[str, bytes]:
         return {name: archive.read(name) for name in archive.namelist()}
 
 
-def archive_with(path: Path, change: Callable[[Any], object], *, of_ledger: bool = True) -> Path:
-    """Write an archive whose ledger, or document, was changed."""
-    changed = "ledger.json" if of_ledger else "fxopt.json"
-    data = json.loads(saved()[changed])
+def archive_with(path: Path, change: Callable[[Any], object]) -> Path:
+    """Write an archive whose ledger was changed."""
+    data = json.loads(saved()["ledger.json"])
     change(data)
     with zipfile.ZipFile(path, "w") as archive:
         for entry, content in saved().items():
-            archive.writestr(entry, json.dumps(data) if entry == changed else content)
+            archive.writestr(entry, json.dumps(data) if entry == "ledger.json" else content)
     return path
 
 
@@ -417,7 +416,7 @@ def test_an_edited_ledger_of_an_archive_is_refused_or_right(tmp_path: Path) -> N
     original = undo(copy.deepcopy(graph_module))(X)
     ways = ["delete", "number", "text", "copy", "null", "list", "flag"]
     counts: Counter[str] = Counter()
-    edits = 3000 if settings.get_current_profile_name() == "nightly" else 300
+    edits = 3000 if NIGHTLY else 300
     for _ in range(edits):
         data = json.loads(text)
         edit(data, generator.choice(places), generator.choice(ways), generator.choice(places))

@@ -19,15 +19,12 @@ from torch.fx import GraphModule, Node
 from torch.utils._pytree import tree_leaves
 
 from fxopt_core import (
-    Instrument,
-    PassRun,
     PostconditionError,
     PreconditionError,
     Refusal,
     Transformation,
     compose,
     history,
-    instrumented,
     iter_nodes,
     registry,
 )
@@ -44,7 +41,7 @@ NOTHING_HELPS = "Nothing to do"
 BY_CORE = {
     "overlapping",
     "instrument",
-}  # what core refuses whichever pass it is: see the tests after the cases
+}  # whichever pass it is: see the tests after the cases, and those of rewrite
 BY_MACHINE = {"not-on-cpu", "no-kernels"}  # what another machine is needed for, or played: see the families' tests
 HOPELESS_BY_MACHINE = {"no-operators"}
 MEASURED = {"no-range"}  # what depends on the machine or on data: see tests beside the passes
@@ -203,25 +200,6 @@ def test_what_is_there_in_another_form_is_found_by_calls_of() -> None:
     assert not history(graph_module)[-1].refusals
     assert structure(graph_module) == before
     ReluToTanh(anywhere=True)(graph_module, expect=1, strict=True)
-
-
-class LeavesOut(Instrument):
-    """Lets no site be rewritten."""
-
-    def should_rewrite(self, run: PassRun, graph_module: GraphModule, site: str, nodes: tuple[Node, ...]) -> bool:
-        return False
-
-
-def test_what_an_instrument_leaves_out_is_rewritten_without_it() -> None:
-    graph_module = torch.fx.symbolic_trace(pair().eval())
-    before = structure(graph_module)
-    with instrumented(LeavesOut()):
-        MergeLinears()(graph_module, expect=0)
-    (refusal,) = history(graph_module)[-1].refusals
-    assert (refusal.site, refusal.reason, refusal.nodes) == ("q + k", "instrument", ("q", "k"))
-    assert "`q + k`" in refusal.message
-    assert structure(graph_module) == before
-    MergeLinears()(graph_module, expect=1, strict=True)
 
 
 class TestTheTable:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import copy
-import io
 import pickle
 import re
 from collections.abc import Callable
 from functools import cache
 from typing import Any
 
+import elsewhere
 import pytest
 import torch
 from torch import Tensor, nn
@@ -102,11 +102,7 @@ def picture(graph_module: GraphModule) -> Picture:
 
 def saved(graph_module: GraphModule) -> GraphModule:
     """Saved and loaded by torch."""
-    file = io.BytesIO()
-    torch.save(graph_module, file)
-    file.seek(0)
-    loaded: GraphModule = torch.load(file, weights_only=False)
-    return loaded
+    return elsewhere.loaded(elsewhere.saved(graph_module))
 
 
 def eliminated(graph_module: GraphModule) -> GraphModule:

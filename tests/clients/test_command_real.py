@@ -30,15 +30,6 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path / "bert"
 
 
-def test_a_folder_is_optimized_verified_and_saved(folder: Path, tmp_path: Path) -> None:
-    data = fxopt("optimize", folder, "-p", "merge-linears", "-o", tmp_path / "bert.fxopt", "--expect", 2)
-    assert data["verification"]["passed"]
-    assert data["verification"]["outputs"][0]["path"] == "output.last_hidden_state"
-    assert fxopt("verify", folder, tmp_path / "bert.fxopt")["passed"]
-    fxopt("undo", tmp_path / "bert.fxopt", "-o", tmp_path / "back.fxopt")
-    assert fxopt("history", tmp_path / "back.fxopt")["passes"][-1]["state"] == "undone"
-
-
 def test_the_class_that_the_folder_names(tmp_path: Path) -> None:
     model = transformers.BertForSequenceClassification(transformers.BertConfig(**SIZES, num_labels=3))
     model.save_pretrained(tmp_path / "classifier")

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from architectures import BY_NAME, DECODER, ENCODER, VOCABULARY
-from hypothesis import settings
+from nightly import mostly_nightly
 from torch import nn
 
 import fxopt_compile
@@ -50,11 +50,8 @@ def live_sites(model: nn.Module) -> Counter[str]:
     return sites(record for graph in fxopt_compile.history(model) for record in graph.records)
 
 
-NIGHTLY = settings.get_current_profile_name() == "nightly"
-
-
 @pytest.mark.parametrize(
-    "name", ["Llama", "ResNet", *(["BERT", "ViT", "T5", "CLIP", "MobileNetV2"] if NIGHTLY else [])]
+    "name", mostly_nightly(["Llama", "ResNet", "BERT", "ViT", "T5", "CLIP", "MobileNetV2"], ["Llama", "ResNet"])
 )
 def test_dynamos_graphs_have_the_sites_that_capture_finds(name: str) -> None:
     """In one graph, with the same results as eager."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import re
 import shlex
 import shutil
@@ -90,9 +89,3 @@ def test_the_program_has_at_most_ten_lines() -> None:
     """It runs, with its output, as the examples of all documents do."""
     assert len(PROGRAM.splitlines()) <= 10
     assert README.split(PROGRAM)[1].startswith("```\n\n```output\n")
-
-
-def test_the_names_in_it_are_there() -> None:
-    names = re.findall(r"^from fxopt import (.*)$", PROGRAM, re.MULTILINE)[0].split(", ")
-    assert all(hasattr(importlib.import_module("fxopt"), name) for name in names)
-    assert "SentenceTransformer(" in PROGRAM

@@ -17,7 +17,7 @@ import dis
 import gc
 import sys
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from inspect import CO_GENERATOR
@@ -132,9 +132,9 @@ class FaultReport:
 class Injector:
     """Counts the calls that a function makes, and raises at one of them, before or after it has done its work."""
 
-    def __init__(self, moment: Moment = "before", files: Collection[str] = ()) -> None:
+    def __init__(self, moment: Moment) -> None:
         self._after = moment == "after"
-        self._kinds = _Kinds(_ENDINGS | _BEGINNINGS if self._after else _ENDINGS, files)
+        self._kinds = _Kinds(_ENDINGS | _BEGINNINGS if self._after else _ENDINGS)
 
     def calls(self, function: Callable[[], object]) -> list[Call]:
         """Return the calls that a function makes; of those that end after the last one has begun, none."""
@@ -209,14 +209,13 @@ class Injector:
 class _Kinds(dict[CodeType, int]):
     """For the code of a function: whether calls of it count, and whether the calls that it makes count, too."""
 
-    def __init__(self, left_out: frozenset[str], files: Collection[str]) -> None:
+    def __init__(self, left_out: frozenset[str]) -> None:
         super().__init__()
         self.left_out = left_out
-        self._files = files
 
     def __missing__(self, code: CodeType) -> int:
         file = code.co_filename
-        calling = "fxopt_" in file or file in self._files or file.startswith((f"{_TORCH}/fx/", f"{_TORCH}/nn/"))
+        calling = "fxopt_" in file or file.startswith((f"{_TORCH}/fx/", f"{_TORCH}/nn/"))
         calling = calling and not file.startswith(_OWN)  # what the kit does around an action does not fail
         kind = _CALLING if calling else _CALLED if file.startswith(_TORCH) else _OTHER
         self[code] = kind = _OTHER if code.co_name in self.left_out else kind
@@ -262,14 +261,11 @@ def inject_faults(
     make: Make,
     action: Action,
     inputs: tuple[Any, ...],
-    kwargs: Mapping[str, Any] | None = None,
     *,
     choose: Choice = at_each_place,
     moment: Moment = "before",
     error: type[BaseException] = InjectedFault,
     identities: bool = True,
-    files: Collection[str] = (),
-    survived: Callable[[GraphModule], Iterable[str]] | None = None,
 ) -> FaultReport:
     """Make an action on a graph module fail at its calls, and look for what it leaves behind.
 
@@ -282,44 +278,33 @@ def inject_faults(
             such as the model it was captured from.
         action: what is to fail; returns a graph module, or None if that is the one it was given.
         inputs: the graph module's positional arguments.
-        kwargs: its keyword arguments.
         choose: chooses the calls to fail at.
         moment: whether a call fails before or after it has done its work.
         error: what is raised.
         identities: whether objects have to be the very same ones; see `Footprint`.
-        files: source files whose calls fail too: those of a pass.
-        survived: yields what is wrong with a graph module that the action returns in spite of a fault.
     """
-    kwargs = {} if kwargs is None else kwargs
-    started, injector = time.perf_counter(), Injector(moment, files)
-    expected = _result(action, make(), inputs, kwargs)  # what is imported and cached once is so from here on
+    started, injector = time.perf_counter(), Injector(moment)
+    expected = _result(action, make(), inputs)  # what is imported and cached once is so from here on
     counted = make()
     calls = injector.calls(lambda: action(_graph_module(counted)))
     report = FaultReport(calls=len(calls))
-    subject = _Subject(make(), inputs, kwargs, identities)
+    subject = _Subject(make(), inputs, identities)
     for call in choose(calls):
         report.injected += 1
-        if not _stays_intact(subject, injector, action, call, error, report, survived):
-            subject = _Subject(make(), inputs, kwargs, identities)
-    if _result(action, subject.modules, inputs, kwargs) != expected:
+        if not _stays_intact(subject, injector, action, call, error, report):
+            subject = _Subject(make(), inputs, identities)
+    if _result(action, subject.modules, inputs) != expected:
         report.traces.append("after all faults, the action gives something else than on an untouched twin")
     report.seconds = time.perf_counter() - started
     return report
 
 
 def _stays_intact(
-    subject: _Subject,
-    injector: Injector,
-    action: Action,
-    call: Call,
-    error: type[BaseException],
-    report: FaultReport,
-    survived: Callable[[GraphModule], Iterable[str]] | None,
+    subject: _Subject, injector: Injector, action: Action, call: Call, error: type[BaseException], report: FaultReport
 ) -> bool:
     """Inject a fault, add to the report what it left, and return whether the subject serves for another one."""
-    returned: list[object] = []
     try:
-        injector.fail(lambda: returned.append(action(subject.graph_module)), call.number, error(f"injected at {call}"))
+        injector.fail(lambda: action(subject.graph_module), call.number, error(f"injected at {call}"))
     except BaseException as raised:
         traces = subject.traces()
         if not _comes_from(raised, error):
@@ -327,37 +312,31 @@ def _stays_intact(
         report.traces += [f"{call}: {trace}" for trace in traces[:5]]
         return not traces
     report.survived += 1
-    if survived is not None:
-        made = returned[0] if isinstance(returned[0], GraphModule) else subject.graph_module
-        report.traces += [f"{call}: {wrong}" for wrong in survived(made)]
     return False
 
 
 class _Subject:
     """Modules with their footprint, and what the graph module computes."""
 
-    def __init__(
-        self, modules: Sequence[nn.Module], inputs: tuple[Any, ...], kwargs: Mapping[str, Any], identities: bool
-    ) -> None:
+    def __init__(self, modules: Sequence[nn.Module], inputs: tuple[Any, ...], identities: bool) -> None:
         self.modules = modules
         self.graph_module = _graph_module(modules)
-        self._inputs, self._kwargs, self._identities = inputs, kwargs, identities
-        self._outputs = called(self.graph_module, inputs, kwargs)
+        self._inputs, self._identities = inputs, identities
+        self._outputs = called(self.graph_module, inputs)
         self._before = Footprint(*modules, identities=identities)
 
     def traces(self) -> list[str]:
         found = self._before.differences(Footprint(*self.modules, identities=self._identities))
         try:
-            outputs = called(self.graph_module, self._inputs, self._kwargs)
+            outputs = called(self.graph_module, self._inputs)
         except Exception as error:
             return [*found, f"the module fails: {type(error).__name__}: {error}"]
         return found if outputs == self._outputs else [*found, "the module computes something else"]
 
 
-def called(graph_module: GraphModule, inputs: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[object]:
+def called(graph_module: GraphModule, inputs: tuple[Any, ...]) -> list[object]:
     """Return the bits of what a module gives; it gets inputs of its own, in case it writes them."""
-    args, kwargs = copy.deepcopy((inputs, dict(kwargs)))
-    return bits_of(graph_module(*args, **kwargs))
+    return bits_of(graph_module(*copy.deepcopy(inputs)))
 
 
 def _graph_module(modules: Sequence[nn.Module]) -> GraphModule:
@@ -365,13 +344,11 @@ def _graph_module(modules: Sequence[nn.Module]) -> GraphModule:
     return modules[0]
 
 
-def _result(
-    action: Action, modules: Sequence[nn.Module], inputs: tuple[Any, ...], kwargs: Mapping[str, Any]
-) -> list[object]:
+def _result(action: Action, modules: Sequence[nn.Module], inputs: tuple[Any, ...]) -> list[object]:
     made = action(_graph_module(modules)) or modules[0]
     assert isinstance(made, GraphModule)
     made.recompile()  # which the action may leave to others
-    return [picture(made), called(made, inputs, kwargs)]
+    return [picture(made), called(made, inputs)]
 
 
 def _comes_from(raised: BaseException | None, error: type[BaseException]) -> bool:

@@ -39,10 +39,6 @@ def test_another_code_is_shown_as_a_difference() -> None:
         assert_code(torch.fx.symbolic_trace(Product()), "mul = x * 3.0; relu = torch.relu(mul); return relu")
 
 
-def test_arguments_keep_their_own_names() -> None:
-    assert code_of(torch.fx.symbolic_trace(nn.Sequential(nn.ReLU()))).startswith("def forward(self, input):")
-
-
 def test_what_is_no_code_is_said_so() -> None:
     with pytest.raises(PreconditionError, match="not Python code"):
         assert_code(torch.fx.symbolic_trace(Product()), "mul = = 2")
@@ -93,11 +89,6 @@ def test_refusals_are_expected_by_their_reasons() -> None:
     assert_rewrites(results.RefusesBadly(), model, count=0, refused=["Not Supported"] * 3)
 
 
-def test_what_computes_something_else_is_shown() -> None:
-    with pytest.raises(AssertionError, match="computes something else"):
-        assert_rewrites(computation.ClaimsWrongly(), Product(), torch.full((2,), 5.0))
-
-
 def test_near_misses_are_left_alone_for_a_reason() -> None:
     tied = model_case("tied[modules]")
     assert_left_alone(results.Padding(), Pair(), torch.ones(2, 4))
@@ -131,7 +122,7 @@ def test_all_that_holds_of_a_rewrite_is_checked_in_every_form(form: Form) -> Non
 @pytest.mark.parametrize(
     ("transformation", "model", "found"),
     [
-        (computation.ClaimsWrongly(), Of(lambda x: x * 2.0), "outputs: `output` differs"),
+        (computation.ClaimsWrongly(), Of(lambda x: x * 2.0), "computes something else: outputs: `output` differs"),
         (computation.WritesCopies(), Of(lambda x: x.mul_(2.0)), r"effects: `args\[0\] after the call` differs"),
         (computation.Detaches(), Of(torch.tanh), r"gradients: the gradient of `args\[0\]` differs"),
         (computation.AddsEachTime(), Of(torch.relu), "a second time, order of nodes is"),

@@ -11,7 +11,7 @@ from fxopt_core import LintAndRecompile, Transformation
 from fxopt_testing import ConformanceError, ModelCase, check_transformation, zoo
 from fxopt_testing.conformance import check_property, subjects_of
 from fxopt_testing.examples import example_case
-from fxopt_testing.properties.run import FINDS
+from fxopt_testing.properties.run import finds_sites
 
 SOME = ("same-outputs", "same-gradients")
 
@@ -103,7 +103,7 @@ def test_a_model_without_sites_is_no_site_model() -> None:
 def test_it_is_tried_on_the_graph_of_its_example() -> None:
     (subject,) = subjects_of([SinToCosByExample()])
     subject.cases = subject.cases[:2]
-    assert not [each for each in check_property(subject, FINDS).findings if each.severity == "error"]
+    assert not [each for each in check_property(subject, finds_sites).findings if each.severity == "error"]
     assert [trial.case.id for trial in subject.changed] == ["the example of SinToCosByExample[graph]"]
 
 

@@ -5,17 +5,17 @@ from __future__ import annotations
 import time
 import warnings
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, distribution
 from itertools import islice
 
 from fxopt_core import PreconditionError, Registry, Transformation, check_is_transformation
 from fxopt_testing.cases import ModelCase
-from fxopt_testing.findings import ConformanceReport, Finding, Flaw, Row, reproduction
+from fxopt_testing.findings import ConformanceReport, Finding, Flaw, OnPass, Row, reproduction
 from fxopt_testing.models import zoo
 from fxopt_testing.properties import PROPERTIES, Property
-from fxopt_testing.properties.run import FINDS
+from fxopt_testing.properties.run import finds_sites
 from fxopt_testing.trial import Subject, Trial, process_kept
 
 
@@ -41,7 +41,7 @@ def check_transformation(
             is a finding, whichever of the properties that look at changes are checked.
         expected_failures: names of properties that are known not to hold, each with the reason; they are reported but
             fail nothing. One that holds after all is a finding.
-        thorough: whether to take minutes: more models, real ones where they are installed, more faults.
+        thorough: whether to take minutes: each model in more forms and dtypes.
         raises: whether findings are raised. Otherwise they are only in the report, which is then false.
 
     Returns:
@@ -62,8 +62,8 @@ def check_transformation(
     chosen_properties(known)
     (subject,) = subjects_of([transformation], models, thorough=thorough, site_model=site_model)
     rows = [check_property(subject, each, known.get(each.name)) for each in checked]
-    if FINDS not in checked and any(row.unchanged for row in rows) and not subject.changed:
-        rows.append(check_property(subject, FINDS, known.get(FINDS.name)))
+    if finds_sites not in checked and any(row.unchanged for row in rows) and not subject.changed:
+        rows.append(check_property(subject, finds_sites, known.get(finds_sites.name)))
     report = ConformanceReport(subject.name, tuple(rows), subject.seconds)
     if raises:
         report.raise_if_failed()
@@ -129,7 +129,7 @@ def subjects_of(
 ) -> list[Subject]:
     """Pair passes with the models to try them on; nothing runs yet."""
     cases, own = (zoo(thorough=thorough), False) if models is None else (tuple(models), True)
-    return [Subject(each, cases, own=own, thorough=thorough, site_model=site_model) for each in passes]
+    return [Subject(each, cases, own=own, site_model=site_model) for each in passes]
 
 
 def applicable(subject: Subject) -> Iterator[Property]:
@@ -147,19 +147,14 @@ def check_property(subject: Subject, rule: Property, known: str | None = None) -
     started, running = time.perf_counter(), subject.seconds
     with warnings.catch_warnings(), process_kept():
         warnings.simplefilter("ignore")  # torch warns about itself, at places that no pass can help
-        row = _on_pass(subject, rule) if rule.on_pass is not None else _on_models(subject, rule)
+        row = _on_models(subject, rule) if rule.on_pass is None else _on_pass(subject, rule, rule.on_pass)
     findings = _known(rule, row.findings, known)
     seconds = time.perf_counter() - started - (subject.seconds - running)  # the runs serve all properties
     return Row(rule.name, row.checked, row.unchanged, row.not_applicable, findings, seconds)
 
 
-def _on_pass(subject: Subject, rule: Property) -> Row:
-    assert rule.on_pass is not None
-    flaws: list[Flaw] = []
-    try:
-        flaws.extend(rule.on_pass(subject))
-    except Exception as error:
-        flaws.append(_raised(error))
+def _on_pass(subject: Subject, rule: Property, check: OnPass) -> Row:
+    flaws = [*_found(check, subject)]
     cases = {case.id: case for case in subject.cases}
     findings = tuple(_finding(subject, rule, flaw, cases.get(flaw.case or "")) for flaw in flaws)
     return Row(rule.name, checked=1, findings=findings)
@@ -179,21 +174,18 @@ def _on_models(subject: Subject, rule: Property) -> Row:
             unchanged += 1
         else:
             checked += 1
-            found.extend((trial, flaw) for flaw in _flaws(subject, rule, trial))
+            assert rule.on_model is not None
+            # Of flaws on one model, the first one counts: others mostly follow from it.
+            found.extend((trial, flaw) for flaw in islice(_found(rule.on_model, subject, trial), 1))
     return Row(rule.name, checked, unchanged, dict(skipped), tuple(_grouped(subject, rule, found)))
 
 
-def _flaws(subject: Subject, rule: Property, trial: Trial) -> Sequence[Flaw]:
-    """Return the first flaw on a model, if there is one: others mostly follow from it."""
-    assert rule.on_model is not None
+def _found(check: Callable[..., Iterable[Flaw]], *given: Subject | Trial) -> Iterator[Flaw]:
+    """Yield what a check yields; an error that it raises is a flaw, too."""
     try:
-        return tuple(islice(rule.on_model(subject, trial), 1))
+        yield from check(*given)
     except Exception as error:
-        return (_raised(error),)
-
-
-def _raised(error: Exception) -> Flaw:
-    return Flaw(f"{type(error).__name__}: {error}", "no error")
+        yield Flaw(f"{type(error).__name__}: {error}", "no error")
 
 
 def _grouped(subject: Subject, rule: Property, found: Sequence[tuple[Trial, Flaw]]) -> Iterable[Finding]:

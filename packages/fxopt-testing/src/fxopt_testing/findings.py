@@ -66,6 +66,22 @@ class Property:
         return None if self.applies is None else self.applies(subject, trial)
 
 
+def on_model(
+    statement: str, advice: str, *, applies: Applies | None = None, if_changed: bool = True
+) -> Callable[[OnModel], Property]:
+    """Make a check of one model a property, named after the function."""
+    return lambda check: Property(_name(check), statement, advice, check, None, applies, if_changed)
+
+
+def on_pass(statement: str, advice: str, *, applies: Applies | None = None) -> Callable[[OnPass], Property]:
+    """Make a check of the pass as a whole a property, named after the function."""
+    return lambda check: Property(_name(check), statement, advice, None, check, applies)
+
+
+def _name(check: Callable[..., object]) -> str:
+    return check.__name__.replace("_", "-")
+
+
 def if_preserving(subject: Subject, trial: Trial | None) -> str | None:
     """Apply to passes that claim to preserve what is computed, on models that compute."""
     if not subject.transformation.preserves_computation:

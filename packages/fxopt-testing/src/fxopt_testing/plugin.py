@@ -43,7 +43,7 @@ def conformance_tests(
         site_model: a model that each of them rewrites, tried as well; see `check_transformation`.
         properties: names of the properties; all if not given.
         expected_failures: names of properties that are known not to hold, each with the reason: those tests xfail.
-        thorough: whether to take minutes: more models, real ones where they are installed, more faults.
+        thorough: whether to take minutes: each model in more forms and dtypes.
 
     Raises:
         PreconditionError: A distribution is not installed, or there is no property of a name.
@@ -103,7 +103,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption(
         "--fxopt-thorough",
         action="store_true",
-        help="take minutes for each pass: more models, real ones where they are installed, more faults",
+        help="take minutes for each pass: each model in more forms and dtypes",
     )
 
 

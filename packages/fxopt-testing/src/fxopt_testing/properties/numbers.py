@@ -4,9 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from fxopt_testing.findings import Flaw, OnModel, Property, if_preserving
+from fxopt_testing.findings import Flaw, OnModel, Property, if_preserving, on_model
 from fxopt_testing.outcomes import behaviour_of, unlike
 from fxopt_testing.trial import Subject, Trial
+
+
+def _in_eval_mode(subject: Subject, trial: Trial | None) -> str | None:
+    in_train_mode = trial is not None and trial.case.training
+    return "models in train mode are checked by train-mode" if in_train_mode else if_preserving(subject, trial)
+
+
+def _in_train_mode(subject: Subject, trial: Trial | None) -> str | None:
+    in_eval_mode = trial is not None and not trial.case.training
+    return "the model is in eval mode" if in_eval_mode else if_preserving(subject, trial)
 
 
 def _same(*kinds: str) -> OnModel:
@@ -26,7 +36,12 @@ def _same(*kinds: str) -> OnModel:
     return check
 
 
-def _other_inputs(subject: Subject, trial: Trial) -> Iterator[Flaw]:
+@on_model(
+    "results are the same for every input that the model accepts: other batch sizes, an empty batch, other strides",
+    "Bake no size, value or stride of an example into the graph.",
+    applies=_in_eval_mode,
+)
+def other_inputs(subject: Subject, trial: Trial) -> Iterator[Flaw]:
     for name, inputs, expected in trial.other_inputs():
         try:
             found = behaviour_of(trial.done, inputs, gradients=False)
@@ -39,29 +54,12 @@ def _other_inputs(subject: Subject, trial: Trial) -> Iterator[Flaw]:
             yield Flaw(f"with {name}, {each.text}", "what the model does")
 
 
-def _in_eval_mode(subject: Subject, trial: Trial | None) -> str | None:
-    in_train_mode = trial is not None and trial.case.training
-    return "models in train mode are checked by train-mode" if in_train_mode else if_preserving(subject, trial)
-
-
-def _in_train_mode(subject: Subject, trial: Trial | None) -> str | None:
-    in_eval_mode = trial is not None and not trial.case.training
-    return "the model is in eval mode" if in_eval_mode else if_preserving(subject, trial)
-
-
 OUTPUTS = Property(
     "same-outputs",
     "the result returns what the model did, to the tolerance of its dtype",
     "Check legality before rewriting: what else reads or writes the values and parameters of the site "
     "(`sharing_refusal`, `tensors_refusal`, `index.effects`)?",
     on_model=_same("outputs"),
-    applies=_in_eval_mode,
-)
-OTHER_INPUTS = Property(
-    "other-inputs",
-    "results are the same for every input that the model accepts: other batch sizes, an empty batch, other strides",
-    "Bake no size, value or stride of an example into the graph.",
-    on_model=_other_inputs,
     applies=_in_eval_mode,
 )
 EFFECTS = Property(

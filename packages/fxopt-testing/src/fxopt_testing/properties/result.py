@@ -18,7 +18,7 @@ from fxopt_rewrite import (
     infer_shapes,
     registered_functions,
 )
-from fxopt_testing.findings import Flaw, Property, if_preserving
+from fxopt_testing.findings import Flaw, if_preserving, on_model
 from fxopt_testing.outcomes import behaviour_of, differences
 from fxopt_testing.trial import Subject, Trial, called_modules, hooks_of
 
@@ -36,7 +36,25 @@ def used_names(graph_module: GraphModule) -> set[str]:
     return {name for name, tensor in current_tensors(graph_module).items() if id(tensor) in used}
 
 
-def _flags(subject: Subject, trial: Trial) -> Iterator[Flaw]:
+def _if_exact(subject: Subject, trial: Trial | None) -> str | None:
+    """Apply to passes that promise no signal-to-noise ratio: the others may approximate by other dtypes."""
+    approximates = getattr(subject.transformation, "promised_sqnr", None) is not None
+    return "the pass declares an accuracy (promised_sqnr)" if approximates else None
+
+
+def if_tensors(subject: Subject, trial: Trial | None) -> str | None:
+    """Apply to models that have parameters or buffers."""
+    if trial is not None and not trial.source.state_dict():
+        return "the model has no parameters or buffers"
+    return None
+
+
+@on_model(
+    "frozen stays frozen, trainable stays trainable, and train and eval mode stay",
+    "Make new parameters with requires_grad of what they stand for, new modules with `.train(original.training)`, and "
+    "refuse a mix (`mixed_flags_refusal`).",
+)
+def flags_kept(subject: Subject, trial: Trial) -> Iterator[Flaw]:
     old = dict(trial.source.named_parameters(remove_duplicate=False))
     new = dict(trial.done.named_parameters(remove_duplicate=False))
     for name in old.keys() & new.keys():
@@ -63,7 +81,12 @@ def _modes(trial: Trial) -> Iterator[Flaw]:
             yield Flaw(f"new module `{name}` has training={module.training}", f"{modes.pop()}, as what it stands for")
 
 
-def _dtypes(subject: Subject, trial: Trial) -> Iterator[Flaw]:
+@on_model(
+    "dtype and device of parameters and buffers stay",
+    "Make new tensors in the dtype and on the device of what they stand for; compute in a wider one and round once.",
+    applies=_if_exact,
+)
+def dtypes_kept(subject: Subject, trial: Trial) -> Iterator[Flaw]:
     old, new = current_tensors(trial.source), current_tensors(trial.done)
     for kind in ("dtype", "device"):
         known = {getattr(tensor, kind) for tensor in old.values()} or {getattr(t, kind) for t in new.values()}
@@ -75,7 +98,11 @@ def _dtypes(subject: Subject, trial: Trial) -> Iterator[Flaw]:
                 yield Flaw(f"`{name}` has {kind} {found}", expected)
 
 
-def _ties(subject: Subject, trial: Trial) -> Iterator[Flaw]:
+@on_model(
+    "a tensor with several names stays one tensor under all of them",
+    "Change a tensor under all of its names, or refuse it (`sharing_refusal`, reason `tied-parameter`).",
+)
+def ties_kept(subject: Subject, trial: Trial) -> Iterator[Flaw]:
     new = current_tensors(trial.done)
     groups: dict[int, list[str]] = {}
     for name, tensor in current_tensors(trial.source).items():
@@ -87,7 +114,12 @@ def _ties(subject: Subject, trial: Trial) -> Iterator[Flaw]:
             yield Flaw(f"`{apart[0]}` and `{left[0]}` are two tensors", "one tensor under both names, as before")
 
 
-def _keys(subject: Subject, trial: Trial) -> Iterator[Flaw]:
+@on_model(
+    "the state_dict loses and gains only what the pass replaced",
+    "Remove what your rewrite made unused, by `Editor.drop`, and nothing else (not `delete_all_unused_submodules`); "
+    "pass `persistent` on when registering a buffer anew.",
+)
+def keys_kept(subject: Subject, trial: Trial) -> Iterator[Flaw]:
     old, new = current_tensors(trial.source), current_tensors(trial.done)
     used = used_names(trial.source)
     lost = [name for name in old if name not in new and name not in used]
@@ -100,7 +132,11 @@ def _keys(subject: Subject, trial: Trial) -> Iterator[Flaw]:
             yield Flaw(f"`{name}` is {states[name in now]}", states[name in was])
 
 
-def _leftovers(subject: Subject, trial: Trial) -> Iterator[Flaw]:
+@on_model(
+    "what became unused is removed from the module and the state_dict",
+    "Drop the modules and parameters that your rewrite replaced: `Editor.drop(call, pieces)`.",
+)
+def no_leftovers(subject: Subject, trial: Trial) -> Iterator[Flaw]:
     new = current_tensors(trial.done)
     left = (used_names(trial.source) & new.keys()) - used_names(trial.done)
     if left:
@@ -108,7 +144,11 @@ def _leftovers(subject: Subject, trial: Trial) -> Iterator[Flaw]:
         yield Flaw(f"`{min(left)}`{more} is not read any more, and still there", "it to be removed")
 
 
-def _hooks(subject: Subject, trial: Trial) -> Iterator[Flaw]:
+@on_model(
+    "modules and parameters with hooks stay, and are still called",
+    "Refuse modules with hooks: the views of fxopt_rewrite do so by themselves (reason `hooks`).",
+)
+def hooks_kept(subject: Subject, trial: Trial) -> Iterator[Flaw]:
     found, called = hooks_of(trial.done), called_modules(trial.done)
     called_before = called_modules(trial.source)
     for name, count in trial.hooks.items():
@@ -119,7 +159,12 @@ def _hooks(subject: Subject, trial: Trial) -> Iterator[Flaw]:
             yield Flaw(f"{name}, which has hooks, is not called any more", "its call to stay: the hooks see it")
 
 
-def _interface(subject: Subject, trial: Trial) -> Iterator[Flaw]:
+@on_model(
+    "the result is called as the model was: arguments keep names, order and defaults",
+    "Leave placeholders alone, also those that nothing reads any more; rename values, not arguments.",
+    applies=if_preserving,
+)
+def interface_kept(subject: Subject, trial: Trial) -> Iterator[Flaw]:
     for what, of in (("forward", lambda each: str(inspect.signature(each.forward))), ("placeholders ", _arguments)):
         was, now = of(trial.source), of(trial.done)
         if was != now:
@@ -145,7 +190,11 @@ def _lost(was: Node, node: Node) -> list[str]:
     return lost
 
 
-def _traces(subject: Subject, trial: Trial) -> Iterator[Flaw]:
+@on_model(
+    "nodes keep stack traces and shapes; new ones have the traces of the nodes they replace, and their own shapes",
+    "Leave `node.meta` of other nodes alone; update single entries, do not replace it.",
+)
+def traces_kept(subject: Subject, trial: Trial) -> Iterator[Flaw]:
     old = {node.name: node for node in iter_nodes(trial.source.graph)}
     all_have = all("stack_trace" in node.meta for node in old.values() if node.op.startswith("call_"))
     for node in iter_nodes(trial.done.graph):
@@ -186,7 +235,13 @@ def _agree(one: object, other: object) -> bool:
     return isinstance(one, torch.SymInt) or isinstance(other, torch.SymInt) or one == other
 
 
-def _checkpoints(subject: Subject, trial: Trial) -> Iterator[Flaw]:
+@on_model(
+    "a state_dict of the original model can be loaded into the result",
+    "Give `Editor.drop` the pieces of the new tensors that hold the old ones; each with the right dimension, start and "
+    "length.",
+    applies=if_tensors,
+)
+def checkpoints_load(subject: Subject, trial: Trial) -> Iterator[Flaw]:
     names = current_tensors(trial.source).keys() - current_tensors(trial.done).keys()
     twin = trial.transformed()
     for derived in (each for record in history(twin) for each in record.derived):
@@ -211,80 +266,3 @@ def _checkpoints(subject: Subject, trial: Trial) -> Iterator[Flaw]:
     found = behaviour_of(twin, trial.case.example(), gradients=False)
     for difference in differences(expected, found):
         yield Flaw(f"after loading the original state_dict, {difference.text}", "what the result does")
-
-
-def if_tensors(subject: Subject, trial: Trial | None) -> str | None:
-    """Apply to models that have parameters or buffers."""
-    if trial is not None and not trial.source.state_dict():
-        return "the model has no parameters or buffers"
-    return None
-
-
-FLAGS = Property(
-    "flags-kept",
-    "frozen stays frozen, trainable stays trainable, and train and eval mode stay",
-    "Make new parameters with requires_grad of what they stand for, new modules with `.train(original.training)`, and "
-    "refuse a mix (`mixed_flags_refusal`).",
-    on_model=_flags,
-)
-
-
-def _if_exact(subject: Subject, trial: Trial | None) -> str | None:
-    """Apply to passes that promise no signal-to-noise ratio: the others may approximate by other dtypes."""
-    approximates = getattr(subject.transformation, "promised_sqnr", None) is not None
-    return "the pass declares an accuracy (promised_sqnr)" if approximates else None
-
-
-DTYPES = Property(
-    "dtypes-kept",
-    "dtype and device of parameters and buffers stay",
-    "Make new tensors in the dtype and on the device of what they stand for; compute in a wider one and round once.",
-    on_model=_dtypes,
-    applies=_if_exact,
-)
-TIES = Property(
-    "ties-kept",
-    "a tensor with several names stays one tensor under all of them",
-    "Change a tensor under all of its names, or refuse it (`sharing_refusal`, reason `tied-parameter`).",
-    on_model=_ties,
-)
-KEYS = Property(
-    "keys-kept",
-    "the state_dict loses and gains only what the pass replaced",
-    "Remove what your rewrite made unused, by `Editor.drop`, and nothing else (not `delete_all_unused_submodules`); "
-    "pass `persistent` on when registering a buffer anew.",
-    on_model=_keys,
-)
-LEFTOVERS = Property(
-    "no-leftovers",
-    "what became unused is removed from the module and the state_dict",
-    "Drop the modules and parameters that your rewrite replaced: `Editor.drop(call, pieces)`.",
-    on_model=_leftovers,
-)
-HOOKS = Property(
-    "hooks-kept",
-    "modules and parameters with hooks stay, and are still called",
-    "Refuse modules with hooks: the views of fxopt_rewrite do so by themselves (reason `hooks`).",
-    on_model=_hooks,
-)
-INTERFACE = Property(
-    "interface-kept",
-    "the result is called as the model was: arguments keep names, order and defaults",
-    "Leave placeholders alone, also those that nothing reads any more; rename values, not arguments.",
-    on_model=_interface,
-    applies=if_preserving,
-)
-TRACES = Property(
-    "traces-kept",
-    "nodes keep stack traces and shapes; new ones have the traces of the nodes they replace, and their own shapes",
-    "Leave `node.meta` of other nodes alone; update single entries, do not replace it.",
-    on_model=_traces,
-)
-CHECKPOINTS = Property(
-    "checkpoints-load",
-    "a state_dict of the original model can be loaded into the result",
-    "Give `Editor.drop` the pieces of the new tensors that hold the old ones; each with the right dimension, start and "
-    "length.",
-    on_model=_checkpoints,
-    applies=if_tensors,
-)

@@ -10,11 +10,10 @@ from torch.fx import GraphModule
 
 from fxopt_core import PostconditionError, iter_nodes, leaves
 from fxopt_rewrite import REASONS
-from fxopt_testing.cases import ModelCase
-from fxopt_testing.findings import Flaw, Property
-from fxopt_testing.forms import Form, sizes_from_values
+from fxopt_testing.findings import Flaw, if_preserving, on_model, on_pass
+from fxopt_testing.forms import sizes_from_values
 from fxopt_testing.pictures import changes, picture
-from fxopt_testing.trial import Subject, Trial
+from fxopt_testing.trial import EVERY_FORM, Subject, Trial, trials_in
 
 
 def _returned(trial: Trial) -> object:
@@ -22,12 +21,31 @@ def _returned(trial: Trial) -> object:
     return trial.transformation.transform(trial.fresh())
 
 
-def _returns(subject: Subject, trial: Trial) -> Iterator[Flaw]:
+def _if_it_claims_to_preserve(subject: Subject, trial: Trial | None) -> str | None:
+    return if_preserving(subject, None)  # also on models that do not compute
+
+
+def _if_it_edits(subject: Subject, trial: Trial | None) -> str | None:
+    return None if subject.transformation._edits else "the pass leaves the graph as it is"
+
+
+@on_model(
+    "transform returns a graph module",
+    "End `transform` with `return graph_module`.",
+    if_changed=False,
+)
+def returns_a_graph_module(subject: Subject, trial: Trial) -> Iterator[Flaw]:
     if isinstance(trial.error, PostconditionError) and not isinstance(returned := _returned(trial), GraphModule):
         yield Flaw(f"`transform` returned {type(returned).__name__}", "a torch.fx.GraphModule")
 
 
-def _well_formed(subject: Subject, trial: Trial) -> Iterator[Flaw]:
+@on_model(
+    "the result lints, compiles, and its code is that of its graph",
+    "Insert new nodes in front of their users, replace uses before erasing, and leave recompiling to the call of the "
+    "pass.",
+    if_changed=False,
+)
+def well_formed(subject: Subject, trial: Trial) -> Iterator[Flaw]:
     if isinstance(trial.error, PostconditionError) and isinstance(_returned(trial), GraphModule):
         yield Flaw(str(trial.error), "a graph that lints and compiles")
     if trial.error is None and trial.changed:
@@ -36,7 +54,13 @@ def _well_formed(subject: Subject, trial: Trial) -> Iterator[Flaw]:
             yield Flaw("the compiled code is not that of the graph", "graph_module.code to follow the graph")
 
 
-def _runs(subject: Subject, trial: Trial) -> Iterator[Flaw]:
+@on_model(
+    "the pass raises no error on any valid model",
+    "Read calls through the views of fxopt_rewrite (`read_linear`, ...), which know keyword arguments and every form "
+    "of graph; leave alone, with a reason, what you do not handle.",
+    if_changed=False,
+)
+def runs(subject: Subject, trial: Trial) -> Iterator[Flaw]:
     if trial.error is not None and not isinstance(trial.error, PostconditionError):
         cause = trial.error.__cause__ or trial.error
         yield Flaw(f"{type(cause).__name__}: {cause}", "a result, or the site left alone with a reason")
@@ -50,40 +74,60 @@ def _runs(subject: Subject, trial: Trial) -> Iterator[Flaw]:
             yield Flaw(found, "a result, or the site left alone with a reason", advice)
 
 
-def _caller(subject: Subject, trial: Trial) -> Iterator[Flaw]:
+@on_model(
+    "the model that was traced stays as it is: values, memory, flags, keys, hooks, modes",
+    "A tracer shares modules and tensors with the model. Put new modules beside the old ones (`Editor.add_module`), "
+    "and write into no tensor and no attribute of an old one.",
+    if_changed=False,
+)
+def caller_untouched(subject: Subject, trial: Trial) -> Iterator[Flaw]:
     if trial.touched:
         more = f" (and {len(trial.touched) - 1} more)" if len(trial.touched) > 1 else ""
         yield Flaw(f"in the caller's model, {trial.touched[0]}{more}", "the caller's model as it was, bit for bit")
 
 
-def _process(subject: Subject, trial: Trial) -> Iterator[Flaw]:
+@on_model(
+    "random state, grad mode, default dtype and the like stay as they are",
+    "Make new modules without random initialisation (`bare_module`, or device='meta'), and set modes by `with`.",
+    if_changed=False,
+)
+def process_untouched(subject: Subject, trial: Trial) -> Iterator[Flaw]:
     if trial.process:
         yield Flaw(trial.process[0], "random state, grad mode, default dtype and context as they were")
 
 
-def _deterministic(subject: Subject, trial: Trial) -> Iterator[Flaw]:
+@on_model(
+    "on equal models, equal passes do the same, however often they ran before",
+    "Let nothing but options and graph decide: no counter on the pass or its class, no random number, no order of a "
+    "set.",
+)
+def deterministic(subject: Subject, trial: Trial) -> Iterator[Flaw]:
     for made, transformation in (("the same pass", subject.transformation), ("an equal pass", subject.equal_pass())):
         again = picture(transformation(trial.fresh()))
         for name, now, was in changes(trial.after, again, limit=1):
             yield Flaw(f"{made} on an equal model: {name} is {now}", f"{was}, as the first time")
 
 
-def _idempotent(subject: Subject, trial: Trial) -> Iterator[Flaw]:
+@on_model(
+    "applying the pass twice equals applying it once",
+    "Let `match` leave out what `rewrite` puts in: test `self.transformed(node)`, or look for what is gone afterwards.",
+    applies=_if_it_claims_to_preserve,
+)
+def idempotent(subject: Subject, trial: Trial) -> Iterator[Flaw]:
     again = subject.transformation(trial.transformed())
     for name, now, was in changes(trial.after, picture(again), limit=1):
         yield Flaw(f"applied twice, {name} is {now}", f"{was}, as after the first time")
 
 
-def _if_preserving_or_left_alone(subject: Subject, trial: Trial | None) -> str | None:
-    if not subject.transformation.preserves_computation:
-        return "the pass does not claim preserves_computation: it may compute something else each time"
-    return None
-
-
 _REASON = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")
 
 
-def _refusals(subject: Subject, trial: Trial) -> Iterator[Flaw]:
+@on_model(
+    "a refusal has a reason code, a sentence that names the node or module, and nodes of the graph",
+    "Make refusals by `index.refuse(label, code, message, *nodes)`; `fxopt_rewrite.REASONS` lists codes.",
+    if_changed=False,
+)
+def refusals_explained(subject: Subject, trial: Trial) -> Iterator[Flaw]:
     names = {node.name for node in iter_nodes(trial.source.graph)}
     for refusal in trial.refusals:
         what = f"the refusal of `{refusal.site}`"
@@ -95,14 +139,25 @@ def _refusals(subject: Subject, trial: Trial) -> Iterator[Flaw]:
             yield Flaw(f"{what} names node `{unknown[0]}`, which the graph does not have", "nodes of the graph")
 
 
-def _declared(subject: Subject, trial: Trial) -> Iterator[Flaw]:
+@on_model(
+    "the reason of a refusal is one of `fxopt_rewrite.REASONS`, or the pass declares it",
+    "Give the class an attribute `reasons`: a mapping of each code of its own to what it means and what to do.",
+    if_changed=False,
+)
+def reasons_declared(subject: Subject, trial: Trial) -> Iterator[Flaw]:
     declared = REASONS.keys() | {code for each in leaves(subject.transformation) for code in each.reasons}
     for refusal in trial.refusals:
         if refusal.reason not in declared:
             yield Flaw(f"the refusal of `{refusal.site}` has reason {refusal.reason!r}", "a reason that is declared")
 
 
-def _finds(subject: Subject) -> Iterator[Flaw]:
+@on_pass(
+    "the pass changes at least one of the models, and in every form of graph",
+    "Give a model with sites, check_transformation(..., site_model=ModelCase(...)), or let the docstring of the pass "
+    "have an example, `>>> MyPass()(graph_module)`, whose graph is tried.",
+    applies=_if_it_edits,
+)
+def finds_sites(subject: Subject) -> Iterator[Flaw]:
     if any(trial.error for trial in subject.trials):
         return
     site_model = subject.site_model
@@ -117,15 +172,6 @@ def _finds(subject: Subject) -> Iterator[Flaw]:
     yield Flaw(f"the pass changed {what}{more}, so that what it does was not seen", "a model with a site")
 
 
-def _if_it_edits(subject: Subject, trial: Trial | None) -> str | None:
-    return None if subject.transformation._edits else "the pass leaves the graph as it is"
-
-
-_EVERY_FORM: dict[Form, str] = {
-    "modules": "modules, as torch.fx.symbolic_trace leaves them",
-    "functions": "functions of torch",
-    "export": "aten operators, as torch.export leaves them",
-}
 _TRIED = 3
 """How many models are tried in a form in which the pass changed none."""
 
@@ -133,10 +179,11 @@ _TRIED = 3
 def _finds_in_every_form(subject: Subject) -> Iterator[Flaw]:
     """Yield advice for each form of graph in which the pass finds nothing, on models that it changes in another."""
     found = {"export" if trial.case.form.startswith("export") else trial.case.form for trial in subject.changed}
-    cases = {trial.case.name: trial.case for trial in reversed(subject.changed) if trial.case.form in _EVERY_FORM}
-    for form, what in _EVERY_FORM.items():
-        made = [] if form in found else [_trial_in(subject, case, form) for case in list(cases.values())[-_TRIED:]]
-        tried = [trial for trial in made if trial is not None]
+    cases = {trial.case.name: trial.case for trial in reversed(subject.changed) if trial.case.form in EVERY_FORM}
+    for form, what in EVERY_FORM.items():
+        chosen = [] if form in found else list(cases.values())[-_TRIED:]
+        made = (trial for case in chosen for trial in trials_in(subject.transformation, case, {"form": form}))
+        tried = [trial for trial in made if trial.error is None]
         if not tried or any(trial.changed for trial in tried):
             continue
         refused = {refusal.reason for trial in tried for refusal in trial.refusals}
@@ -152,16 +199,11 @@ def _finds_in_every_form(subject: Subject) -> Iterator[Flaw]:
         )
 
 
-def _trial_in(subject: Subject, case: ModelCase, form: Form) -> Trial | None:
-    """Return a run on a model in another form; None where that form cannot be made."""
-    try:
-        trial = Trial(subject.transformation, case.variant(form=form))
-    except Exception:  # not every model can be traced or exported
-        return None
-    return None if trial.error is not None else trial
-
-
-def _independent(subject: Subject, trial: Trial) -> Iterator[Flaw]:
+@on_model(
+    "the results of two runs share no memory",
+    "Make new tensors and modules in each run; keep none on the pass or its class.",
+)
+def results_independent(subject: Subject, trial: Trial) -> Iterator[Flaw]:
     seen = {memory: name for name, memory in _memory(trial.done)}
     results = [subject.transformation(trial.fresh()) for _ in range(2)]  # both are kept, and so is their memory
     for result in results:
@@ -176,85 +218,3 @@ def _memory(graph_module: GraphModule) -> Iterator[tuple[str, int]]:
     for name, tensor in tensors:
         if type(tensor) in (torch.Tensor, torch.nn.Parameter) and not tensor.is_meta and tensor.numel():
             yield name, tensor.untyped_storage().data_ptr()
-
-
-RETURNS = Property(
-    "returns-a-graph-module",
-    "transform returns a graph module",
-    "End `transform` with `return graph_module`.",
-    on_model=_returns,
-    if_changed=False,
-)
-RUNS = Property(
-    "runs",
-    "the pass raises no error on any valid model",
-    "Read calls through the views of fxopt_rewrite (`read_linear`, ...), which know keyword arguments and every form "
-    "of graph; leave alone, with a reason, what you do not handle.",
-    on_model=_runs,
-    if_changed=False,
-)
-WELL_FORMED = Property(
-    "well-formed",
-    "the result lints, compiles, and its code is that of its graph",
-    "Insert new nodes in front of their users, replace uses before erasing, and leave recompiling to the call of the "
-    "pass.",
-    on_model=_well_formed,
-    if_changed=False,
-)
-CALLER = Property(
-    "caller-untouched",
-    "the model that was traced stays as it is: values, memory, flags, keys, hooks, modes",
-    "A tracer shares modules and tensors with the model. Put new modules beside the old ones (`Editor.add_module`), "
-    "and write into no tensor and no attribute of an old one.",
-    on_model=_caller,
-    if_changed=False,
-)
-PROCESS = Property(
-    "process-untouched",
-    "random state, grad mode, default dtype and the like stay as they are",
-    "Make new modules without random initialisation (`bare_module`, or device='meta'), and set modes by `with`.",
-    on_model=_process,
-    if_changed=False,
-)
-DETERMINISTIC = Property(
-    "deterministic",
-    "on equal models, equal passes do the same, however often they ran before",
-    "Let nothing but options and graph decide: no counter on the pass or its class, no random number, no order of a "
-    "set.",
-    on_model=_deterministic,
-)
-IDEMPOTENT = Property(
-    "idempotent",
-    "applying the pass twice equals applying it once",
-    "Let `match` leave out what `rewrite` puts in: test `self.transformed(node)`, or look for what is gone afterwards.",
-    on_model=_idempotent,
-    applies=_if_preserving_or_left_alone,
-)
-REFUSALS = Property(
-    "refusals-explained",
-    "a refusal has a reason code, a sentence that names the node or module, and nodes of the graph",
-    "Make refusals by `index.refuse(label, code, message, *nodes)`; `fxopt_rewrite.REASONS` lists codes.",
-    on_model=_refusals,
-    if_changed=False,
-)
-DECLARED = Property(
-    "reasons-declared",
-    "the reason of a refusal is one of `fxopt_rewrite.REASONS`, or the pass declares it",
-    "Give the class an attribute `reasons`: a mapping of each code of its own to what it means and what to do.",
-    on_model=_declared,
-    if_changed=False,
-)
-FINDS = Property(
-    "finds-sites",
-    "the pass changes at least one of the models, and in every form of graph",
-    "Give a model with sites, check_transformation(..., site_model=ModelCase(...)), or let the docstring of the pass "
-    "have an example, `>>> MyPass()(graph_module)`, whose graph is tried.",
-    on_pass=_finds,
-    applies=_if_it_edits,
-)
-INDEPENDENT = Property(
-    "results-independent",
-    "the results of two runs share no memory",
-    "Make new tensors and modules in each run; keep none on the pass or its class.",
-    on_model=_independent,
-)

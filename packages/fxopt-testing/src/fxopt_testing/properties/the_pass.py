@@ -16,7 +16,7 @@ from typing import Any, Literal, Union
 import torch
 
 from fxopt_core import Composition, FxoptError, Registry, Transformation, hookimpl, options_of
-from fxopt_testing.findings import Flaw, Property
+from fxopt_testing.findings import Flaw, on_pass
 from fxopt_testing.pictures import picture
 from fxopt_testing.trial import Subject, Trial
 
@@ -25,7 +25,12 @@ def _if_a_class_of_its_own(subject: Subject, trial: Trial | None) -> str | None:
     return "a composition has the options of its members" if isinstance(subject.transformation, Composition) else None
 
 
-def _constructible(subject: Subject) -> Iterator[Flaw]:
+@on_pass(
+    "the constructor takes keyword parameters with annotations and defaults, and no others",
+    "Write `def __init__(self, *, times: int = 2) -> None`, or a dataclass with defaults.",
+    applies=_if_a_class_of_its_own,
+)
+def constructible(subject: Subject) -> Iterator[Flaw]:
     cls = type(subject.transformation)
     init: Any = cls.__init__
     parameters = [] if init is object.__init__ else list(inspect.signature(init).parameters.values())[1:]
@@ -43,7 +48,12 @@ def _constructible(subject: Subject) -> Iterator[Flaw]:
     cls()
 
 
-def _named(subject: Subject) -> Iterator[Flaw]:
+@on_pass(
+    "the pass has a name in kebab-case and a summary, and a registry takes it",
+    "Leave `name` to the name of the class, and say in the first line of its docstring what it does.",
+    applies=_if_a_class_of_its_own,
+)
+def named(subject: Subject) -> Iterator[Flaw]:
     name = subject.transformation.name
     if not re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)*", name):
         yield Flaw(f"its name is {name!r}", "small letters, digits and dashes: `merge-linears`")
@@ -114,7 +124,13 @@ def _values(annotation: Any, current: Any) -> Iterator[object]:
         yield from _SAMPLES.get(annotation, ())
 
 
-def _options(subject: Subject) -> Iterator[Flaw]:
+@on_pass(
+    "options survive pipeline text and pickling, count in the signature, and have an effect",
+    "Let the constructor's parameters be the options, store them under their names, and leave `signature` and "
+    "`options` to core.",
+    applies=_if_a_class_of_its_own,
+)
+def options_honoured(subject: Subject) -> Iterator[Flaw]:
     transformation = subject.transformation
     passes = _registry_of(type(transformation))
     if passes.failed:
@@ -164,7 +180,11 @@ def _differs(trial: Trial, made: Transformation) -> bool:
     return moved or after != trial.after
 
 
-def _signature(subject: Subject) -> Iterator[Flaw]:
+@on_pass(
+    "equal passes have equal signatures, before and after a run",
+    "Leave `signature` to core; let no id, hash, time, path or counter into the options.",
+)
+def signature_stable(subject: Subject) -> Iterator[Flaw]:
     transformation = subject.transformation
     first = transformation.signature
     if transformation.signature != first:
@@ -181,33 +201,3 @@ def _signature(subject: Subject) -> Iterator[Flaw]:
     if trials and transformation.signature != first:
         yield Flaw("running the pass changes its signature", "a signature that only options decide")
         return
-
-
-CONSTRUCTIBLE = Property(
-    "constructible",
-    "the constructor takes keyword parameters with annotations and defaults, and no others",
-    "Write `def __init__(self, *, times: int = 2) -> None`, or a dataclass with defaults.",
-    on_pass=_constructible,
-    applies=_if_a_class_of_its_own,
-)
-NAMED = Property(
-    "named",
-    "the pass has a name in kebab-case and a summary, and a registry takes it",
-    "Leave `name` to the name of the class, and say in the first line of its docstring what it does.",
-    on_pass=_named,
-    applies=_if_a_class_of_its_own,
-)
-OPTIONS = Property(
-    "options-honoured",
-    "options survive pipeline text and pickling, count in the signature, and have an effect",
-    "Let the constructor's parameters be the options, store them under their names, and leave `signature` and "
-    "`options` to core.",
-    on_pass=_options,
-    applies=_if_a_class_of_its_own,
-)
-SIGNATURE = Property(
-    "signature-stable",
-    "equal passes have equal signatures, before and after a run",
-    "Leave `signature` to core; let no id, hash, time, path or counter into the options.",
-    on_pass=_signature,
-)

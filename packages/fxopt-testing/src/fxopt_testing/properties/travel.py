@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 import copy
-import io
 import pickle
 import warnings
 from collections.abc import Callable, Iterator
-from typing import Any
 
-import torch
 from torch.fx import GraphModule
 
 from fxopt_core import FxoptError, ReversibleTransformation, history, iter_nodes, undo
-from fxopt_testing.findings import Flaw, Property, if_reversible
+from fxopt_testing.findings import Flaw, if_reversible, on_model
 from fxopt_testing.outcomes import behaviour_of
 from fxopt_testing.pictures import bits_of, changes, picture
 from fxopt_testing.trial import Subject, Trial
 
 
-def _undo(subject: Subject, trial: Trial) -> Iterator[Flaw]:
+@on_model(
+    "reversing brings back nodes, names, modules, flags, ties and values, bit for bit, and no marks stay",
+    "Derive from ReversibleSitePass and edit through its Editor, which records how to go back; or let `reverse` "
+    "restore names and order, too, and compute no value that was replaced: keep it.",
+    applies=if_reversible,
+)
+def exact_undo(subject: Subject, trial: Trial) -> Iterator[Flaw]:
     transformation = subject.reversible
     assert transformation is not None
     ways: dict[str, Callable[[GraphModule], GraphModule]] = {
@@ -42,25 +45,11 @@ def _undo(subject: Subject, trial: Trial) -> Iterator[Flaw]:
         yield Flaw(f"reversing what was never applied makes {what} {now}", f"{was}: there is nothing to undo")
 
 
-def _saved(graph_module: GraphModule) -> Any:
-    file = io.BytesIO()
-    torch.save(graph_module, file)
-    file.seek(0)
-    return torch.load(file, weights_only=False)
-
-
-_WAYS: dict[str, Callable[[GraphModule], Any]] = {
-    "copy.deepcopy": copy.deepcopy,
-    "pickle": lambda graph_module: pickle.loads(pickle.dumps(graph_module)),
-    "torch.save and torch.load": _saved,
-}
-
-
-def _survives(subject: Subject, trial: Trial, way: str) -> Iterator[Flaw]:
+def _survives(subject: Subject, trial: Trial, way: str, travel: Callable[[GraphModule], GraphModule]) -> Iterator[Flaw]:
     transformation = subject.transformation
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        travelled = _WAYS[way](trial.transformed())
+        travelled = travel(trial.transformed())
         source = copy.deepcopy(trial.fresh())  # torch's copies drop some hooks: that is not the pass's fault
     marked = [node.name for node in transformation.get_transformed_nodes(trial.done)]
     found = [node.name for node in transformation.get_transformed_nodes(travelled)]
@@ -94,44 +83,28 @@ def _undone(subject: Subject, trial: Trial, travelled: GraphModule, way: str) ->
             yield Flaw(f"undone after {way}, {what} is {now}", was)
 
 
-def _deepcopy(subject: Subject, trial: Trial) -> Iterator[Flaw]:
+@on_model(
+    "copies keep marks, records and numbers, and can be undone",
+    "Mark nodes by `mark_as_transformed`; keep nothing on nodes, on the pass, or by identity.",
+)
+def survives_deepcopy(subject: Subject, trial: Trial) -> Iterator[Flaw]:
     known = {key for node in iter_nodes(trial.source.graph) for key in vars(node)}
     for node in iter_nodes(trial.done.graph):
         own = vars(node).keys() - known
         if own:
             found = f"node `{node.name}` has an attribute `{min(own)}` that the pass has set"
             yield Flaw(found, "marks in node.meta: attributes are lost by copies and pickles")
-    yield from _survives(subject, trial, "copy.deepcopy")
+    yield from _survives(subject, trial, "copy.deepcopy", copy.deepcopy)
 
 
-def _pickle(subject: Subject, trial: Trial) -> Iterator[Flaw]:
+@on_model(
+    "pickles keep marks, records and numbers, and can be undone",
+    "Mark nodes by `mark_as_transformed`; put only functions and modules into the graph that another process can "
+    "import.",
+)
+def survives_pickling(subject: Subject, trial: Trial) -> Iterator[Flaw]:
     try:
         pickle.dumps(trial.source)
     except Exception:  # a graph that cannot be pickled before need not be picklable afterwards
         return
-    yield from _survives(subject, trial, "pickle")
-    if subject.thorough:
-        yield from _survives(subject, trial, "torch.save and torch.load")
-
-
-UNDO = Property(
-    "exact-undo",
-    "reversing brings back nodes, names, modules, flags, ties and values, bit for bit, and no marks stay",
-    "Derive from ReversibleSitePass and edit through its Editor, which records how to go back; or let `reverse` "
-    "restore names and order, too, and compute no value that was replaced: keep it.",
-    on_model=_undo,
-    applies=if_reversible,
-)
-DEEPCOPY = Property(
-    "survives-deepcopy",
-    "copies keep marks, records and numbers, and can be undone",
-    "Mark nodes by `mark_as_transformed`; keep nothing on nodes, on the pass, or by identity.",
-    on_model=_deepcopy,
-)
-PICKLE = Property(
-    "survives-pickling",
-    "pickles keep marks, records and numbers, and can be undone",
-    "Mark nodes by `mark_as_transformed`; put only functions and modules into the graph that another process can "
-    "import.",
-    on_model=_pickle,
-)
+    yield from _survives(subject, trial, "pickle", lambda each: pickle.loads(pickle.dumps(each)))

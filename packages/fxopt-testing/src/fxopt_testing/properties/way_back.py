@@ -12,7 +12,7 @@ from fxopt_checkpoints.arithmetic import WrongWayBackError
 from fxopt_checkpoints.load import original_state_dict
 from fxopt_core import history
 from fxopt_core.errors import CheckpointError, NotReversibleError
-from fxopt_testing.findings import Flaw, Property
+from fxopt_testing.findings import Flaw, on_model
 from fxopt_testing.outcomes import behaviour_of, differences
 from fxopt_testing.properties.result import if_tensors
 from fxopt_testing.trial import Subject, Trial
@@ -28,7 +28,13 @@ def _returned(graph_module: GraphModule) -> dict[str, Any] | Flaw | None:
         return None
 
 
-def _comes_back(subject: Subject, trial: Trial) -> Iterator[Flaw]:
+@on_model(
+    "with the weights that come back, the original model computes what the result does, in float32 and bfloat16",
+    "Let `restore` of a `Derived` return a tensor for each of its inputs, from which `function` computes the present "
+    "values again; where there is none, let it raise a NotReversibleError, or name no `restore`.",
+    applies=if_tensors,
+)
+def checkpoints_return(subject: Subject, trial: Trial) -> Iterator[Flaw]:
     if any(record.rekeyed for record in history(trial.done)):
         return  # `checkpoints-load` says so
     saved = _returned(trial.transformed())
@@ -57,13 +63,3 @@ def _computes_the_same(trial: Trial, saved: dict[str, Any]) -> Iterator[Flaw]:
     for difference in differences(expected, found):
         if difference.what == "outputs":
             yield Flaw(f"the original, with the weights that come back: {difference.text}", "what the result does")
-
-
-RETURN = Property(
-    "checkpoints-return",
-    "with the weights that come back, the original model computes what the result does, in float32 and bfloat16",
-    "Let `restore` of a `Derived` return a tensor for each of its inputs, from which `function` computes the present "
-    "values again; where there is none, let it raise a NotReversibleError, or name no `restore`.",
-    on_model=_comes_back,
-    applies=if_tensors,
-)
