@@ -19,7 +19,7 @@ from fxopt_capture import capture
 from fxopt_checkpoints import load_checkpoint
 from fxopt_checkpoints.load import load_original_state_dict
 from fxopt_checkpoints.streaming.files import StoredTensor
-from fxopt_core import CaptureError, CheckpointError, undo
+from fxopt_core import CheckpointError, undo
 
 
 def _meta(make: Callable[[], nn.Module] = Perceptron) -> nn.Module:
@@ -80,15 +80,6 @@ def test_flags_are_kept(tmp_path: Path, trained: nn.Module) -> None:
     assert all(type(parameter) is nn.Parameter for parameter in graph_module.parameters())
 
 
-def test_written_in_place_is_seen_by_autograd(tmp_path: Path, trained: nn.Module) -> None:
-    write_safetensors(tmp_path / "model.safetensors", trained.state_dict())
-    graph_module = _padded(Perceptron().eval())
-    output = graph_module(torch.randn(2, 4)).sum()
-    load_checkpoint(graph_module, tmp_path)
-    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
-        output.backward()
-
-
 @pytest.mark.parametrize("stored", [torch.float64, torch.bfloat16, torch.float16], ids=str)
 def test_values_are_cast_to_what_the_module_has(tmp_path: Path, trained: nn.Module, stored: torch.dtype) -> None:
     tensors = {key: value.to(stored) for key, value in trained.state_dict().items()}
@@ -100,32 +91,14 @@ def test_values_are_cast_to_what_the_module_has(tmp_path: Path, trained: nn.Modu
 
 
 @pytest.mark.parametrize("on_meta", [True, False], ids=["meta", "values"])
-def test_a_dtype_to_have(tmp_path: Path, trained: nn.Module, on_meta: bool) -> None:
+def test_another_dtype_is_that_of_the_module(tmp_path: Path, trained: nn.Module, on_meta: bool) -> None:
     write_safetensors(tmp_path / "model.safetensors", trained.state_dict())
     graph_module = _padded(_meta() if on_meta else Perceptron().eval())
-    load_checkpoint(graph_module, tmp_path, dtype=torch.float64)
+    load_checkpoint(graph_module.to(torch.float64), tmp_path)
     expected = _padded(copy.deepcopy(trained).double()).state_dict()
     assert all(torch.equal(value, expected[key]) for key, value in graph_module.state_dict().items())
     x = torch.randn(5, 4, dtype=torch.float64)
     torch.testing.assert_close(graph_module(x), copy.deepcopy(trained).double()(x))
-
-
-class Entering(Perceptron):
-    """Converts its input to the dtype of its weights."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return super().forward(x.to(next(self.parameters()).dtype))
-
-
-def test_a_dtype_that_the_graph_does_not_follow(tmp_path: Path, trained: nn.Module) -> None:
-    write_safetensors(tmp_path / "model.safetensors", trained.state_dict())
-    graph_module = _padded(_meta(Entering))
-    before = _state(graph_module)
-    with pytest.raises(CaptureError, match=r"cannot be converted from torch\.float32 to torch\.float64"):
-        load_checkpoint(graph_module, tmp_path, dtype=torch.float64)
-    assert _unchanged(graph_module, before)
-    load_checkpoint(graph_module, tmp_path, dtype=torch.float32)
-    torch.testing.assert_close(graph_module(torch.ones(5, 4)), trained(torch.ones(5, 4)))
 
 
 class Buffers(nn.Module):
@@ -214,10 +187,6 @@ MISFITS: dict[str, tuple[Callable[[dict[str, Tensor]], dict[str, Tensor]], str]]
         _with("first.weight", torch.ones(6, 4, dtype=torch.int64)),
         "`first.weight` in `{file}` is torch.int64, expected floating values, to be torch.float32",
     ),
-    "complex": (
-        _with("first.weight", torch.ones(6, 4, dtype=torch.complex64)),
-        "`first.weight` in `{file}` is torch.complex64, expected floating",
-    ),
     "prefix": (
         lambda tensors: {f"model.{key}": value for key, value in tensors.items()},
         "they fit without the prefix `model.`",
@@ -271,7 +240,7 @@ def test_failing_midway_leaves_nothing_loaded(
 
         monkeypatch.setattr(StoredTensor, "read", failing)
         with pytest.raises(type(error)):
-            load_checkpoint(graph_module, tmp_path, dtype=torch.float64 if at % 2 else None)
+            load_checkpoint(graph_module, tmp_path)
         assert _unchanged(graph_module, before)
 
 
@@ -284,7 +253,7 @@ def test_memory_is_that_of_the_module(tmp_path: Path, trained: nn.Module, monkey
     made.clear()
     load_checkpoint(graph_module, tmp_path)
     size = sum(parameter.numel() * 4 for parameter in graph_module.parameters())
-    assert size <= sum(made) <= size + 8 * len(list(graph_module.parameters()))  # stand-ins of one element
+    assert sum(made) == size
 
 
 def _counted(function: Callable[..., Tensor], made: list[int]) -> Callable[..., Tensor]:
@@ -294,22 +263,6 @@ def _counted(function: Callable[..., Tensor], made: list[int]) -> Callable[..., 
         return tensor
 
     return counted
-
-
-def test_devices_that_cannot_be(tmp_path: Path, trained: nn.Module) -> None:
-    write_safetensors(tmp_path / "model.safetensors", trained.state_dict())
-    with pytest.raises(CheckpointError, match="device 'nowhere' cannot be used"):
-        load_checkpoint(_padded(_meta()), tmp_path, device="nowhere")
-    with pytest.raises(CheckpointError, match="device is 'meta'"):
-        load_checkpoint(_padded(_meta()), tmp_path, device="meta")
-    graph_module = _padded(_meta())
-    load_checkpoint(graph_module, tmp_path, device="cpu")
-    assert {parameter.device.type for parameter in graph_module.parameters()} == {"cpu"}
-
-
-def test_dtypes_that_cannot_be(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match=r"dtype is torch.int8, expected a floating-point dtype"):
-        load_checkpoint(_padded(_meta()), write_safetensors(tmp_path / "f.safetensors", {}), dtype=torch.int8)
 
 
 def test_renamed_tensors(tmp_path: Path, trained: nn.Module) -> None:

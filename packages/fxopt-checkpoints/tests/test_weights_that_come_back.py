@@ -9,7 +9,7 @@ from typing import Any
 import checkpoint_passes
 import pytest
 import torch
-from checkpoint_passes import Fold, Join, Model, model, traced
+from checkpoint_passes import Fold, Join, model, traced
 from torch import Tensor
 from torch.fx import GraphModule, Node
 
@@ -65,14 +65,12 @@ WRONG: dict[str, tuple[Back, str]] = {
         changed("bias", torch.zeros_like),
         r"computes a `mid_folded\.bias` that differs from the module's: 6 of 6",
     ),
-    "the wrong sign": (changed("bias", torch.neg), r"a `mid_folded\.bias` that differs"),
     "one wrong channel": (
         changed("bias", lambda x: x + (torch.arange(6) == 3)),
         "1 of 6 elements differs, by up to 1",
     ),
     "another scale": (changed("var", lambda x: x * 4), r"a `mid_folded\.weight`.*48 of 48"),
     "no numbers": (changed("weight", lambda x: x / torch.zeros_like(x)), r"a `mid_folded\.weight`"),
-    "rows exchanged": (changed("weight", lambda x: x.flip(0)), r"a `mid_folded\.weight`"),
 }
 
 
@@ -297,17 +295,3 @@ class TestSharedInputs:
         graph_module = FoldScale(keep=True)(torch.fx.symbolic_trace(Branches()))
         with pytest.raises(NotReversibleError, match=r"(?s)a `q_scaled\.weight`.*a `k_scaled\.weight`"):
             original_state_dict(graph_module)
-
-
-def test_only_the_present_values_count_after_training() -> None:
-    graph_module: GraphModule = folded()
-    trained = Model()
-    load_original_state_dict(graph_module, traced(trained).state_dict())
-    with torch.no_grad():
-        for parameter in graph_module.parameters():
-            parameter.add_(torch.randn_like(parameter))
-    x = torch.randn(5, 4)
-    saved = original_state_dict(graph_module)
-    twin = traced(model())
-    twin.load_state_dict(saved)
-    torch.testing.assert_close(twin(x), graph_module(x), rtol=1e-4, atol=1e-4)

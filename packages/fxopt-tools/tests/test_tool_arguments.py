@@ -36,9 +36,17 @@ def test_tolerances_are_numbers(name: str, value: Any) -> None:
         Verify(X, **wrong)
 
 
-def test_a_gate_takes_a_module_as_original() -> None:
-    with pytest.raises(PreconditionError, match=r"^original is a str, expected a torch\.nn\.Module"):
-        Verify(X, original="model")  # type: ignore[arg-type]  # on purpose
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"original": "model"}, r"^original is a str, expected a torch\.nn\.Module"),
+        ({"on_failure": "ignore"}, "^on_failure is 'ignore', expected 'raise' or 'veto'"),
+        ({"inputs": []}, "^inputs is an empty list, expected"),
+    ],
+)
+def test_a_gate_refuses_arguments_at_once(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(PreconditionError, match=message):
+        Verify(**{"inputs": X, **arguments})
 
 
 class TestValuesThatCannotBeCompared:

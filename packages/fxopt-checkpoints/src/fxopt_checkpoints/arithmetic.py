@@ -398,10 +398,10 @@ def present_dtypes(tensor_map: TensorMap, current: Mapping[str, Tensor]) -> dict
     return dtypes
 
 
-def present_devices(tensor_map: TensorMap, current: Mapping[str, Tensor]) -> dict[str, torch.device | None]:
+def present_devices(tensor_map: TensorMap, current: Mapping[str, torch.device]) -> dict[str, torch.device | None]:
     """Return the devices of the inputs of steps, by key or label: those of the tensors made from them."""
     devices: dict[str, torch.device | None] = {}
     for step in reversed(tensor_map.steps):
-        found = [devices.get(t.label) if t.key is None else current[t.key].device for t in step.targets]
+        found = [devices.get(t.label) if t.key is None else current[t.key] for t in step.targets]
         devices.update(dict.fromkeys(step.sources, next((each for each in found if each is not None), None)))
     return devices

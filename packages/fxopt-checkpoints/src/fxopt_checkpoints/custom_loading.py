@@ -71,24 +71,22 @@ class CustomLoading:
 
     def load(self, state_dict: dict[str, Any], metadata: Mapping[str, Any] | None, assign: bool) -> None:
         """Let them load; as in torch, hooks may change ``state_dict``."""
-        modules = self._modules.values()
         if self._taking_part:
             own = (tensor for module in self._taking_part.values() for tensor in _own_tensors(module))
             tensors = [tensor for tensor in own if not is_sharded(tensor)]  # no hook writes values of sharded ones
             self._before = Snapshot(self._graph_module, protect_values=tensors)
-        self._extra = [(each, copy.deepcopy(each.get_extra_state())) for each in modules if _has_extra_state(each)]
+        stateful = filter(_has_extra_state, self._modules.values())
+        self._extra = [(each, copy.deepcopy(each.get_extra_state())) for each in stateful]
         for name, module in self._taking_part.items():
             local = dict((metadata or {}).get(name, {}))
             if assign:
                 local["assign_to_params_buffers"] = True
             prefix = f"{name}." if name else ""
             given = state_dict, prefix, local, True, self.missing, self.unexpected, self.problems
+            hooks = [*module._load_state_dict_pre_hooks.values()]
             try:
-                if name in self._modules:  # the call runs its hooks, too
-                    module._load_from_state_dict(*given)
-                    continue
-                for hook in module._load_state_dict_pre_hooks.values():
-                    hook(*given)
+                for load in [module._load_from_state_dict] if name in self._modules else hooks:  # which runs hooks, too
+                    load(*given)
             except Exception as error:  # whatever a module's own code raises
                 self.problems.append(f"module `{name}` cannot load its part ({type(error).__name__}: {error})")
 

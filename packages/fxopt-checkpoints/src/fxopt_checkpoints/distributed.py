@@ -16,7 +16,7 @@ from fxopt_checkpoints.load import current_tensors, in_order, unsaved
 from fxopt_checkpoints.sharding import LocalRegion, holds_constant, is_sharded, local_region, write
 from fxopt_checkpoints.tensor_map import Assembly, Derivation, Destination, OriginalTensor, Step, TensorMap, listed
 from fxopt_checkpoints.trace import key_map
-from fxopt_checkpoints.validation import range_problem
+from fxopt_checkpoints.validation import range_problems
 from fxopt_core import check_graph_module
 from fxopt_core.errors import CheckpointError
 
@@ -180,10 +180,10 @@ class _Group:
     def loaded(self, label: str) -> None:
         """Compute the new tensors again; once all inputs are loaded, check that they are finite."""
         self._loaded.add(label)
-        problems: list[str | None] = []
+        problems: list[str] = []
 
         def inspect(step: Derivation, inputs: Inputs, results: list[Tensor]) -> None:
-            problems.append(range_problem(step, results))
+            problems.extend(range_problems(step, results))
 
         complete = self._loaded == self.values.keys()
         new = NewTensors(
@@ -194,9 +194,8 @@ class _Group:
         for computed in new:
             computed.write(self.current[computed.target.name])
         self._loaded = set() if complete else self._loaded
-        found = [problem for problem in problems if problem is not None]
-        if found:
-            raise CheckpointError("\n  ".join(["this checkpoint does not fit the rewritten model:", *found]))
+        if problems:
+            raise CheckpointError("\n  ".join(["this checkpoint does not fit the rewritten model:", *problems]))
 
 
 def _computed_steps(names: TensorMap) -> list[Step]:

@@ -74,7 +74,8 @@ def load_original_state_dict(
     try:
         custom.load(working, metadata, assign)
         current = current_tensors(graph_module)  # which hooks of FSDP2 have put in place
-        loading = Loading(graph_module, validation, rollback, current, current, assign)
+        devices = {key: tensor.device for key, tensor in current.items()}
+        loading = Loading(graph_module, validation, rollback, current, devices, assign)
         validation.check(custom)
         loading.rehearse(strict)
         validation.raise_error(strict, current)
@@ -93,7 +94,7 @@ class Loading:
         validation: the checkpoint.
         rollback: takes back what is written.
         current: the tensors of the module by name, as they are when `load` is called.
-        wanted: tensors with the dtypes and devices that these have then.
+        devices: the devices that these have then, by name.
         assign: whether tensors of the checkpoint replace them.
     """
 
@@ -103,12 +104,12 @@ class Loading:
         validation: Validation,
         rollback: Rollback,
         current: Mapping[str, Tensor],
-        wanted: Mapping[str, Tensor],
+        devices: Mapping[str, torch.device],
         assign: bool = False,
     ) -> None:
         self.graph_module, self.validation, self.rollback = graph_module, validation, rollback
         self.current, self.assign, self.names = current, assign, validation.names
-        self.dtypes, self.devices = present_dtypes(self.names, wanted), present_devices(self.names, wanted)
+        self.dtypes, self.devices = present_dtypes(self.names, current), present_devices(self.names, devices)
 
     def prepare(self, label: str, values: Tensor) -> Tensor:
         """Cast an argument of a function as loading it into the original model would."""
@@ -255,19 +256,7 @@ def is_counter(row: OriginalTensor) -> bool:
 
 
 def in_order(rows: list[OriginalTensor], saved: Mapping[str, Any], made: set[str]) -> OrderedDict[str, Any]:
-    """Return the present entries with places for the originals; keys that hooks add keep their predecessors."""
-    originals = {row.key for row in rows}
-    others: dict[str, list[str]] = {}  # by the original key before them
-    previous = ""
-    for key in saved:
-        if key in originals:
-            previous = key
-        elif key not in made and not is_baked(key):
-            others.setdefault(previous, []).append(key)
-    result: OrderedDict[str, Any] = OrderedDict((key, saved[key]) for key in others.get("", ()))
-    for row in rows:
-        if not row.kept or row.key in saved:
-            result[row.key] = saved.get(row.key)
-        for key in others.get(row.key, ()):
-            result[key] = saved[key]
-    return result
+    """Return the present entries with places for the originals, followed by those that hooks add."""
+    result = OrderedDict((row.key, saved.get(row.key)) for row in rows if not row.kept or row.key in saved)
+    added = [key for key in saved if key not in result and key not in made and not is_baked(key)]
+    return OrderedDict({**result, **{key: saved[key] for key in added}})

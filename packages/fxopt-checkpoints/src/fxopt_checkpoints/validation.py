@@ -149,8 +149,7 @@ class Validation:
         """
 
         def inspect(step: Derivation, inputs: Inputs, results: list[Tensor]) -> None:
-            problem = range_problem(step, results)
-            self.problems += [problem] if problem else []
+            self.problems += range_problems(step, results)
 
         done, complete = set(), set()
         for computed in NewTensors(self.names, self.values_of, prepare, inspect):
@@ -218,17 +217,16 @@ def copying_problem(values: Tensor, target: Tensor, assign: bool) -> str | None:
     return None
 
 
-def range_problem(step: Derivation, results: Iterable[Tensor]) -> str | None:
-    """Describe computed weights that would not be finite, or return None."""
+def range_problems(step: Derivation, results: Iterable[Tensor]) -> Iterator[str]:
+    """Describe computed weights that would not be finite, by the first one."""
     floats = (values for values in results if values.is_floating_point() and not values.is_meta)
     wrong = next((values for values in floats if not holds(values.isfinite().all())), None)
-    if wrong is None:
-        return None
-    return (
-        f"`{step.targets[0].name.rpartition('.')[0]}`, computed from {listed(step.sources)}, would not be finite in "
-        f"{wrong.dtype}; pass `{step.pass_name}` refuses such weights (out-of-range). Load them into the original "
-        "model, which it then leaves as it is"
-    )
+    if wrong is not None:
+        yield (
+            f"`{step.targets[0].name.rpartition('.')[0]}`, computed from {listed(step.sources)}, would not be finite "
+            f"in {wrong.dtype}; pass `{step.pass_name}` refuses such weights (out-of-range). Load them into the "
+            "original model, which it then leaves as it is"
+        )
 
 
 def _unreachable(tensor_map: TensorMap, done: Collection[str]) -> Iterator[str]:

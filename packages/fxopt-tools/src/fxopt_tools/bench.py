@@ -150,7 +150,7 @@ def bench(
     steps = [] if per == "pipeline" else counter.steps
     if per == "pass":
         steps = [RewriteStep(None, step.pass_name, step.index) for step in steps]
-    parts = list({step.place: step for step in steps}.values())
+    parts = list({(step.pass_name, step.index, step.site): step for step in steps}.values())
     advance = progress or (lambda done, total: None)
     original, again, transformed = sampler.measure(faithful_copy(graph_module), faithful_copy(graph_module), whole)
     advance(1, 1 + len(parts))

@@ -42,11 +42,6 @@ class RewriteStep:
         """The pass, and the site if there is one."""
         return self.pass_name if self.site is None else f"{self.pass_name} on {self.site}"
 
-    @property
-    def place(self) -> tuple[str, int | None, str | None]:
-        """Pass, position of the pass, and site, which identify the step whatever others are taken."""
-        return self.pass_name, self.index, self.site
-
     def __str__(self) -> str:
         """Return pass and site, as ``pass (3) merge-linears on q + k``."""
         return f"pass {'' if self.number is None else f'({self.number}) '}{self.name}"
@@ -83,7 +78,6 @@ class BisectLimit(Instrument):
     Attributes:
         limit: how many rewrites to allow; None for all of them, to count and number them.
         steps: the rewrites that were done, in order.
-        left_out: the sites and passes that were skipped.
 
     >>> import torch
     >>> from fxopt_core import LintAndRecompile, compose, instrumented
@@ -108,13 +102,7 @@ class BisectLimit(Instrument):
             raise PreconditionError(f"limit is {limit!r}, expected a number of rewrites from 0, or None for all")
         self.limit = limit
         self.steps: list[RewriteStep] = []
-        self.left_out: list[RewriteStep] = []
         self._report = report
-
-    @property
-    def last(self) -> RewriteStep | None:
-        """The last rewrite that was done; None if there was none."""
-        return self.steps[-1] if self.steps else None
 
     def should_run(self, run: PassRun, graph_module: GraphModule) -> bool:
         """Count a pass that has no sites; skip any pass once the limit is reached."""
@@ -129,7 +117,7 @@ class BisectLimit(Instrument):
         allowed = len(self.steps) != self.limit
         number, names = len(self.steps) + 1 if allowed else None, tuple(node.name for node in nodes)
         step = RewriteStep(number, run.name, run.index, site, names, source_lines(nodes))
-        (self.steps if allowed else self.left_out).append(step)
+        self.steps += [step] if allowed else []
         if self._report is not None:
             self._report(f"BISECT: {'' if allowed else 'NOT '}running {step}")
         return allowed

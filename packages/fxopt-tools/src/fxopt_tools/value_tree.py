@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, fields, is_dataclass
 from enum import Enum
-from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
+from types import BuiltinFunctionType, FunctionType, MemberDescriptorType, MethodType, ModuleType
 from typing import TypeAlias
 
 import torch
@@ -129,17 +129,9 @@ def _parts(value: object) -> _Parts | None:
 
 def _attributes(value: object) -> Mapping[str, object]:
     """Return the attributes of an object, including those in slots."""
-    names = dict.fromkeys(name for cls in reversed(type(value).__mro__) for name in _slots(cls))
-    slots = {name: getattr(value, name) for name in names if hasattr(value, name)}
-    return {**slots, **getattr(value, "__dict__", {})}
-
-
-def _slots(cls: type) -> Iterator[str]:
-    slots = vars(cls).get("__slots__", ())
-    for name in [slots] if isinstance(slots, str) else slots:
-        private = name.startswith("__") and not name.endswith("__")
-        if name not in ("__dict__", "__weakref__"):
-            yield f"_{cls.__name__.lstrip('_')}{name}" if private else name
+    members = [vars(cls).items() for cls in reversed(type(value).__mro__) if "__slots__" in vars(cls)]
+    slots = [name for each in members for name, member in each if isinstance(member, MemberDescriptorType)]
+    return {**{name: getattr(value, name) for name in slots if hasattr(value, name)}, **getattr(value, "__dict__", {})}
 
 
 def _numbered(items: Iterable[object]) -> Iterator[tuple[str, object]]:

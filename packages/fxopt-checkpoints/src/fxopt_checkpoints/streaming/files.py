@@ -58,16 +58,10 @@ def _in_folder(folder: Path) -> Path:
     for name in (SINGLE, INDEX):
         if (folder / name).is_file():
             return folder / name
-    files = sorted(os.listdir(folder))
-    for suffix in (".safetensors.index.json", ".safetensors"):
-        fitting = [name for name in files if name.endswith(suffix)]
-        if len(fitting) == 1:
-            return folder / fitting[0]
-        if fitting:
-            raise CheckpointError(f"`{folder}` has several checkpoints ({', '.join(fitting)}): give the path of one")
-    others = [name for name in files if name.endswith((".bin", ".pt", ".pth", ".ckpt"))]
-    hint = f"; `{others[0]}` holds pickles: load it with torch and use load_original_state_dict" if others else ""
-    raise CheckpointError(f"`{folder}` has no checkpoint in safetensors format{hint}")
+    raise CheckpointError(
+        f"`{folder}` has neither `{SINGLE}` nor `{INDEX}`: give the path of a .safetensors file or of an index. Load "
+        "files of other formats with torch, and use load_original_state_dict"
+    )
 
 
 def _of_file(file: Path) -> dict[str, StoredTensor]:

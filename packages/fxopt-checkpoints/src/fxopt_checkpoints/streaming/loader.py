@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from typing import Protocol, runtime_checkable
 
-import torch
 from torch.fx import GraphModule
 
 from fxopt_checkpoints._torch import IncompatibleKeys
@@ -25,8 +23,6 @@ def load_checkpoint(
     path: str | os.PathLike[str],
     *,
     strict: bool = True,
-    device: torch.device | str | None = None,
-    dtype: torch.dtype | None = None,
     protect_values: bool = True,
     rename: Mapping[str, str] | Callable[[str], str | None] | None = None,
 ) -> IncompatibleKeys:
@@ -37,16 +33,14 @@ def load_checkpoint(
     its few inputs. So it suits models that are made, captured and rewritten on the meta device.
 
     Args:
-        graph_module: the rewritten module; all, some or none of its tensors may be on the meta device.
+        graph_module: the rewritten module; all, some or none of its tensors may be on the meta device. These move to
+            the device that the graph was captured for, or to the CPU if it is not known. Dtypes are those of the
+            module: call ``graph_module.to(dtype)`` before, which costs nothing on the meta device.
         path: a ``.safetensors`` file, the index of a sharded checkpoint (``model.safetensors.index.json``), or a folder
             that has either, as ``save_pretrained`` writes it.
         strict: whether the keys have to be exactly those of the original model, and nothing may be left on the meta
             device. Otherwise whatever is given is loaded; tensors on the meta device stay there unless all of their
             parts are given. See `load_original_state_dict`.
-        device: the device of all tensors afterwards. None: tensors stay where they are, and those on the meta device
-            move to the device that the graph was captured for, or to the CPU if it is not known.
-        dtype: the dtype of all floating-point tensors afterwards, as by ``graph_module.to(dtype)``. None: values are
-            cast to the dtypes of the module.
         protect_values: whether values that are overwritten in place are kept in CPU memory until everything is read, so
             that nothing is loaded after an error. Tensors on the meta device need no copy.
         rename: a mapping, or a function, from names in the checkpoint to those in the original model, or to None for
@@ -74,31 +68,17 @@ def load_checkpoint(
     check_graph_module(graph_module, "load_checkpoint")
     stored = renamed(stored_tensors(path), renaming(graph_module, rename))
     with collector_paused():
-        placement, rollback = Placement(graph_module, device, dtype), Rollback(protect_values)
+        placement, rollback = Placement(graph_module), Rollback(protect_values)
         validation, custom = StoredValidation(placement, stored, path), CustomLoading(graph_module)
-        loading = Loading(graph_module, validation, rollback, placement.current, placement.wanted)
+        loading = Loading(graph_module, validation, rollback, placement.current, placement.devices)
         validation.check(custom)
         validation.problems += validation.left_on_meta() if strict else []
-        validation.raise_error(strict, placement.current)
         complete = validation.rehearse(loading.prepare, strict)
         validation.raise_error(strict, placement.current)
         kept = {row.key for row in placement.names.originals if row.kept and row.in_state_dict}
-        moved: list[Callable[[], None]] = []
         try:
-            if dtype is not None:  # which a captured graph may refuse
-                moved += [each.moved_to(dtype) for each in graph_module.modules() if isinstance(each, Movable)]
             placement.make_room(complete | (kept - {*validation.missing}), rollback)
             return loading.load(custom)
         except BaseException:
             rollback.run()
-            for move_back in moved:
-                move_back()
             raise
-
-
-@runtime_checkable
-class Movable(Protocol):
-    """A submodule that depends on the dtype of the whole module, as guards of its inputs may."""
-
-    def moved_to(self, dtype: torch.dtype) -> Callable[[], None]:
-        """Note the new dtype, or refuse it; return a function that reverts the note."""
