@@ -18,6 +18,10 @@ from pathlib import Path
 
 import pytest
 import torch.distributed
+import torch.distributed.checkpoint as dcp
+from torch import nn
+
+import fxopt
 
 if not (torch.distributed.is_available() and torch.distributed.is_gloo_available()):
     pytest.skip("torch was built without gloo", allow_module_level=True)
@@ -90,3 +94,18 @@ def test_case(job: int, name: str, tmp_path_factory: pytest.TempPathFactory) -> 
             FOUND[number, world] = run(world, names, Path(folder))
     text = FOUND[job, JOBS[job][0]][name]
     assert not text, text
+
+
+@pytest.mark.skipif(fxopt.isa() is None, reason="rounds weights for kernels alone")
+@pytest.mark.filterwarnings("ignore")  # torch warns that there is one process
+def test_originals_that_are_kept_beside_rounded_weights(tmp_path: Path) -> None:
+    model, other = (nn.Sequential(nn.Linear(256, 128)) for _ in range(2))
+    rounded = fxopt.registry().pipeline("fuse-linears{weights='int8' keep_originals=True}")
+    found, expected = (rounded(fxopt.symbolic_trace(each.eval())) for each in (model, other))
+    dcp.save(other.state_dict(), checkpoint_id=tmp_path / "other")
+    dcp.load(fxopt.distributed_state_dict(found), checkpoint_id=tmp_path / "other")
+    x = torch.randn(3, 256)
+    assert torch.equal(found(x), expected(x))
+    dcp.save(fxopt.distributed_state_dict(found), checkpoint_id=tmp_path / "saved")
+    dcp.load(model.state_dict(), checkpoint_id=tmp_path / "saved")
+    assert torch.equal(model[0].weight, other[0].weight)

@@ -201,19 +201,17 @@ class _Group:
 def _computed_steps(names: TensorMap) -> list[Step]:
     """Return the derivations, and the assemblies that are connected with them."""
     wanted: dict[int, Step] = {id(step): step for step in names.steps if isinstance(step, Derivation)}
-    labels = {target.label for step in wanted.values() for target in step.targets}
-    labels |= {source for step in wanted.values() for source in step.sources}
-    while True:
-        found = [step for step in names.assemblies.values() if id(step) not in wanted and _touches(step, labels, names)]
-        if not found:
-            return [step for step in names.steps if id(step) in wanted]
+    found = list(wanted.values())
+    labels: set[str] = set()
+    while found:
+        labels |= {label for step in found for label in (*step.sources, *(target.label for target in step.targets))}
+        found = [
+            step
+            for step in names.assemblies.values()
+            if id(step) not in wanted and not labels.isdisjoint((step.target.label, *step.sources))
+        ]
         wanted |= {id(step): step for step in found}
-        labels |= {label for step in found for label in (step.target.label, *step.sources)}
-
-
-def _touches(step: Assembly, labels: set[str], names: TensorMap) -> bool:
-    made = (source for source in step.sources if source in names.made)
-    return step.target.label in labels or any(source in labels for source in made)
+    return [step for step in names.steps if id(step) in wanted]
 
 
 def _connected(steps: list[Step]) -> Iterator[tuple[Step, ...]]:

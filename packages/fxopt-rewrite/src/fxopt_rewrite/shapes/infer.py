@@ -223,8 +223,11 @@ _IN_INPUTS_FORMAT = frozenset({
 """Operators whose results eager mode gives in the memory format of the input, and torch's fake tensors in others."""
 
 
-class _EagerStrides(TorchDispatchMode):
+class _EagerStrides(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves it untyped
     """Strides results of fake tensors as those of tensors, where torch does not."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
