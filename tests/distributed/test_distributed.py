@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 import torch.distributed
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
@@ -97,11 +97,20 @@ def test_case(job: int, name: str, tmp_path_factory: pytest.TempPathFactory) -> 
     assert not text, text
 
 
+class TwoLinears(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two = nn.Linear(256, 128), nn.Linear(256, 64)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.cat([self.one(x), self.two(x)], -1)
+
+
 @pytest.mark.skipif(fxopt.isa() is None, reason="rounds weights for kernels alone")
 @pytest.mark.filterwarnings("ignore")  # torch warns that there is one process
 def test_originals_that_are_kept_beside_rounded_weights(tmp_path: Path) -> None:
-    model, other = (nn.Sequential(nn.Linear(256, 128)) for _ in range(2))
-    rounded = fxopt.registry().pipeline("fuse-linears{weights='int8' keep_originals=True}")
+    model, other = TwoLinears(), TwoLinears()
+    rounded = fxopt.registry().pipeline("merge-linears,fuse-linears{weights='int8' keep_originals=True}")
     found, expected = (rounded(fxopt.symbolic_trace(each.eval())) for each in (model, other))
     save(other.state_dict(), checkpoint_id=tmp_path / "other")
     load(fxopt.distributed_state_dict(found), checkpoint_id=tmp_path / "other")

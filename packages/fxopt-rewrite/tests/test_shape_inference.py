@@ -299,6 +299,7 @@ IMAGES: dict[str, Callable[[Tensor], Tensor]] = {
     "instance norm": F.instance_norm,
     "batch norm": nn.BatchNorm2d(8).eval(),
     "roll": lambda x: x.roll(1, 2),
+    "roll of all elements": lambda x: x.roll(1),
     "channel shuffle": lambda x: F.channel_shuffle(x, 2),
 }
 

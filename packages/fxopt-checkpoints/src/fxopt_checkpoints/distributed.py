@@ -131,10 +131,11 @@ class _Originals(dict[str, Any]):
     def _refuse_sharded_chains(self, steps: list[Step]) -> None:
         for step in steps:
             for target in step.targets if isinstance(step, Assembly) else ():
-                if any(is_sharded(self._current[place.key]) for place in self._names.places_of(target)):
+                places = (place.key for place in self._names.places_of(target))
+                if any(key in self._current and is_sharded(self._current[key]) for key in places):
                     raise CheckpointError(
-                        f"`{target.name}` is sharded, and was merged (pass `{step.pass_name}`) from what a function "
-                        "computes: no process can compute its original values by itself. Save "
+                        f"`{target.name}` is sharded, and was made (pass `{step.pass_name}`) of tensors that a "
+                        "function computes or reads: no process can compute its original values by itself. Save "
                         "graph_module.state_dict()"
                     )
 

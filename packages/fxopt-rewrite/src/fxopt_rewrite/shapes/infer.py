@@ -220,7 +220,7 @@ _IN_INPUTS_FORMAT = frozenset({
     _aten.native_group_norm.default, _aten.native_batch_norm.default, _aten.roll.default,
     _aten.channel_shuffle.default, _aten.native_channel_shuffle.default,
 })  # fmt: skip
-"""Operators whose results eager mode gives in the memory format of the input, and torch's fake tensors in others."""
+"""Operators whose results are in the memory format of the input on CPUs, and not always so for fake tensors."""
 
 
 class _EagerStrides(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves it untyped
@@ -231,7 +231,8 @@ class _EagerStrides(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torc
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
-        if func not in _IN_INPUTS_FORMAT:
+        flat = func is _aten.roll.default and not (len(args) > 2 and args[2])  # which rolls the flattened input
+        if func not in _IN_INPUTS_FORMAT or flat or args[0].device.type != "cpu":
             return result
         first, *others = result if isinstance(result, tuple) else (result,)
         first = first.contiguous(memory_format=suggest_memory_format(args[0]))
