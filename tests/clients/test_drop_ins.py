@@ -322,7 +322,7 @@ def test_what_needs_a_graph_names_the_one_within(tmp_path: Path) -> None:
     said = r"capture the model first.*a SentenceTransformer or a pipeline holds one as `transformers_model` or `model`"
     for found in (fast, client, texts, torch.nn.ReLU()):
         for function in functions:
-            with pytest.raises(fxopt.PreconditionError, match=r"give one in it" if found is fast else said):
+            with pytest.raises(fxopt.PreconditionError, match=r"the one in it, its get_sub" if found is fast else said):
                 function(found)
     with pytest.raises(fxopt.PreconditionError, match=r"SentenceTransformer\(...\).*fxopt optimize minilm -o OUT"):
         optimize("minilm")

@@ -30,11 +30,14 @@ def check_graph_module(graph_module: object, doing: str) -> None:
     if isinstance(graph_module, GraphModule):
         return
     modules = graph_module.named_modules() if isinstance(graph_module, nn.Module) else ()
-    inner = next((name for name, each in modules if isinstance(each, GraphModule)), None)  # the outermost come first
+    graphs = [name for name, each in modules if isinstance(each, GraphModule)]
+    outer = (name for name in graphs if not any(name.startswith(f"{other}.") for other in graphs))
+    inner = [f"get_submodule({name!r})" for name in outer]
     remedy = (
         "capture the model first, for example by fxopt.symbolic_trace(model) or fxopt.capture(model, args). What "
         "fxopt.optimize returns for a SentenceTransformer or a pipeline holds one as `transformers_model` or `model`"
     )
-    if inner is not None:
-        remedy = f"give one in it, such as its get_submodule({inner!r})"
+    if inner:
+        those = "the one in it" if len(inner) == 1 else "the ones in it one by one"
+        remedy = f"give {those}, its {', '.join(inner)}"
     raise PreconditionError(f"{doing} is given {type_text(graph_module)}, expected a torch.fx.GraphModule: {remedy}")

@@ -56,7 +56,7 @@ def load_checkpoint(
             weights would not be finite; reading fails. The message names tensors and files, and nothing is loaded.
         FxoptError: See `key_map`.
 
-    >>> import safetensors.torch, tempfile
+    >>> import safetensors.torch, tempfile, torch
     >>> from torch import nn
     >>> graph_module = torch.fx.symbolic_trace(nn.Sequential(nn.Linear(2, 3, device="meta")))
     >>> with tempfile.TemporaryDirectory() as folder:
