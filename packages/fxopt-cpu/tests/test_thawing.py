@@ -220,6 +220,16 @@ def test_shared_memory_stays_shared() -> None:
     torch.testing.assert_close(_run(layer, rows), rows @ weight.T * 2)
 
 
+def test_training_takes_torchs_functions() -> None:
+    layer, weight, rows = _packed(bias=False)
+    optimizer = torch.optim.SGD(layer.parameters(), lr=0.5)
+    layer(rows).sum().backward()
+    optimizer.step()
+    expected = weight - 0.5 * rows.sum(0)
+    torch.testing.assert_close(layer.weight.detach(), expected)
+    torch.testing.assert_close(_run(layer, rows), rows @ expected.T)
+
+
 def test_flags_and_attributes_stay() -> None:
     layer = _layer()
     layer.requires_grad_(False)
