@@ -210,6 +210,25 @@ def test_sounds_of_other_lengths(transformers: ModuleType, name: str) -> None:
         torch.testing.assert_close(left, right, rtol=1e-5, atol=1e-5)
 
 
+class Wrapped(nn.Module):
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, input_values: Tensor, scores: Tensor) -> tuple[Tensor, Tensor]:
+        return self.model(input_values).last_hidden_state, scores.softmax(-1)
+
+
+def test_sounds_of_a_model_in_another_module(transformers: ModuleType) -> None:
+    """Both lengths vary: that of the sound, and that of an input whose name says nothing."""
+    torch.manual_seed(0)
+    model = Wrapped(transformers.Wav2Vec2Model(transformers.Wav2Vec2Config(**_WAVES))).eval()
+    captured = capture(model, (torch.randn(2, 4000), torch.randn(2, 5)))
+    inputs = torch.randn(3, 6123), torch.randn(3, 7)
+    with torch.no_grad():
+        torch.testing.assert_close(captured(*inputs), model(*inputs), rtol=1e-5, atol=1e-5)
+
+
 def test_the_length_of_a_sound_that_the_model_fixes_stays(transformers: ModuleType) -> None:
     torch.manual_seed(0)
     settings = {"encoder_layers": 1, "decoder_layers": 1, "encoder_attention_heads": 2, "decoder_attention_heads": 2}

@@ -30,7 +30,7 @@ from fxopt_capture.call.structures import (
 )
 from fxopt_capture.captured import CapturedModule, assemble
 from fxopt_capture.exporting.compare import GraphError, difference_in_call, effect_of
-from fxopt_capture.exporting.dynamic import batch_dimension, distinct_tensors
+from fxopt_capture.exporting.dynamic import DimensionsOf, batch_dimension, distinct_tensors
 from fxopt_capture.exporting.failure import described, first_line
 from fxopt_capture.exporting.masks import compare_masks
 from fxopt_capture.exporting.modes import training_note
@@ -196,10 +196,12 @@ def _captured(request: Request, *, compare: bool) -> CapturedModule:
             request = replace(request, dimensions=(dynamic_dimensions_around, batch_dimension))
         return _capture_request(request, compare=compare)
     caches = frozenset(name for name, value in request.inputs.items() if is_cache(value))
-    known = partial(dynamic_dimensions, caches=caches), partial(dynamic_dimensions_around, caches=caches)
-    dimensions = known[:1] if is_pretrained(model) else (known[1], batch_dimension)
+    known = dynamic_dimensions if is_pretrained(model) else dynamic_dimensions_around
+    dimensions: list[DimensionsOf] = [partial(known, caches=caches)]
     if any(is_sound(name, value) for name, value in request.inputs.items()):
-        dimensions = (partial(dynamic_dimensions, caches=caches, sounds=True), *dimensions)
+        dimensions.insert(0, partial(known, caches=caches, sounds=True))
+    if not is_pretrained(model):
+        dimensions.append(batch_dimension)
     request = replace(request, dimensions=dimensions, preparations=preparations(model))
     try:
         return _capture_request(request, compare=compare)

@@ -55,7 +55,6 @@ def key_map(graph_module: GraphModule) -> KeyMap:
         PreconditionError: The argument is not a graph module.
         CheckpointError: A pass changed keys without recording how, the module has since been edited by other means, or
             its ledger was lost.
-        FxoptError: A newer version of fxopt wrote the ledger.
 
     >>> print(key_map(torch.fx.symbolic_trace(nn.Sequential(nn.Linear(2, 3)))))
     2 keys are unchanged

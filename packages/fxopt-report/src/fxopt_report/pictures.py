@@ -224,7 +224,6 @@ def picture(graph_module: GraphModule, original: nn.Module | DrawnGraph | None =
 
     Raises:
         PreconditionError: There is no graph.
-        FxoptError: A newer version of fxopt wrote the ledger.
 
     >>> import torch
     >>> picture(torch.fx.symbolic_trace(torch.nn.ReLU()))

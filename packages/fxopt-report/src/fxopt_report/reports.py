@@ -39,7 +39,6 @@ def report(
 
     Raises:
         PreconditionError: ``transformed`` is not a graph module, or nothing was measured under a name of ``speed``.
-        FxoptError: A newer version of fxopt wrote the ledger.
 
     >>> import torch
     >>> from fxopt_core import LintAndRecompile

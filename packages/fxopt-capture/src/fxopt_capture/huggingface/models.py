@@ -22,7 +22,7 @@ from fxopt_capture.huggingface.configurations import configurations, configurati
 
 _SEQUENCE = frozenset({"inputs_embeds", "decoder_inputs_embeds", "encoder_hidden_states", "encoder_outputs"})
 _SOUNDS = frozenset({"input_values", "input_features", "audio_values"})
-_MOST_CHANNELS = 2  # of sounds that are samples
+_MOST_CHANNELS = 2  # mono and stereo: a sound of more is frames of features
 _EXPORTABLE_EXPERTS = "batched_mm"
 _EAGER = "eager"
 
@@ -91,13 +91,15 @@ def is_sound(name: str, tensor: object) -> bool:
     return name in _SOUNDS and isinstance(tensor, torch.Tensor) and tensor.is_floating_point() and tensor.dim() < 4
 
 
-def dynamic_dimensions_around(name: str, tensor: torch.Tensor, caches: Collection[str] = ()) -> Sequence[int]:
+def dynamic_dimensions_around(
+    name: str, tensor: torch.Tensor, caches: Collection[str] = (), *, sounds: bool = False
+) -> Sequence[int]:
     """Return the dimensions that may be dynamic of an input of a module that contains a Hugging Face model.
 
     The names of its arguments say nothing, so the second dimension counts as a length wherever it may be one. torch
     leaves a dimension static if the model needs it to be.
     """
-    found = dynamic_dimensions(name, tensor, caches)
+    found = dynamic_dimensions(name, tensor, caches, sounds=sounds)
     return (0, 1) if tuple(found) == (0,) and tensor.dim() in (2, 3) else found
 
 

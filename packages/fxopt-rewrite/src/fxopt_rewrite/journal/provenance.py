@@ -59,7 +59,6 @@ def provenance(node: Node) -> Provenance | None:
 
     Raises:
         PreconditionError: The argument is not a node.
-        FxoptError: A newer version of fxopt wrote the ledger.
 
     >>> from fxopt_core import iter_nodes
     >>> import torch

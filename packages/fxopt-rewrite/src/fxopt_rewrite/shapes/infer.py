@@ -231,8 +231,9 @@ class _EagerStrides(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torc
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
-        flat = func is _aten.roll.default and not (len(args) > 2 and args[2])  # which rolls the flattened input
-        if func not in _IN_INPUTS_FORMAT or flat or args[0].device.type != "cpu":
+        if func not in _IN_INPUTS_FORMAT or args[0].device.type != "cpu":
+            return result
+        if func is _aten.roll.default and not any(args[2:]):  # without dimensions, it rolls a flattened copy
             return result
         first, *others = result if isinstance(result, tuple) else (result,)
         first = first.contiguous(memory_format=suggest_memory_format(args[0]))

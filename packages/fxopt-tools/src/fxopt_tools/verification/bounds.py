@@ -6,7 +6,6 @@ import math
 import numbers
 from collections import Counter
 from collections.abc import Iterable
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +13,6 @@ from torch import nn
 from torch.fx import GraphModule
 
 from fxopt_core import (
-    FxoptError,
     PreconditionError,
     Record,
     Transformation,
@@ -96,8 +94,7 @@ def records_of(module: nn.Module) -> tuple[Record, ...]:
         modules = [*module.modules()]
     for each in modules:
         if isinstance(each, GraphModule):
-            with suppress(FxoptError):  # a newer version wrote the ledger, so that it promises nothing here
-                records += ledger_of(each).records
+            records += ledger_of(each).records
     return tuple(records)
 
 
