@@ -41,6 +41,9 @@ inline void finish(const Convolution& c, Floats (&sums)[M][N], int64_t pixel, in
     const Floats low = splat(relu ? 0.f : c.alpha), high = splat(relu ? __builtin_inff() : c.beta);
     UNROLL for (int i = 0; i < M; ++i) UNROLL for (int j = 0; j < N; ++j)
         sums[i][j] = at_most(at_least(sums[i][j], low), high);
+  } else if (c.activation == HARDSWISH) {
+    UNROLL for (int i = 0; i < M; ++i) UNROLL for (int j = 0; j < N; ++j)
+        sums[i][j] = activate<HARDSWISH>(sums[i][j], 0.f, 0.f);
   } else if (c.activation != NO_ACTIVATION) {
     Floats values[M * N];  // a copy: the sums stay in registers if nothing has their address
     UNROLL for (int i = 0; i < M; ++i) UNROLL for (int j = 0; j < N; ++j) values[i * N + j] = sums[i][j];
@@ -398,17 +401,17 @@ UNROLL for (int i = 0; i < X; ++i) {
   finish(c, sums, pixel, channel, c.features - channel);
 }
 
-// X neighbouring pixels of a row, all channels: in the order in which they lie in memory.
-template <int X>
+// X neighbouring pixels of a row, all channels: in the order in which they lie in memory. Fewer pixels take more channels at
+// once, so that there are enough sums to hide how long each takes.
+template <int X, int V = (X > 2 ? 2 : X == 2 || WIDTH == 16 ? 4 : 8)>
 inline void depthwise_pixels(const Convolution& c, const float* corner, int64_t pixel, int64_t top, int64_t bottom,
-                             int64_t left, int64_t right) {
-  constexpr int V = WIDTH < 16 || X > 4 ? 2 : 4;
-  int64_t channel = 0;
+                             int64_t left, int64_t right, int64_t channel = 0) {
   for (; channel + V * WIDTH <= c.channels; channel += V * WIDTH)
     depthwise_tile<X, V, true>(c, corner, pixel, channel, top, bottom, left, right);
-  for (; channel + WIDTH <= c.channels; channel += WIDTH)
-    depthwise_tile<X, 1, true>(c, corner, pixel, channel, top, bottom, left, right);
-  if (channel < c.channels) depthwise_tile<X, 1, false>(c, corner, pixel, channel, top, bottom, left, right);
+  if constexpr (V > 1)
+    depthwise_pixels<X, V / 2>(c, corner, pixel, top, bottom, left, right, channel);
+  else if (channel < c.channels)
+    depthwise_tile<X, 1, false>(c, corner, pixel, channel, top, bottom, left, right);
 }
 
 // Rows [first, last) of the results of all images.
