@@ -71,7 +71,7 @@ for name in sys.argv[1:]:
 """
 
 
-@nox.session(venv_backend="none", requires=["alone", "together", "readme"])
+@nox.session(venv_backend="none", requires=["alone", "readme", "together"])  # the last has the machine to itself
 def tests(session: nox.Session) -> None:
     """Each package alone, then the tests of all together with real models, documents and docstring examples."""
     session.log("every package works alone, and all pass their tests together")
