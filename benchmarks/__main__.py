@@ -36,11 +36,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def write_pages() -> None:
-    """Write the page of benchmarks, the numbers of the comparison, the README's table and picture, from the files."""
+    """Write the page of benchmarks, the numbers of two other pages, the README's table and picture, from the files."""
     results = read_all(TOPICS)
     PAGE.write_text(page(results), encoding="utf-8")
-    text = summary.PAGE.read_text(encoding="utf-8")
-    summary.PAGE.write_text(summary.with_numbers(text, results), encoding="utf-8")
+    for path, written in ((summary.PAGE, summary.with_numbers), (summary.ENCODERS, summary.with_encoders)):
+        path.write_text(written(path.read_text(encoding="utf-8"), results), encoding="utf-8")
     for each in results:
         if each.topic == "efficiency":
             summary.PICTURE.write_text(summary.chart(each), encoding="utf-8")

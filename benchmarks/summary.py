@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from benchmarks.results import Results
 from benchmarks.suite import Cell, Measured, Row, Table
 
 PAGE = Path(__file__).parent.parent / "docs" / "comparison.md"
+ENCODERS = PAGE.with_name("cpu-inference.md")
 BEGIN, END = "<!-- numbers: written by `python -m benchmarks --page` -->", "<!-- end of numbers -->"
 CHART, END_OF_CHART = "<!-- efficiency: written by `python -m benchmarks --page` -->", "<!-- end of efficiency -->"
 README = Path(__file__).parent.parent / "README.md"
@@ -25,6 +27,15 @@ def with_numbers(text: str, results: Iterable[Results]) -> str:
         ValueError: A mark is missing.
     """
     return between(text, BEGIN, END, "".join(numbers(list(results))))
+
+
+def with_encoders(text: str, results: Iterable[Results]) -> str:
+    """Return the text of the page on `cpu-inference` with the speeds of encoders, a row for each."""
+    tables = [table for each in results if each.topic == "encoders" for table in each.tables]
+    ways, *rows = zip(*((row.label, *row.cells) for row in speeds(tables).rows[2:]), strict=True)
+    titles = [f"{table.title}, {re.findall(r'[0-9]+ threads?', table.text)[0]}" for table in tables]
+    table = Table("", ("", *ways), tuple(map(Row, titles, rows)))
+    return between(text, BEGIN, END, f"{table_lines(table)}\n\n")
 
 
 def between(text: str, begin: str, end: str, content: str) -> str:

@@ -106,9 +106,12 @@ def test_the_page_is_that_of_the_files() -> None:
     assert PAGE.read_text(encoding="utf-8") == page(read_all(TOPICS))
 
 
-def test_the_comparison_has_the_numbers_of_the_files() -> None:
-    text = summary.PAGE.read_text(encoding="utf-8")
-    assert text == summary.with_numbers(text, read_all(TOPICS))
+@pytest.mark.parametrize(
+    ("page", "written"), [(summary.PAGE, summary.with_numbers), (summary.ENCODERS, summary.with_encoders)]
+)
+def test_pages_have_the_numbers_of_the_files(page: Path, written: Callable[[str, list[Results]], str]) -> None:
+    text = page.read_text(encoding="utf-8")
+    assert text == written(text, read_all(TOPICS))
 
 
 def test_every_file_is_one_of_a_topic_measured_in_full() -> None:
