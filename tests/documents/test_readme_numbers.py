@@ -1,4 +1,4 @@
-"""The README's table of gains, and the numbers of its first sentence."""
+"""The README's table of gains, the numbers of its first sentence, and those that tutorials name."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from benchmarks.results import FOLDER, read
+from benchmarks.suite import Measured
 
 from benchmarks import summary
 
@@ -29,3 +30,19 @@ def test_the_first_sentence_has_the_range_of_the_table() -> None:
         place = [cell.strip() for cell in heading.split("|")].index(way)
         found = sorted(float(re.findall(r"[\d.]+", row.split("|")[place])[0]) for row in rows)
         assert re.search(rf"{found[0]:.1f} to {found[-1]:.1f}\s+(times )?{unit}", text), (way, found)
+
+
+@pytest.mark.parametrize(
+    ("page", "topic", "title", "ways"),
+    [
+        ("tutorial", "encoders", "all-MiniLM-L6-v2, 1 x 128", ("", "-bf16", "-int8")),
+        ("tutorial", "encoders", "all-MiniLM-L6-v2, 1 x 16", ("", "-bf16", "-int8")),
+        ("tutorial-vision", "cpu-inference", "EfficientNet-Lite0", ("", "torch.compile, freezing", "OpenVINO")),
+    ],
+)
+def test_tutorials_have_the_numbers_of_the_files(page: str, topic: str, title: str, ways: tuple[str, ...]) -> None:
+    text = README.with_name("docs").joinpath(f"{page}.md").read_text(encoding="utf-8")
+    (table,) = (table for table in read(FOLDER / f"{topic}.json").tables if table.title == title)
+    speeds = {row.label.removeprefix("fxopt, cpu-inference"): row.cells[1] for row in table.rows}
+    found = (f"{speed.median:.2f}" for way in ways if isinstance(speed := speeds[way], Measured))
+    assert re.search(r".{1,60}?\b".join(map(re.escape, found)), text, re.DOTALL)
