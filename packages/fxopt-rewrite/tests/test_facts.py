@@ -156,17 +156,8 @@ def test_same_size_by_expression_and_without_guards() -> None:
 # is_python_number
 
 
-def number(node: Node) -> bool | None:
-    return is_python_number(node)
-
-
-def trace_numbers(function: Any) -> bool | None:
-    return number(output_of(symbolic_trace(function)))
-
-
-@pytest.mark.parametrize(
-    "function",
-    [
+KINDS: dict[bool | None, list[Callable[[Any], object]]] = {
+    True: [
         lambda x: x.size(0),
         lambda x: x.size(dim=0),
         lambda x: x.size()[1],
@@ -185,14 +176,7 @@ def trace_numbers(function: Any) -> bool | None:
         lambda x: torch.relu(x).shape[0],
         lambda x: x.element_size(),
     ],
-)
-def test_numbers(function: Any) -> None:
-    assert trace_numbers(function) is True
-
-
-@pytest.mark.parametrize(
-    "function",
-    [
+    False: [
         lambda x: torch.relu(x),
         lambda x: F.softmax(x, -1),
         lambda x: F.relu(x, inplace=True),
@@ -210,14 +194,7 @@ def test_numbers(function: Any) -> None:
         lambda x: torch.linalg.norm(x),
         lambda x: abs(torch.relu(x)),
     ],
-)
-def test_tensors(function: Any) -> None:
-    assert trace_numbers(function) is False
-
-
-@pytest.mark.parametrize(
-    "function",
-    [
+    None: [
         lambda x: x,
         lambda x: x / 2,
         lambda x: x[0],
@@ -228,9 +205,12 @@ def test_tensors(function: Any) -> None:
         lambda x: x.logits,
         lambda x: F.max_pool1d(x, 2, return_indices=True),
     ],
-)
-def test_unknown(function: Any) -> None:
-    assert trace_numbers(function) is None
+}
+
+
+@pytest.mark.parametrize(("function", "number"), [(f, number) for number, some in KINDS.items() for f in some])
+def test_whether_a_value_is_a_number_is_known_or_left_open(function: Any, number: bool | None) -> None:
+    assert is_python_number(output_of(symbolic_trace(function))) is number
 
 
 def test_python_functions() -> None:
@@ -242,10 +222,16 @@ def test_python_functions() -> None:
     smaller = graph.call_function(builtins.min, (size, 4))
     tensor = graph.call_function(torch.relu, (x,))
     unclear = graph.call_function(builtins.max, (tensor, size))
-    assert number(graph.call_function(torch.tensor, (size,))) is False
-    assert number(graph.call_function(cast("Callable[..., object]", torch.sym_int), (size,))) is True
+    assert is_python_number(graph.call_function(torch.tensor, (size,))) is False
+    assert is_python_number(graph.call_function(cast("Callable[..., object]", torch.sym_int), (size,))) is True
     symbol = graph.call_function(torch.ops.aten.sym_size.int, (x, 0))
-    assert [number(node) for node in (length, root, smaller, unclear, symbol)] == [True, True, True, None, True]
+    assert [is_python_number(node) for node in (length, root, smaller, unclear, symbol)] == [
+        True,
+        True,
+        True,
+        None,
+        True,
+    ]
 
 
 def test_modules_and_attributes() -> None:
@@ -269,17 +255,17 @@ def test_modules_and_attributes() -> None:
     ]
     graph.output(tuple(nodes))
     GraphModule(root, graph)
-    assert [number(node) for node in nodes] == [False, None, False, None, False, None, False, True]
+    assert [is_python_number(node) for node in nodes] == [False, None, False, None, False, None, False, True]
 
 
 def test_meta_decides_first() -> None:
     node = Graph().placeholder("x")
     for value, expected in ((torch.zeros(1), False), (3, True), (2.5, True), (symbols(8)[0], True), ((1, 2), None)):
         node.meta["val"] = value
-        assert number(node) is expected
+        assert is_python_number(node) is expected
     graph_module = symbolic_trace(lambda x: x / 2)
     ShapeProp(graph_module).propagate(torch.zeros(3))
-    assert number(output_of(graph_module)) is False
+    assert is_python_number(output_of(graph_module)) is False
 
 
 def test_long_chains_end() -> None:
@@ -287,8 +273,8 @@ def test_long_chains_end() -> None:
     x = value = graph.placeholder("x")
     for _ in range(5000):
         value = graph.call_function(operator.add, (value, 1))
-    assert number(value) is None
+    assert is_python_number(value) is None
     value = x
     for _ in range(5000):
         value = graph.call_function(operator.add, (value, graph.call_function(torch.relu, (value,))))
-    assert number(value) is False
+    assert is_python_number(value) is False

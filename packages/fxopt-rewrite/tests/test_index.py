@@ -162,17 +162,6 @@ class TestTraining:
         assert not GraphIndex(symbolic_trace(nn.Sequential(nn.Dropout(0.5)).train())).training
 
 
-def test_refusals_name_the_nodes(graph_module: GraphModule) -> None:
-    nodes = named(graph_module)
-    refusal = GraphIndex(graph_module).refuse("free", "hooks", "has hooks", nodes["x"], nodes["free"])
-    assert (refusal.site, refusal.reason, refusal.message, refusal.nodes) == (
-        "free",
-        "hooks",
-        "has hooks",
-        ("x", "free"),
-    )
-
-
 def test_hubs_cost_no_more_than_their_users(steps_of: Callable[[Callable[[], object]], int]) -> None:
     """One parameter, one value and one module with many users each."""
 
