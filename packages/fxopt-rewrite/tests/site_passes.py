@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.fx import GraphModule, Node, symbolic_trace
 
-from fxopt_core import Refusal
+from fxopt_core import Refusal, iter_nodes
 from fxopt_rewrite import (
     Editor,
     GraphIndex,
@@ -19,6 +20,29 @@ from fxopt_rewrite import (
     read_linear,
     tensors_refusal,
 )
+
+
+def nodes_of(graph_module: GraphModule) -> dict[str, Node]:
+    """The nodes of a graph by their names."""
+    return {node.name: node for node in iter_nodes(graph_module.graph)}
+
+
+def exported(model: nn.Module, *args: Any, **kwargs: Any) -> GraphModule:
+    """The graph of a model as torch exports it."""
+    graph_module = torch.export.export(model, args, kwargs, strict=False).module()
+    assert isinstance(graph_module, GraphModule)
+    return graph_module
+
+
+class Called(nn.Module):
+    """A function or a module as a model."""
+
+    def __init__(self, function: Callable[[Any], Any]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, x: Tensor) -> Any:
+        return self.function(x)
 
 
 @dataclass(frozen=True, eq=False)

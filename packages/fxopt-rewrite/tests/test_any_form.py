@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from site_passes import exported
 from torch import Tensor, nn
 from torch.fx import GraphModule
 
@@ -33,16 +34,10 @@ def functions(model: nn.Module, inputs: tuple[Tensor, ...]) -> GraphModule:
     return GraphModule(model, FunctionTracer().trace(model))
 
 
-def exported(model: nn.Module, inputs: tuple[Tensor, ...]) -> GraphModule:
-    made = torch.export.export(model, inputs).module()
-    assert isinstance(made, GraphModule)
-    return made
-
-
 FORMS: dict[str, Form] = {
     "traced": lambda model, inputs: torch.fx.symbolic_trace(model),
     "functions": functions,
-    "aten": exported,
+    "aten": lambda model, inputs: exported(model, *inputs),
 }
 INPUTS = (torch.rand(3, 3) + 0.5, torch.rand(3, 3) + 0.5)
 

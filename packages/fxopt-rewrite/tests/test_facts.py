@@ -9,6 +9,7 @@ from typing import Any, cast
 import pytest
 import torch
 import torch.nn.functional as F
+from site_passes import exported, nodes_of
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import Graph, GraphModule, Node, symbolic_trace
@@ -23,10 +24,6 @@ from fxopt_rewrite import (
     same_size,
     tensor_facts,
 )
-
-
-def node_named(graph_module: GraphModule, name: str) -> Node:
-    return next(node for node in iter_nodes(graph_module.graph) if node.name == name)
 
 
 def output_of(graph_module: GraphModule) -> Node:
@@ -53,18 +50,12 @@ def weight_of(graph_module: GraphModule) -> Tensor:
     return graph_module.get_parameter("head.weight")
 
 
-def exported(module: nn.Module, *args: Any, **kwargs: Any) -> GraphModule:
-    graph_module = torch.export.export(module, args, kwargs, strict=False).module()
-    assert isinstance(graph_module, GraphModule)
-    return graph_module
-
-
 # tensor_facts
 
 
 def test_facts_from_val() -> None:
     graph_module = infer_shapes(symbolic_trace(Net().eval()), torch.zeros(2, 3, 8, 8))
-    facts = tensor_facts(node_named(graph_module, "conv"))
+    facts = tensor_facts(nodes_of(graph_module)["conv"])
     assert facts == TensorFacts((2, 4, 6, 6), torch.float32, torch.device("cpu"), (144, 36, 6, 1), proven=False)
     assert facts is not None
     assert facts.rank == 4
@@ -73,7 +64,7 @@ def test_facts_from_val() -> None:
 def test_facts_from_shape_prop() -> None:
     graph_module = symbolic_trace(Net().eval())
     ShapeProp(graph_module).propagate(torch.zeros(2, 3, 8, 8))
-    facts = tensor_facts(node_named(graph_module, "head"), weight_of(graph_module))
+    facts = tensor_facts(nodes_of(graph_module)["head"], weight_of(graph_module))
     assert facts == TensorFacts((2, 5), torch.float32, None, (5, 1))
 
 
@@ -81,13 +72,13 @@ def test_facts_absent() -> None:
     graph_module = symbolic_trace(Net().eval())
     assert all(tensor_facts(node) is None for node in iter_nodes(graph_module.graph))
     infer_shapes(graph_module, torch.zeros(2, 3, 8, 8))
-    assert tensor_facts(node_named(graph_module, "scale")) is None
+    assert tensor_facts(nodes_of(graph_module)["scale"]) is None
 
 
 @pytest.mark.parametrize("change", ["half", "double", "bfloat16"])
 def test_stale_facts_count_as_unknown(change: str) -> None:
     graph_module = infer_shapes(symbolic_trace(Net().eval()), torch.zeros(2, 3, 8, 8))
-    node = node_named(graph_module, "head")
+    node = nodes_of(graph_module)["head"]
     assert tensor_facts(node, weight_of(graph_module)) is not None
     getattr(graph_module, change)()
     assert tensor_facts(node, weight_of(graph_module)) is None
@@ -108,7 +99,7 @@ def test_meta_contradicts_no_device_and_others_do() -> None:
 def test_newer_tensor_meta_stands_in_for_a_stale_val() -> None:
     graph_module = infer_shapes(symbolic_trace(Net().eval()), torch.zeros(2, 3, 8, 8)).double()
     ShapeProp(graph_module).propagate(torch.zeros(4, 3, 8, 8, dtype=torch.double))
-    facts = tensor_facts(node_named(graph_module, "head"), weight_of(graph_module))
+    facts = tensor_facts(nodes_of(graph_module)["head"], weight_of(graph_module))
     assert facts is not None
     assert (facts.shape, facts.dtype) == ((4, 5), torch.float64)
 
@@ -123,7 +114,7 @@ def test_sparse_tensors_have_no_strides() -> None:
 
 def test_sizes_of_an_export_are_proven() -> None:
     graph_module = exported(nn.Linear(4, 2), torch.zeros(3, 4))
-    facts = tensor_facts(node_named(graph_module, "linear"))
+    facts = tensor_facts(nodes_of(graph_module)["linear"])
     assert facts is not None
     assert facts.proven
     assert facts.shape == (3, 2)

@@ -263,33 +263,6 @@ def test_attention_as_exported(style: str, *, dynamic: bool) -> None:
         check_by_running(graph_module, node, x)
 
 
-def test_cached_keys_that_are_returned_need_memory() -> None:
-    class Cached(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.query, self.key = nn.Linear(8, 8), nn.Linear(8, 8)
-
-        def forward(self, x: Tensor) -> Any:
-            query, key = self.query(x), self.key(x).view(2, -1, 2, 4).transpose(1, 2)
-            return query.sum(), {"cache": (key,)}
-
-    graph_module = infer_shapes(symbolic_trace(Cached()), torch.zeros(2, 3, 8))
-    needs = {
-        node.name: Effects(graph_module).needs_own_memory(node)
-        for node in iter_nodes(graph_module.graph)
-        if node.op == "call_module"
-    }
-    assert needs == {"query": False, "key": True}
-
-
-def test_linear_in_place_relu_linear() -> None:
-    model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(inplace=True), nn.Linear(8, 4), nn.Flatten())
-    graph_module = symbolic_trace(model)
-    effects = Effects(graph_module)
-    needs = [effects.needs_own_memory(node) for node in iter_nodes(graph_module.graph) if node.op == "call_module"]
-    assert needs == [True, False, True, True]
-
-
 def test_a_tangle_of_views_ends() -> None:
     def forward(x: Tensor) -> Tensor:
         h = torch.relu(x)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from operator_swaps import Swap
-from site_passes import LinearSite, PadLinear
+from site_passes import LinearSite, PadLinear, exported
 from torch import Tensor, nn
 from torch.fx import Graph, GraphModule, symbolic_trace
 
@@ -39,12 +39,6 @@ def traced() -> GraphModule:
     graph_module = symbolic_trace(Model())
     for node in iter_nodes(graph_module.graph):
         node.meta["stack_trace"] = f"line of {node.name}"
-    return graph_module
-
-
-def exported() -> GraphModule:
-    graph_module = torch.export.export(Model(), (torch.ones(1, 2),), strict=False).module()
-    assert isinstance(graph_module, GraphModule)
     return graph_module
 
 
@@ -130,7 +124,7 @@ def test_in_a_graph_without_an_owner() -> None:
 
 
 def test_stack_traces_and_module_stacks_stay() -> None:
-    graph_module = exported()
+    graph_module = exported(Model(), torch.ones(1, 2))
     before = {node.name: dict(node.meta) for node in iter_nodes(graph_module.graph)}
     PadLinear()(graph_module)
     made = [node for node in iter_nodes(graph_module.graph) if provenance(node)]

@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from operator_swaps import Swap
-from site_passes import PadLinear
+from site_passes import PadLinear, nodes_of
 from torch import Tensor, nn
 from torch.fx import GraphModule, Node, symbolic_trace
 
@@ -85,10 +85,6 @@ def exported() -> GraphModule:
 
 FORMS = [traced_modules, traced_functions, exported]
 forms = pytest.mark.parametrize("traced", FORMS)
-
-
-def nodes_of(graph_module: GraphModule) -> dict[str, Node]:
-    return {node.name: node for node in iter_nodes(graph_module.graph)}
 
 
 def shape_of(graph_module: GraphModule) -> list[object]:
@@ -307,30 +303,6 @@ def read_parameter(graph_module: GraphModule) -> None:
         graph_module.graph.get_attr("first_padded.weight")
 
 
-def remove_module(graph_module: GraphModule) -> None:
-    del graph_module.first_padded
-
-
-def resize_module(graph_module: GraphModule) -> None:
-    graph_module.first_padded = nn.Linear(4, 8)
-
-
-def drop_bias(graph_module: Any) -> None:
-    graph_module.first_padded.bias = None
-
-
-def add_hook(graph_module: Any) -> None:
-    graph_module.first_padded.register_forward_hook(lambda *_: None)
-
-
-def parametrize(graph_module: Any) -> None:
-    torch.nn.utils.parametrizations.weight_norm(graph_module.first_padded)
-
-
-def alias_module(graph_module: GraphModule) -> None:
-    graph_module.alias = graph_module.first_padded
-
-
 def tie_parameter(graph_module: Any) -> None:
     graph_module.other = nn.Linear(4, 6)
     graph_module.other.weight = graph_module.first_padded.weight
@@ -341,41 +313,62 @@ def train_stand_in(graph_module: Any) -> None:
         graph_module.first_padded.bias[-1] = 1e-30
 
 
-def put_module_in_place(graph_module: GraphModule) -> None:
-    graph_module.first = nn.ReLU()
-
-
 def build_on_it(graph_module: GraphModule) -> None:
     PadLinear(rows=1, suffix="first_padded")(graph_module, expect=1)
 
 
-CHANGES: list[tuple[Callable[[GraphModule], None], str]] = [
-    (change_argument, "node `narrow`, which the pass made, was changed since"),
-    (change_target, "node `narrow`, which the pass made, was changed since"),
-    (
+# What is done to a graph module in which `first` became `first_padded`, and how undoing it is refused.
+CHANGES: dict[str, tuple[Callable[[Any], object], str]] = {
+    "another argument": (change_argument, "node `narrow`, which the pass made, was changed since"),
+    "another target": (change_target, "node `narrow`, which the pass made, was changed since"),
+    "a node is gone": (
         remove_node,
         "which the pass made, was removed or replaced since|nodes for its replacement, expected exactly one",
     ),
-    (read_new_node, "node `first_padded`, which the original does not have, is read by `relu_1` now"),
-    (copy_node_with_meta, "the graph has 2 nodes for an input of `first`, expected exactly one"),
-    (take_name, "another node is called `first` now"),
-    (call_module_again, "module `first_padded`, which the original does not have, is used by `first_padded_1` now"),
-    (read_parameter, "module `first_padded`, which the original does not have, is used by `first_padded_weight` now"),
-    (remove_module, "module `first_padded` is gone"),
-    (resize_module, r"`first_padded.weight` holds|shapes now|they are no longer 0.0"),
-    (drop_bias, "`first_padded.bias`, which holds the values of `first.bias`, is gone"),
-    (add_hook, r"module `first_padded`, which the pass made, has hooks \(_forward_hooks\)"),
-    (parametrize, "gone|is parametrized"),
-    (alias_module, "or a tensor of it has a second name now"),
-    (tie_parameter, "or a tensor of it has a second name now"),
-    (train_stand_in, r"`first_padded.bias` holds stand-in values.* no longer 0.0: they were trained or loaded"),
-    (put_module_in_place, "there is another `first` now"),
-    (build_on_it, "pass `pad-linear` ran after it and builds on its result.*undo `pad-linear` first"),
-]
+    "a new node is read": (
+        read_new_node,
+        "node `first_padded`, which the original does not have, is read by `relu_1` now",
+    ),
+    "a copy of meta": (copy_node_with_meta, "the graph has 2 nodes for an input of `first`, expected exactly one"),
+    "a name is taken": (take_name, "another node is called `first` now"),
+    "a module is called": (
+        call_module_again,
+        "module `first_padded`, which the original does not have, is used by `first_padded_1` now",
+    ),
+    "a parameter is read": (
+        read_parameter,
+        "module `first_padded`, which the original does not have, is used by `first_padded_weight` now",
+    ),
+    "a module is gone": (lambda gm: delattr(gm, "first_padded"), "module `first_padded` is gone"),
+    "another size": (
+        lambda gm: setattr(gm, "first_padded", nn.Linear(4, 8)),
+        r"`first_padded.weight` holds|shapes now|they are no longer 0.0",
+    ),
+    "no bias": (
+        lambda gm: setattr(gm.first_padded, "bias", None),
+        "`first_padded.bias`, which holds the values of `first.bias`, is gone",
+    ),
+    "a hook": (
+        lambda gm: gm.first_padded.register_forward_hook(print),
+        r"module `first_padded`, which the pass made, has hooks \(_forward_hooks\)",
+    ),
+    "a parametrization": (
+        lambda gm: torch.nn.utils.parametrizations.weight_norm(gm.first_padded),
+        "gone|is parametrized",
+    ),
+    "a second name": (lambda gm: setattr(gm, "alias", gm.first_padded), "or a tensor of it has a second name now"),
+    "a tie": (tie_parameter, "or a tensor of it has a second name now"),
+    "trained stand-ins": (
+        train_stand_in,
+        r"`first_padded.bias` holds stand-in values.* no longer 0.0: they were trained or loaded",
+    ),
+    "a module in its place": (lambda gm: setattr(gm, "first", nn.ReLU()), "there is another `first` now"),
+    "a later pass": (build_on_it, "pass `pad-linear` ran after it and builds on its result.*undo `pad-linear` first"),
+}
 
 
 class TestRefusals:
-    @pytest.mark.parametrize(("change", "found"), CHANGES, ids=[change.__name__ for change, _ in CHANGES])
+    @pytest.mark.parametrize(("change", "found"), CHANGES.values(), ids=CHANGES)
     def test_say_why_and_change_nothing(self, change: Callable[[GraphModule], None], found: str) -> None:
         graph_module = PadLinear()(traced_modules())
         change(graph_module)

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from site_passes import Called, exported
 from torch import Tensor, nn
 from torch.fx import GraphModule, Node, symbolic_trace
 from torch.nn.utils import parametrizations, prune
@@ -39,12 +40,6 @@ def views_of(graph_module: GraphModule, reader: Reader) -> list[Any]:
 def view_of(model: nn.Module, reader: Reader) -> Any:
     (view,) = views_of(symbolic_trace(model), reader)
     return view
-
-
-def exported(model: nn.Module, *args: Tensor) -> GraphModule:
-    graph_module = torch.export.export(model, args).module()
-    assert isinstance(graph_module, GraphModule)
-    return graph_module
 
 
 class Calls(nn.Module):
@@ -383,15 +378,6 @@ class TestBatchNorm:
         assert flag.reason == "unsupported-call"
 
 
-class Divides(nn.Module):
-    def __init__(self, call: Callable[[Tensor], object]) -> None:
-        super().__init__()
-        self.call = call
-
-    def forward(self, x: Tensor) -> object:
-        return self.call(x)
-
-
 aten = torch.ops.aten
 ROUNDED: Sequence[Callable[[Any], object]] = [
     lambda x: x.div_(4, rounding_mode="floor"),
@@ -408,26 +394,26 @@ OTHERS: Sequence[Callable[[Any], object]] = [
 class TestTrueDivision:
     @pytest.mark.parametrize(("call", "inplace"), [(lambda x: x / 4, False), (lambda x: x.div_(4), True)])
     def test_by_a_number(self, call: Callable[[Any], object], inplace: bool) -> None:
-        view = view_of(Divides(call), read_true_division)
+        view = view_of(Called(call), read_true_division)
         assert (view.input.name, view.divisor, view.inplace, view.label) == ("x", 4, inplace, view.node.name)
 
     def test_by_a_value(self) -> None:
-        view = view_of(Divides(lambda x: x / x.sum()), read_true_division)
+        view = view_of(Called(lambda x: x / x.sum()), read_true_division)
         assert isinstance(view.divisor, Node)
 
     @pytest.mark.parametrize("call", ROUNDED, ids=range(len(ROUNDED)))
     def test_rounded(self, call: Callable[[Any], object]) -> None:
-        view = view_of(Divides(call), read_true_division)
+        view = view_of(Called(call), read_true_division)
         assert isinstance(view, Obstacle)
         assert (view.reason, "rounds its quotient" in view.message) == ("rounding-mode", True)
 
     def test_with_further_arguments(self) -> None:
-        view = view_of(Divides(lambda x: torch.div(x, 4, out=x)), read_true_division)
+        view = view_of(Called(lambda x: torch.div(x, 4, out=x)), read_true_division)
         assert (view.reason, view.message) == ("unsupported-call", "node `div` is given out")
 
     @pytest.mark.parametrize("call", OTHERS, ids=range(len(OTHERS)))
     def test_others_are_left_alone(self, call: Callable[[Any], object]) -> None:
-        assert views_of(symbolic_trace(Divides(call)), read_true_division) == []
+        assert views_of(symbolic_trace(Called(call)), read_true_division) == []
 
 
 class TestBareModules:
