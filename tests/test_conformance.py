@@ -73,7 +73,7 @@ def made() -> dict[str, list[str]]:
     """Return the signature of each shipped pass, and what it makes of some models."""
     found = {}
     for each in (each for name in SHIPPED for each in passes_of(name)):
-        pictures = [repr(picture(each(case.capture().graph_module))) for case in SOME]
+        pictures = [repr(picture(each(case.capture().graph_module))) for case in SOME[::2]]
         found[each.name] = [each.signature, *pictures]
     return found
 

@@ -9,11 +9,10 @@ from typing import Any
 import pytest
 import torch
 from benchmarks.apart import Ready, Timed
-from benchmarks.results import Results
-from benchmarks.suite import Absent, Measured, Row, Settings, Table
+from benchmarks.suite import Absent, Measured, Settings
 from torch import Tensor, nn
 
-from benchmarks import efficiency, summary
+from benchmarks import efficiency
 
 
 def test_texts_are_encoded_in_their_order_whatever_the_batch() -> None:
@@ -71,17 +70,3 @@ def test_contenders_are_measured_beside_torch_and_missing_ones_are_rows(
     assert isinstance(rows["rounded"][1], Measured)
     assert float(str(rows["rounded"][2])) > 0.999
     assert rows["peer"] == (Absent("not installed"),) * 6
-
-
-def test_the_readme_and_the_picture_show_the_file() -> None:
-    cells = [
-        (Measured(9.0, ""), Measured(ratio, "x"), cosine, cosine, "-", "9, 8")
-        for ratio, cosine in ((1.0, "1.0"), (2.5, "0.99812"))
-    ]
-    rows = (Row("torch float32", cells[0]), Row("fxopt int8, static", cells[1]), Row("peer", (Absent("missing"),) * 6))
-    results = Results("efficiency", (Table("a model", efficiency.COLUMNS, rows),), {}, {})
-    text = f"# fxopt\n{summary.CHART}\nold\n{summary.END_OF_CHART}\nrest"
-    assert summary.with_chart("no marks", results) == "no marks"
-    assert "| a model | **2.50 (0.998)** | - |" in summary.with_chart(text, results)
-    assert "old" not in summary.with_chart(text, results)
-    assert "2.50 x, cosine 0.998" in summary.chart(results)

@@ -18,7 +18,6 @@ from traceback import walk_stack
 from types import FrameType
 from typing import NamedTuple
 
-import pytest
 import torch
 from torch import Tensor, nn
 
@@ -262,23 +261,3 @@ def test_each_distribution_has_one_seam_to_torch() -> None:
         for found in private.finditer(file.read_text(encoding="utf-8"))
     ]
     assert not wrong, "name it in _torch.py, and use that:\n" + "\n".join(wrong)
-
-
-def test_own_attributes_are_not_torchs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The search for private fields finds those of others, and no attribute that a class gives itself."""
-    source = """
-from torch.fx.graph import CodeGen, _PyTreeCodeGen
-class Chain:
-    def __init__(self, graph):
-        self._next = graph._root._next
-        self._codegen.x = 1
-    def _len(self):
-        return self._len() + self._next
-"""
-    monkeypatch.setattr(f"{__name__}.tree_of", lambda module: ast.parse(source))
-    assert sorted(private_names("any")) == [
-        (2, "_PyTreeCodeGen"),
-        (5, "graph._root"),
-        (5, "graph._root._next"),
-        (6, "self._codegen"),
-    ]

@@ -29,7 +29,7 @@ from fxopt_core import (
     registry,
 )
 from fxopt_linear import MergeLinears
-from fxopt_rewrite import REASONS, Editor, GraphIndex, SitePass, calls_of, infer_shapes
+from fxopt_rewrite import REASONS, Editor, GraphIndex, SitePass, infer_shapes
 from fxopt_testing.forms import FunctionTracer
 
 SOURCES = sorted(Path(__file__).parent.parent.glob("packages/*/src/**/*.py"))
@@ -176,30 +176,6 @@ def test_overlapping_sites_are_refused_and_found_by_another_run() -> None:
     assert "which removed node `relu_1`" in refusal.message
     DropDoubleRelus()(graph_module, expect=1, strict=True)
     assert torch.equal(graph_module(x), x.relu())
-
-
-class ReluToTanh(Transformation):
-    """``relu(x)`` -> ``tanh(x)``; ``anywhere`` says whether in every form of graph."""
-
-    def __init__(self, *, anywhere: bool = False) -> None:
-        self.anywhere = anywhere
-
-    def transform(self, graph_module: GraphModule) -> GraphModule:
-        """Use another function."""
-        traced = [node for node in iter_nodes(graph_module.graph) if node.target is torch.relu]
-        for node in calls_of(graph_module, torch.relu) if self.anywhere else traced:
-            node.target = torch.tanh
-            self.mark_as_transformed(node)
-        return graph_module
-
-
-def test_what_is_there_in_another_form_is_found_by_calls_of() -> None:
-    graph_module: Any = torch.export.export(nn.Sequential(nn.ReLU()), (torch.randn(3, 4),)).module()
-    before = structure(graph_module)
-    ReluToTanh()(graph_module, expect=0)
-    assert not history(graph_module)[-1].refusals
-    assert structure(graph_module) == before
-    ReluToTanh(anywhere=True)(graph_module, expect=1, strict=True)
 
 
 class TestTheTable:

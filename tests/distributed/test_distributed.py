@@ -31,7 +31,7 @@ JOBS = (
     (2, ("save", "save_later", "refuse_trained_stand_ins", "train", "states", "failures_and_undo")),
     (4, ("load", "save")),
     (2, ("load_nested", "live_fully_sharded", "live_tensor_parallel", "live_tensor_plan")),
-    (1, ("load_into_plain", "load")),
+    (1, ("load_into_plain",)),
 )
 FOUND: dict[tuple[int, int], dict[str, str]] = {}
 PRELOADED = [

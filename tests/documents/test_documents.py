@@ -70,13 +70,6 @@ def test_no_example_is_overlooked(document: Path) -> None:
     assert fences <= {"```python", "```console"}
 
 
-RIGHT = {
-    "interpreter session": "```python\n>>> 1 + 1\n2\n```\n",
-    "output": "```python\nprint('took', 0.17, 's')\n```\nprints\n```output\ntook ... s\n```\n",
-    "skipped": "<!-- skip: next -->\n```python\nunknown\n```\n",
-    "command": "```console\n$ fxopt --version\nfxopt ...\n```\n",
-    "exit code": "```console\n$ fxopt show unknown\nerror: ...\n$ echo $?\n2\n```\n",
-}
 WRONG = {
     "interpreter session": "```python\n>>> 1 + 1\n3\n```\n",
     "output": "```python\nprint('two')\n```\nprints\n```output\nthree\n```\n",
@@ -85,13 +78,6 @@ WRONG = {
     "command without prompt": "```console\nfxopt --version\n```\n",
     "output given twice": "```python\nprint(1)\n```\n```output\n1\n```\n```output\n1\n```\n",
 }
-
-
-@pytest.mark.parametrize("text", RIGHT.values(), ids=RIGHT)
-def test_a_right_document_passes(tmp_path: Path, text: str) -> None:
-    """Each kind of example is understood."""
-    (tmp_path / "document.md").write_text(text, encoding="utf-8")
-    run(tmp_path / "document.md")
 
 
 @pytest.mark.parametrize("text", WRONG.values(), ids=WRONG)

@@ -15,11 +15,6 @@ APPROXIMATE = [
 ]
 
 
-def test_all_plugins_load() -> None:
-    """None of the installed plugins fails."""
-    assert not registry().failed
-
-
 @pytest.mark.parametrize("text", APPROXIMATE)
 def test_a_pass_that_approximates_keeps_its_promise(text: str) -> None:
     """The ratio of signal to error is no smaller than what it declares."""

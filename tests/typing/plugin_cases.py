@@ -95,9 +95,6 @@ def wrong(registry: Registry, graph_module: GraphModule) -> None:
     registry.register(Misspelt())  # type: ignore[arg-type]  # has no hook
     registry.register(TakesArguments())  # type: ignore[arg-type]  # takes an argument
     takes(Misspelt())  # type: ignore[arg-type]  # has no hook
-    Pass(2)  # type: ignore[call-arg]  # options are keyword-only
-    Pass(times="2")  # type: ignore[arg-type]  # of another type
-    Transformation()  # type: ignore[abstract]  # transform is missing
 
 
 @hookimpl  # type: ignore[type-var]  # a hook returns classes or a mapping

@@ -183,7 +183,7 @@ def check_round_trip(model: nn.Module, inputs: tuple[Tensor, ...], passes: Trans
 ORDERS = st.lists(st.sampled_from(PASSES), min_size=1, max_size=4).map(lambda made: compose(*(each() for each in made)))
 
 
-@drawn(60)
+@drawn(25)
 @given(seed=st.integers(0, 2**20), convolutions=st.booleans(), passes=ORDERS)
 def test_generated_models(seed: int, convolutions: bool, passes: Transformation) -> None:
     """Whatever order the passes have."""

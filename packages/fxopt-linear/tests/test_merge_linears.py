@@ -14,7 +14,6 @@ from torch.fx import GraphModule
 
 from fxopt_core import UndoError, history, iter_nodes, undo
 from fxopt_linear import MergeLinears
-from fxopt_rewrite import infer_shapes
 from fxopt_testing import assert_rewrites
 from fxopt_testing.forms import TRACED, Form
 from fxopt_testing.rewrites import (
@@ -347,30 +346,6 @@ def test_a_stand_in_bias_that_was_trained_cannot_be_undone() -> None:
         bias[9] = 0.0
     MergeLinears()(graph_module, reverse=True)
     assert graph_module.get_submodule("k").bias is None
-
-
-def test_undo_takes_the_values_and_flags_of_now() -> None:
-    model = qkv()
-    graph_module = graph_of(model, "modules", torch.randn(3, 4))
-    keys = list(graph_module.state_dict())
-    MergeLinears()(graph_module, expect=1)
-    with torch.no_grad():
-        graph_module.get_parameter("q_k_v_merged.weight").copy_(torch.arange(52.0).view(13, 4))
-    graph_module.double()
-    for parameter in graph_module.parameters():
-        parameter.requires_grad_(False)
-    MergeLinears()(graph_module, reverse=True)
-    assert list(graph_module.state_dict()) == keys
-    assert torch.equal(graph_module.get_parameter("k.weight"), torch.arange(32.0, 40.0).double().view(2, 4))
-    assert not any(parameter.requires_grad for parameter in graph_module.parameters())
-    assert all(parameter.dtype == torch.float64 for parameter in graph_module.parameters())
-
-
-def test_shapes_are_not_needed() -> None:
-    graph_module = torch.fx.symbolic_trace(qkv())
-    MergeLinears()(graph_module, expect=1)
-    assert not any("val" in node.meta for node in iter_nodes(graph_module.graph))
-    infer_shapes(graph_module, torch.randn(3, 4))
 
 
 @given(

@@ -130,17 +130,6 @@ def test_one_weight_read_both_ways_is_left_alone() -> None:
     assert [reason for _, reason in refused(merged)][:2] == ["tied-parameter"] * 2
 
 
-def _written(m: Any, x: Tensor) -> Any:
-    x = x * 1
-    first = m.q(x).relu()
-    x.add_(1)
-    return first, m.k(x).tanh()
-
-
-def test_a_write_between_keeps_them_apart() -> None:
-    assert_rewrites(MergeLinears(), Pair(_written), torch.randn(3, 3, 4), count=0, gradients=False)
-
-
 def test_equal_views_of_one_value_are_one_input() -> None:
     def call(m: Any, x: Tensor) -> Any:
         flat = x.transpose(0, 1)

@@ -2,15 +2,47 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.fx import GraphModule, Node, symbolic_trace
 
-from fxopt_core import Refusal
-from fxopt_rewrite import Editor, GraphIndex, LinearCall, ReversibleSitePass
+from fxopt_core import Refusal, iter_nodes
+from fxopt_rewrite import (
+    Editor,
+    GraphIndex,
+    LinearCall,
+    Piece,
+    ReversibleSitePass,
+    read_linear,
+    tensors_refusal,
+)
+
+
+def nodes_of(graph_module: GraphModule) -> dict[str, Node]:
+    """The nodes of a graph by their names."""
+    return {node.name: node for node in iter_nodes(graph_module.graph)}
+
+
+def exported(model: nn.Module, *args: Any, **kwargs: Any) -> GraphModule:
+    """The graph of a model as torch exports it."""
+    graph_module = torch.export.export(model, args, kwargs, strict=False).module()
+    assert isinstance(graph_module, GraphModule)
+    return graph_module
+
+
+class Called(nn.Module):
+    """A function or a module as a model."""
+
+    def __init__(self, function: Callable[[Any], Any]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, x: Tensor) -> Any:
+        return self.function(x)
 
 
 @dataclass(frozen=True, eq=False)
@@ -85,6 +117,43 @@ class ReluToClamp(ReversibleSitePass[Call]):
     def rewrite(self, site: Call, edit: Editor) -> None:
         value = edit.call_function(torch.clamp_min, site.node.args[0], 0, before=site.node, like=[site.node])
         edit.replace(site.node, value)
+
+
+class PadLinear(ReversibleSitePass[LinearSite]):
+    """``linear(x)`` -> ``narrow(padded(x), -1, 0, n)``, where padded has rows of zeros below."""
+
+    def __init__(self, *, rows: int = 2, suffix: str = "", early: bool = False) -> None:
+        self.rows = rows
+        self.suffix = suffix
+        self.early = early  # whether the call goes to the front, as far as its input allows
+
+    def match(self, index: GraphIndex) -> Iterator[LinearSite]:
+        for node in index.nodes:
+            call = read_linear(index, node)
+            if isinstance(call, LinearCall) and call.label.endswith(self.suffix) and not self.transformed(node):
+                yield LinearSite(call)
+
+    def check(self, site: LinearSite, index: GraphIndex) -> Refusal | None:
+        return tensors_refusal(site.call, index)
+
+    def rewrite(self, site: LinearSite, edit: Editor) -> None:
+        call, node = site.call, site.call.node
+        size, total = call.out_features, call.out_features + self.rows
+        local = (call.label if call.module_name else call.weight.name).rpartition(".")[2]
+        module = nn.Linear(call.in_features, total, bias=call.bias is not None, dtype=call.weight.tensor.dtype)
+        for key, ref in (("weight", call.weight), ("bias", call.bias)):
+            if ref is not None:
+                padded = torch.cat([ref.tensor.detach(), ref.tensor.new_zeros(self.rows, *ref.tensor.shape[1:])])
+                setattr(module, key, nn.Parameter(padded, requires_grad=ref.tensor.requires_grad))
+        name = edit.add_module(call.module_name or call.weight.name, f"{local}_padded", module.train(call.training))
+        place = call.input.next if self.early else node
+        wide = edit.call_module(name, call.input, before=place, like=[node], last_dim=total)
+        edit.replace(node, edit.call_function(torch.narrow, wide, -1, 0, size, before=place, like=[node]))
+        pieces: dict[str, Piece | None] = {}
+        for ref in call.tensors:
+            pieces[ref.key] = Piece(f"{name}.{ref.key}", ((0, 0, size),))
+            edit.neutral(Piece(f"{name}.{ref.key}", ((0, size, self.rows),)))
+        edit.drop(call, pieces, twin=name)
 
 
 def negated(times: int) -> GraphModule:

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from site_passes import nodes_of
 from torch import Tensor, nn
 from torch.fx import Graph, GraphModule, Node, symbolic_trace
 
@@ -57,10 +58,6 @@ class Model(nn.Module):
 def traced() -> GraphModule:
     torch.manual_seed(0)
     return symbolic_trace(Model().eval())
-
-
-def nodes_of(graph_module: GraphModule) -> dict[str, Node]:
-    return {node.name: node for node in iter_nodes(graph_module.graph)}
 
 
 def edited(edits: Callable[[Editor, dict[str, Node]], object]) -> GraphModule:

@@ -12,6 +12,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 import torch.utils._pytree as pytree
+from site_passes import nodes_of
 from torch import Tensor
 from torch._ops import OpOverload
 from torch.fx import Graph, GraphModule, Node, symbolic_trace
@@ -23,10 +24,6 @@ from fxopt_rewrite.effects.rules import rule_of_operator
 from fxopt_rewrite.ops.names import qualified_name
 
 aten = torch.ops.aten
-
-
-def nodes_of(graph_module: GraphModule) -> dict[str, Node]:
-    return {node.name: node for node in iter_nodes(graph_module.graph)}
 
 
 def last_call(graph_module: GraphModule) -> Node:

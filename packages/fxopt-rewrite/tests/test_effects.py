@@ -9,16 +9,12 @@ from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
+from site_passes import nodes_of
 from torch import Tensor, nn
 from torch.fx import Graph, GraphModule, Node, symbolic_trace
 
 from fxopt_core import iter_nodes
 from fxopt_rewrite import Effects
-
-
-def nodes_of(graph_module: GraphModule) -> dict[str, Node]:
-    return {node.name: node for node in iter_nodes(graph_module.graph)}
 
 
 @torch.fx.wrap
@@ -190,43 +186,6 @@ def test_what_lies_between_counts() -> None:
     assert not effects.written_between(h, q, add)
     assert not effects.written_between(nodes["x"], q, k)
     assert not effects.written_between(q, q, tan)
-
-
-class Between(nn.Module):
-    def __init__(self, write: Callable[[Tensor], Any]) -> None:
-        super().__init__()
-        self.write = write
-
-    def forward(self, x: Tensor) -> Any:
-        h = torch.relu(x)
-        q = h.sin()
-        self.write(h)
-        return q, h.cos()
-
-
-def test_writes_through_views_containers_and_out() -> None:
-    def through_view(h: Tensor) -> Any:
-        return h.view(-1)[1:].mul_(2)
-
-    def through_chunks(h: Tensor) -> Any:
-        return h.chunk(2)[0].zero_()
-
-    def through_select(h: Tensor) -> Any:
-        h.select(0, 0).fill_(1.0)
-
-    def through_out(h: Tensor) -> Any:
-        return torch.add(h, 1, out=h)
-
-    def through_dropout(h: Tensor) -> Any:
-        return F.relu(F.dropout(h, training=False), inplace=True)
-
-    def through_unknown(h: Tensor) -> Any:
-        return unknown(h, h)
-
-    for write in (through_view, through_chunks, through_select, through_out, through_dropout, through_unknown):
-        graph_module = symbolic_trace(Between(write))
-        effects, nodes = Effects(graph_module), nodes_of(graph_module)
-        assert effects.written_between(nodes["relu"], nodes["sin"], nodes["cos"]), write.__name__
 
 
 def test_containers_hold_what_is_put_in() -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from hypothesis import given, settings, strategies as st
+from test_own_memory import SlicingRun
 from torch import Tensor, nn
 from torch.fx import Graph, GraphModule, Interpreter, Node
 
@@ -238,21 +239,11 @@ def test_whatever_is_written_or_shared_was_foretold(choices: list[tuple[int, int
         run.check_state()
 
 
-class Slicing(Interpreter):
+class Slicing(SlicingRun):
     """Runs a program with the value of one node replaced by an equal slice of a larger tensor; None for a plain run."""
 
     def __init__(self, graph: Graph, sliced: Node | None) -> None:
-        super().__init__(Root(), garbage_collect_values=False, graph=graph)
-        self.extra_traceback = False
-        self.sliced = sliced
-
-    def run_node(self, n: Node) -> Any:
-        value = super().run_node(n)
-        if n is not self.sliced:
-            return value
-        larger = torch.full((*value.shape[:-1], value.shape[-1] + 3), 7.0, dtype=value.dtype)
-        larger[..., : value.shape[-1]] = value
-        return larger[..., : value.shape[-1]]
+        super().__init__(Root(), sliced, graph)
 
     def all_that_is_left(self) -> list[Tensor]:
         """Run; return the results, the inputs and the module's state after it."""

@@ -9,6 +9,7 @@ from typing import Any, cast
 import pytest
 import torch
 import torch.nn.functional as F
+from site_passes import exported, nodes_of
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import Graph, GraphModule, Node, symbolic_trace
@@ -23,10 +24,6 @@ from fxopt_rewrite import (
     same_size,
     tensor_facts,
 )
-
-
-def node_named(graph_module: GraphModule, name: str) -> Node:
-    return next(node for node in iter_nodes(graph_module.graph) if node.name == name)
 
 
 def output_of(graph_module: GraphModule) -> Node:
@@ -53,18 +50,12 @@ def weight_of(graph_module: GraphModule) -> Tensor:
     return graph_module.get_parameter("head.weight")
 
 
-def exported(module: nn.Module, *args: Any, **kwargs: Any) -> GraphModule:
-    graph_module = torch.export.export(module, args, kwargs, strict=False).module()
-    assert isinstance(graph_module, GraphModule)
-    return graph_module
-
-
 # tensor_facts
 
 
 def test_facts_from_val() -> None:
     graph_module = infer_shapes(symbolic_trace(Net().eval()), torch.zeros(2, 3, 8, 8))
-    facts = tensor_facts(node_named(graph_module, "conv"))
+    facts = tensor_facts(nodes_of(graph_module)["conv"])
     assert facts == TensorFacts((2, 4, 6, 6), torch.float32, torch.device("cpu"), (144, 36, 6, 1), proven=False)
     assert facts is not None
     assert facts.rank == 4
@@ -73,7 +64,7 @@ def test_facts_from_val() -> None:
 def test_facts_from_shape_prop() -> None:
     graph_module = symbolic_trace(Net().eval())
     ShapeProp(graph_module).propagate(torch.zeros(2, 3, 8, 8))
-    facts = tensor_facts(node_named(graph_module, "head"), weight_of(graph_module))
+    facts = tensor_facts(nodes_of(graph_module)["head"], weight_of(graph_module))
     assert facts == TensorFacts((2, 5), torch.float32, None, (5, 1))
 
 
@@ -81,13 +72,13 @@ def test_facts_absent() -> None:
     graph_module = symbolic_trace(Net().eval())
     assert all(tensor_facts(node) is None for node in iter_nodes(graph_module.graph))
     infer_shapes(graph_module, torch.zeros(2, 3, 8, 8))
-    assert tensor_facts(node_named(graph_module, "scale")) is None
+    assert tensor_facts(nodes_of(graph_module)["scale"]) is None
 
 
 @pytest.mark.parametrize("change", ["half", "double", "bfloat16"])
 def test_stale_facts_count_as_unknown(change: str) -> None:
     graph_module = infer_shapes(symbolic_trace(Net().eval()), torch.zeros(2, 3, 8, 8))
-    node = node_named(graph_module, "head")
+    node = nodes_of(graph_module)["head"]
     assert tensor_facts(node, weight_of(graph_module)) is not None
     getattr(graph_module, change)()
     assert tensor_facts(node, weight_of(graph_module)) is None
@@ -108,7 +99,7 @@ def test_meta_contradicts_no_device_and_others_do() -> None:
 def test_newer_tensor_meta_stands_in_for_a_stale_val() -> None:
     graph_module = infer_shapes(symbolic_trace(Net().eval()), torch.zeros(2, 3, 8, 8)).double()
     ShapeProp(graph_module).propagate(torch.zeros(4, 3, 8, 8, dtype=torch.double))
-    facts = tensor_facts(node_named(graph_module, "head"), weight_of(graph_module))
+    facts = tensor_facts(nodes_of(graph_module)["head"], weight_of(graph_module))
     assert facts is not None
     assert (facts.shape, facts.dtype) == ((4, 5), torch.float64)
 
@@ -123,7 +114,7 @@ def test_sparse_tensors_have_no_strides() -> None:
 
 def test_sizes_of_an_export_are_proven() -> None:
     graph_module = exported(nn.Linear(4, 2), torch.zeros(3, 4))
-    facts = tensor_facts(node_named(graph_module, "linear"))
+    facts = tensor_facts(nodes_of(graph_module)["linear"])
     assert facts is not None
     assert facts.proven
     assert facts.shape == (3, 2)
@@ -156,17 +147,8 @@ def test_same_size_by_expression_and_without_guards() -> None:
 # is_python_number
 
 
-def number(node: Node) -> bool | None:
-    return is_python_number(node)
-
-
-def trace_numbers(function: Any) -> bool | None:
-    return number(output_of(symbolic_trace(function)))
-
-
-@pytest.mark.parametrize(
-    "function",
-    [
+KINDS: dict[bool | None, list[Callable[[Any], object]]] = {
+    True: [
         lambda x: x.size(0),
         lambda x: x.size(dim=0),
         lambda x: x.size()[1],
@@ -185,14 +167,7 @@ def trace_numbers(function: Any) -> bool | None:
         lambda x: torch.relu(x).shape[0],
         lambda x: x.element_size(),
     ],
-)
-def test_numbers(function: Any) -> None:
-    assert trace_numbers(function) is True
-
-
-@pytest.mark.parametrize(
-    "function",
-    [
+    False: [
         lambda x: torch.relu(x),
         lambda x: F.softmax(x, -1),
         lambda x: F.relu(x, inplace=True),
@@ -210,14 +185,7 @@ def test_numbers(function: Any) -> None:
         lambda x: torch.linalg.norm(x),
         lambda x: abs(torch.relu(x)),
     ],
-)
-def test_tensors(function: Any) -> None:
-    assert trace_numbers(function) is False
-
-
-@pytest.mark.parametrize(
-    "function",
-    [
+    None: [
         lambda x: x,
         lambda x: x / 2,
         lambda x: x[0],
@@ -228,9 +196,12 @@ def test_tensors(function: Any) -> None:
         lambda x: x.logits,
         lambda x: F.max_pool1d(x, 2, return_indices=True),
     ],
-)
-def test_unknown(function: Any) -> None:
-    assert trace_numbers(function) is None
+}
+
+
+@pytest.mark.parametrize(("function", "number"), [(f, number) for number, some in KINDS.items() for f in some])
+def test_whether_a_value_is_a_number_is_known_or_left_open(function: Any, number: bool | None) -> None:
+    assert is_python_number(output_of(symbolic_trace(function))) is number
 
 
 def test_python_functions() -> None:
@@ -242,10 +213,16 @@ def test_python_functions() -> None:
     smaller = graph.call_function(builtins.min, (size, 4))
     tensor = graph.call_function(torch.relu, (x,))
     unclear = graph.call_function(builtins.max, (tensor, size))
-    assert number(graph.call_function(torch.tensor, (size,))) is False
-    assert number(graph.call_function(cast("Callable[..., object]", torch.sym_int), (size,))) is True
+    assert is_python_number(graph.call_function(torch.tensor, (size,))) is False
+    assert is_python_number(graph.call_function(cast("Callable[..., object]", torch.sym_int), (size,))) is True
     symbol = graph.call_function(torch.ops.aten.sym_size.int, (x, 0))
-    assert [number(node) for node in (length, root, smaller, unclear, symbol)] == [True, True, True, None, True]
+    assert [is_python_number(node) for node in (length, root, smaller, unclear, symbol)] == [
+        True,
+        True,
+        True,
+        None,
+        True,
+    ]
 
 
 def test_modules_and_attributes() -> None:
@@ -269,17 +246,17 @@ def test_modules_and_attributes() -> None:
     ]
     graph.output(tuple(nodes))
     GraphModule(root, graph)
-    assert [number(node) for node in nodes] == [False, None, False, None, False, None, False, True]
+    assert [is_python_number(node) for node in nodes] == [False, None, False, None, False, None, False, True]
 
 
 def test_meta_decides_first() -> None:
     node = Graph().placeholder("x")
     for value, expected in ((torch.zeros(1), False), (3, True), (2.5, True), (symbols(8)[0], True), ((1, 2), None)):
         node.meta["val"] = value
-        assert number(node) is expected
+        assert is_python_number(node) is expected
     graph_module = symbolic_trace(lambda x: x / 2)
     ShapeProp(graph_module).propagate(torch.zeros(3))
-    assert number(output_of(graph_module)) is False
+    assert is_python_number(output_of(graph_module)) is False
 
 
 def test_long_chains_end() -> None:
@@ -287,8 +264,8 @@ def test_long_chains_end() -> None:
     x = value = graph.placeholder("x")
     for _ in range(5000):
         value = graph.call_function(operator.add, (value, 1))
-    assert number(value) is None
+    assert is_python_number(value) is None
     value = x
     for _ in range(5000):
         value = graph.call_function(operator.add, (value, graph.call_function(torch.relu, (value,))))
-    assert number(value) is False
+    assert is_python_number(value) is False

@@ -6,8 +6,9 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from site_passes import nodes_of
 from torch import Tensor, nn
-from torch.fx import Graph, GraphModule, Node, Tracer, symbolic_trace
+from torch.fx import Graph, GraphModule, Tracer, symbolic_trace
 
 from fxopt_rewrite import GraphIndex
 
@@ -35,10 +36,6 @@ class Model(nn.Module):
     def forward(self, x: Tensor) -> Any:
         y = self.inner.a(x) + F.linear(x, self.inner.a.weight) + F.linear(x, self.inner.a.weight)
         return self.free(y) + self.inner.offset + self.plain
-
-
-def named(graph_module: GraphModule) -> dict[str, Node]:
-    return {node.name: node for node in graph_module.graph.nodes}
 
 
 def with_leaf(leaf: type[nn.Module], model: nn.Module) -> GraphModule:
@@ -78,7 +75,7 @@ class TestNames:
         assert index.tensor_names(graph_module.get_buffer("inner.offset")) == ["inner.offset"]
 
     def test_what_nodes_name(self, graph_module: GraphModule) -> None:
-        index, nodes = GraphIndex(graph_module), named(graph_module)
+        index, nodes = GraphIndex(graph_module), nodes_of(graph_module)
         assert index.module_of(nodes["free"]) is graph_module.free
         assert index.module_of(nodes["x"]) is None
         assert index.tensor_of(nodes["inner_a_weight"]) is graph_module.get_parameter("inner.a.weight")
@@ -129,7 +126,7 @@ class TestTies:
 
 class TestReaders:
     def test_calls_and_users_of_attributes(self, graph_module: GraphModule) -> None:
-        index, nodes = GraphIndex(graph_module), named(graph_module)
+        index, nodes = GraphIndex(graph_module), nodes_of(graph_module)
         weight = graph_module.get_parameter("inner.a.weight")
         assert list(index.readers(weight)) == [nodes["inner_a"], nodes["linear"], nodes["linear_1"]]
         assert list(index.readers(graph_module.get_parameter("inner.a.bias"))) == [nodes["inner_a"]]
@@ -145,7 +142,7 @@ class TestReaders:
                 return self.inner(x) + self.inner.a(x)
 
         graph_module: Any = with_leaf(Inner, Outer())
-        index, nodes = GraphIndex(graph_module), named(graph_module)
+        index, nodes = GraphIndex(graph_module), nodes_of(graph_module)
         assert set(index.readers(graph_module.inner.a.weight)) == {nodes["inner"], nodes["inner_a"]}
         assert set(index.readers(graph_module.inner.offset)) == {nodes["inner"]}
 
@@ -160,17 +157,6 @@ class TestTraining:
 
     def test_other_graphs_do_not(self) -> None:
         assert not GraphIndex(symbolic_trace(nn.Sequential(nn.Dropout(0.5)).train())).training
-
-
-def test_refusals_name_the_nodes(graph_module: GraphModule) -> None:
-    nodes = named(graph_module)
-    refusal = GraphIndex(graph_module).refuse("free", "hooks", "has hooks", nodes["x"], nodes["free"])
-    assert (refusal.site, refusal.reason, refusal.message, refusal.nodes) == (
-        "free",
-        "hooks",
-        "has hooks",
-        ("x", "free"),
-    )
 
 
 def test_hubs_cost_no_more_than_their_users(steps_of: Callable[[Callable[[], object]], int]) -> None:

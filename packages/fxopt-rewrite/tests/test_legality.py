@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.fx import GraphModule, symbolic_trace
 
-from fxopt_core import iter_nodes
+from fxopt_core import Refusal, iter_nodes
 from fxopt_rewrite import (
     REASONS,
     GraphIndex,
@@ -47,6 +47,12 @@ def traced(change: Callable[[Model], object] | None = None) -> GraphModule:
     return graph_module
 
 
+def said(refusal: Refusal | None) -> tuple[str, str]:
+    """Return the reason and the message of what is refused."""
+    assert refusal is not None
+    return refusal.reason, refusal.message
+
+
 class TestTensors:
     def test_of_one_owner_may_be_rewritten(self) -> None:
         index, calls = calls_of(traced())
@@ -54,11 +60,8 @@ class TestTensors:
 
     def test_tied_by_name(self) -> None:
         index, calls = calls_of(traced(lambda m: setattr(m.k, "weight", m.q.weight)))
-        refusal = tensors_refusal(calls[0], index)
-        assert refusal is not None
-        assert refusal.reason == "tied-parameter"
-        assert refusal.message == "`q.weight` of `q` is tied to `k.weight`; rewriting it would untie them"
-        assert refusal.nodes == ("q",)
+        message = "`q.weight` of `q` is tied to `k.weight`; rewriting it would untie them"
+        assert tensors_refusal(calls[0], index) == Refusal("q", "tied-parameter", message, ("q",))
 
     def test_tied_by_memory(self) -> None:
         flat = torch.zeros(6)
@@ -67,15 +70,13 @@ class TestTensors:
             model.q.bias, model.k.bias = nn.Parameter(flat[:2]), nn.Parameter(flat[1:3])
 
         index, calls = calls_of(traced(share))
-        refusal = tensors_refusal(calls[1], index)
-        assert refusal is not None
-        assert "`k.bias` of `k` is tied to another tensor, whose memory it shares" in refusal.message
+        message = said(tensors_refusal(calls[1], index))[1]
+        assert "`k.bias` of `k` is tied to another tensor, whose memory it shares" in message
 
     def test_of_a_module_with_two_names(self) -> None:
         index, calls = calls_of(traced(lambda m: setattr(m, "alias", m.q)))
-        refusal = tensors_refusal(calls[0], index)
-        assert refusal is not None
-        assert (refusal.reason, refusal.message) == ("shared-module", "module `q` has several names: `q`, `alias`")
+        expected = ("shared-module", "module `q` has several names: `q`, `alias`")
+        assert said(tensors_refusal(calls[0], index)) == expected
 
     def test_written_in_the_graph(self) -> None:
         class Writes(Model):
@@ -122,8 +123,7 @@ class TestAdapters:
         sites = [(refusal.site, refusal.reason) for refusal in found if refusal is not None]
         assert sites == [("k.base_layer", "adapter"), ("k.lora_A.default", "adapter")]
         assert found[0] is None
-        assert found[1] is not None
-        assert "adapter `lora_A` is attached to `k.base_layer`" in found[1].message
+        assert "adapter `lora_A` is attached to `k.base_layer`" in said(found[1])[1]
 
     def test_a_name_alone_is_no_adapter(self) -> None:
         model: Any = Model()
@@ -143,19 +143,15 @@ class TestSharing:
 
     def test_called_elsewhere_too(self) -> None:
         index, calls = calls_of(symbolic_trace(self.Twice()))
-        refusal = sharing_refusal(calls[0], [calls[0].node], index)
-        assert refusal is not None
-        assert refusal.reason == "shared-module"
-        assert refusal.message == "`q` is also called at node `q_1`; rewriting it would change that"
+        expected = ("shared-module", "`q` is also called at node `q_1`; rewriting it would change that")
+        assert said(sharing_refusal(calls[0], [calls[0].node], index)) == expected
         assert sharing_refusal(calls[0], [calls[0].node, calls[1].node], index) is None
         assert sharing_refusal(calls[2], [calls[2].node], index) is None
 
     def test_read_elsewhere_too(self) -> None:
         index, calls = calls_of(symbolic_trace(self.Reads()))
-        refusal = sharing_refusal(calls[0], [calls[0].node], index)
-        assert refusal is not None
-        assert refusal.reason == "tied-parameter"
-        assert "also read (its `bias`) at node `add_1`" in refusal.message
+        reason, message = said(sharing_refusal(calls[0], [calls[0].node], index))
+        assert reason == "tied-parameter" and "also read (its `bias`) at node `add_1`" in message
         assert sharing_refusal(calls[1], [calls[1].node], index) is None
 
 
@@ -168,10 +164,8 @@ class TestFlags:
 
     def test_mixed(self) -> None:
         index, calls = calls_of(traced(lambda m: m.k.bias.requires_grad_(False)))
-        refusal = mixed_flags_refusal("q + k", calls, index)
-        assert refusal is not None
-        assert refusal.reason == "mixed-requires-grad"
-        assert refusal.message == "`k.bias` is frozen and `q.weight` is trainable; one tensor cannot be both"
+        message = "`k.bias` is frozen and `q.weight` is trainable; one tensor cannot be both"
+        assert said(mixed_flags_refusal("q + k", calls, index)) == ("mixed-requires-grad", message)
 
 
 def test_every_reason_says_what_it_means() -> None:

@@ -147,18 +147,6 @@ def test_a_computed_weight_is_that_of_the_module_which_runs() -> None:
     assert (view.site, view.reason) == ("inner", "computed-weight")
 
 
-def test_a_bilinear_layer_is_none() -> None:
-    class Bilinear(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layer = nn.Bilinear(3, 3, 5)
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.layer(x, x)  # type: ignore[no-any-return]  # a module gives a tensor here
-
-    assert views(symbolic_trace(Bilinear())) == []
-
-
 class Conv1D(nn.Module):
     """What transformers calls so: a linear layer with its weight transposed."""
 

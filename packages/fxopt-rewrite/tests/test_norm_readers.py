@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from site_passes import exported
 from torch import Tensor, nn
 
 from fxopt_rewrite import GraphIndex, LayerNormCall, Obstacle, read_layer_norm
@@ -32,13 +33,6 @@ def read(graph_module: torch.fx.GraphModule) -> list[LayerNormCall | Obstacle]:
     return [call for call in (read_layer_norm(index, node) for node in index.nodes) if call is not None]
 
 
-def exported(model: nn.Module) -> torch.fx.GraphModule:
-    """Return the aten graph of a model."""
-    graph_module = torch.export.export(model, (X,)).module()
-    assert isinstance(graph_module, torch.fx.GraphModule)
-    return graph_module
-
-
 def layer_norm(norm: Any, x: Tensor) -> Tensor:
     """Call a layer norm as a function."""
     return F.layer_norm(x, (4,), norm.weight, norm.bias, norm.eps)
@@ -56,7 +50,7 @@ def rms_norm(norm: Any, x: Tensor) -> Tensor:
 def test_a_norm_is_the_same_in_every_form(make: Callable[[], nn.Module], function: Any, centred: bool) -> None:
     norm = make().eval()
     forms = [torch.fx.symbolic_trace(Called(norm)), torch.fx.symbolic_trace(Called(norm, function).eval())]
-    for graph_module in (*forms, exported(Called(norm).eval())):
+    for graph_module in (*forms, exported(Called(norm).eval(), X)):
         (call,) = read(graph_module)
         assert isinstance(call, LayerNormCall)
         assert (call.label, call.normalized_shape, call.eps, call.centred) == ("norm", (4,), 1e-3, centred)

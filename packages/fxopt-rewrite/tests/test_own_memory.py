@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.fx import GraphModule, Interpreter, Node, symbolic_trace
+from torch.fx import Graph, GraphModule, Interpreter, Node, symbolic_trace
 from torch.fx.passes.shape_prop import ShapeProp
 
 from fxopt_core import iter_nodes
@@ -18,21 +18,24 @@ from fxopt_rewrite import Effects, infer_shapes
 ROWS, COLUMNS = 5, 8
 
 
-class SlicingRun(Interpreter):
-    """Runs a graph with the value of one node replaced by an equal slice of a larger tensor."""
+def as_slice(value: Tensor) -> Tensor:
+    """An equal slice of a larger tensor."""
+    larger = torch.full((*value.shape[:-1], value.shape[-1] + 3), 7.0, dtype=value.dtype)
+    larger[..., : value.shape[-1]] = value
+    return larger[..., : value.shape[-1]]
 
-    def __init__(self, graph_module: GraphModule, sliced: Node) -> None:
-        super().__init__(graph_module)
+
+class SlicingRun(Interpreter):
+    """Runs a graph with the value of one node, if any, replaced by a slice."""
+
+    def __init__(self, module: nn.Module, sliced: Node | None, graph: Graph | None = None) -> None:
+        super().__init__(module, garbage_collect_values=False, graph=graph)
         self.extra_traceback = False
         self.sliced = sliced
 
     def run_node(self, n: Node) -> Any:
         value = super().run_node(n)
-        if n is not self.sliced:
-            return value
-        larger = torch.full((*value.shape[:-1], value.shape[-1] + 3), 7.0)
-        larger[..., : value.shape[-1]] = value
-        return larger[..., : value.shape[-1]]
+        return as_slice(value) if n is self.sliced else value
 
 
 def check_by_running(graph_module: GraphModule, node: Node, *inputs: Tensor) -> None:
@@ -188,33 +191,20 @@ def test_shapes_show_what_constants_do_not(function: Any) -> None:
         check_by_running(graph_module, linear, X[:, :rows])
 
 
-BY_CHANCE: list[tuple[Any, tuple[int, ...]]] = [
-    (lambda m, h: h.view(3, -1, 8, 1).exp(), (1, 6)),
-    (lambda m, h: h.view(3, 5, -1).exp(), (5, 3)),
-    (lambda m, h: h.view(3, 5, -1, 2).exp(), (1, 30)),
-    (lambda m, h: h.view(3, h.size(1), -1).exp(), (6, 4)),
+BY_CHANCE: list[Any] = [
+    lambda m, h: h.view(3, 5, -1).exp(),
+    lambda m, h: h.view(3, 5, -1, 2).exp(),
+    lambda m, h: h.view(3, h.size(1), -1).exp(),
 ]
 
 
-@pytest.mark.parametrize(("function", "other"), BY_CHANCE)
+@pytest.mark.parametrize("function", BY_CHANCE)
 @pytest.mark.parametrize("propagate", [infer_shapes, lambda gm, x: ShapeProp(gm).propagate(x)])
-def test_what_holds_by_chance_is_not_taken(function: Any, other: tuple[int, ...], propagate: Any) -> None:
+def test_what_holds_by_chance_is_not_taken(function: Any, propagate: Any) -> None:
+    """In a batch of another size, the view of a slice fails."""
     graph_module = symbolic_trace(Model(function).eval())
-    linear = linear_of(graph_module)
     propagate(graph_module, X)
-    if Effects(graph_module).needs_own_memory(linear):
-        return
-    for shape in (other, (3, ROWS)):
-        check_by_running(graph_module, linear, torch.randn(*shape, 4))
-
-
-def test_a_constant_batch_size_is_not_taken() -> None:
-    graph_module = symbolic_trace(Model(lambda m, h: h.view(3, 5, -1, 2).exp()).eval())
-    infer_shapes(graph_module, X)
-    linear = linear_of(graph_module)
-    assert Effects(graph_module).needs_own_memory(linear)
-    with pytest.raises(RuntimeError, match="view size is not compatible"):
-        check_by_running(graph_module, linear, torch.randn(1, 30, 4))
+    assert Effects(graph_module).needs_own_memory(linear_of(graph_module))
 
 
 # attention
@@ -271,33 +261,6 @@ def test_attention_as_exported(style: str, *, dynamic: bool) -> None:
     assert not any(effects.needs_own_memory(node) for node in linears)
     for node in linears:
         check_by_running(graph_module, node, x)
-
-
-def test_cached_keys_that_are_returned_need_memory() -> None:
-    class Cached(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.query, self.key = nn.Linear(8, 8), nn.Linear(8, 8)
-
-        def forward(self, x: Tensor) -> Any:
-            query, key = self.query(x), self.key(x).view(2, -1, 2, 4).transpose(1, 2)
-            return query.sum(), {"cache": (key,)}
-
-    graph_module = infer_shapes(symbolic_trace(Cached()), torch.zeros(2, 3, 8))
-    needs = {
-        node.name: Effects(graph_module).needs_own_memory(node)
-        for node in iter_nodes(graph_module.graph)
-        if node.op == "call_module"
-    }
-    assert needs == {"query": False, "key": True}
-
-
-def test_linear_in_place_relu_linear() -> None:
-    model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(inplace=True), nn.Linear(8, 4), nn.Flatten())
-    graph_module = symbolic_trace(model)
-    effects = Effects(graph_module)
-    needs = [effects.needs_own_memory(node) for node in iter_nodes(graph_module.graph) if node.op == "call_module"]
-    assert needs == [True, False, True, True]
 
 
 def test_a_tangle_of_views_ends() -> None:

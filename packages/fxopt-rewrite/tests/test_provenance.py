@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from operator_swaps import Swap
-from site_passes import LinearSite
+from site_passes import LinearSite, PadLinear, exported
 from torch import Tensor, nn
 from torch.fx import Graph, GraphModule, symbolic_trace
 
@@ -19,41 +19,11 @@ from fxopt_rewrite import (
     Editor,
     GraphIndex,
     LinearCall,
-    Piece,
     Provenance,
     ReversibleSitePass,
     provenance,
     read_linear,
 )
-
-
-class Widen(ReversibleSitePass[LinearSite]):
-    """``linear(x)`` -> ``narrow(wide(x), -1, 0, n)``."""
-
-    def __init__(self, *, suffix: str = "", rows: int = 1) -> None:
-        self.suffix, self.rows = suffix, rows
-
-    def match(self, index: GraphIndex) -> Iterator[LinearSite]:
-        for node in index.nodes:
-            call = read_linear(index, node)
-            if isinstance(call, LinearCall) and call.label.endswith(self.suffix) and not self.transformed(node):
-                yield LinearSite(call)
-
-    def check(self, site: LinearSite, index: GraphIndex) -> Refusal | None:
-        return None
-
-    def rewrite(self, site: LinearSite, edit: Editor) -> None:
-        call, node, size = site.call, site.call.node, site.call.out_features
-        module = nn.Linear(call.in_features, size + self.rows, bias=call.bias is not None)
-        for key, ref in (("weight", call.weight), ("bias", call.bias)):
-            if ref is not None:
-                rows = torch.cat([ref.tensor.detach(), ref.tensor.new_zeros(self.rows, *ref.tensor.shape[1:])])
-                setattr(module, key, nn.Parameter(rows))
-        name = edit.add_module(call.weight.name.rpartition(".")[0] or "linear", f"wide{self.rows}", module)
-        wide = edit.call_module(name, call.input, before=node, like=[node], last_dim=size + self.rows)
-        edit.replace(node, edit.call_function(torch.narrow, wide, -1, 0, size, before=node, like=[node]))
-        pieces: dict[str, Piece | None] = {r.key: Piece(f"{name}.{r.key}", ((0, 0, size),)) for r in call.tensors}
-        edit.drop(call, pieces, twin=name)
 
 
 class Model(nn.Module):
@@ -69,12 +39,6 @@ def traced() -> GraphModule:
     graph_module = symbolic_trace(Model())
     for node in iter_nodes(graph_module.graph):
         node.meta["stack_trace"] = f"line of {node.name}"
-    return graph_module
-
-
-def exported() -> GraphModule:
-    graph_module = torch.export.export(Model(), (torch.ones(1, 2),), strict=False).module()
-    assert isinstance(graph_module, GraphModule)
     return graph_module
 
 
@@ -97,36 +61,36 @@ def through_pickle(graph_module: GraphModule) -> GraphModule:
 @pytest.mark.parametrize("through", [same, copy.deepcopy, through_pickle])
 class TestOfNewNodes:
     def test_pass_nodes_modules_and_source(self, through: Callable[[GraphModule], GraphModule]) -> None:
-        graph_module = through(Widen(suffix="first")(traced()))
-        expected = Provenance("widen", Widen(suffix="first").signature, ("first",), ("first",))
-        assert named(graph_module, "narrow") == named(graph_module, "wide1") == expected
+        graph_module = through(PadLinear(suffix="first")(traced()))
+        expected = Provenance("pad-linear", PadLinear(suffix="first").signature, ("first",), ("first",))
+        assert named(graph_module, "narrow") == named(graph_module, "first_padded") == expected
         untouched = [n.name for n in iter_nodes(graph_module.graph) if provenance(n) is None]
         assert untouched == ["x", "second", "mul", "output"]
 
     def test_through_several_passes(self, through: Callable[[GraphModule], GraphModule]) -> None:
-        graph_module = Widen(suffix="wide1", rows=2)(Widen(suffix="first")(traced()))
-        found = named(through(graph_module), "wide2")
-        assert (found.pass_name, found.nodes, found.modules) == ("widen", ("wide1",), ("wide1",))
+        graph_module = PadLinear(suffix="first_padded", rows=2)(PadLinear(suffix="first")(traced()))
+        found = named(through(graph_module), "first_padded_padded")
+        assert (found.pass_name, found.nodes, found.modules) == ("pad-linear", ("first_padded",), ("first_padded",))
         (source,) = found.sources
         assert (source.nodes, source.modules) == (("first",), ("first",))
-        assert source.signature == Widen(suffix="first").signature != found.signature
-        assert str(found) == "widen: from wide1 (was wide1)\n  widen: from first (was first)"
+        assert source.signature == PadLinear(suffix="first").signature != found.signature
+        assert str(found) == "pad-linear: from first_padded (was first_padded)\n  pad-linear: from first (was first)"
 
     def test_renamed_in_between(self, through: Callable[[GraphModule], GraphModule]) -> None:
-        graph_module = Widen(suffix="first")(traced())
+        graph_module = PadLinear(suffix="first")(traced())
         for node in iter_nodes(graph_module.graph):
-            if node.name == "wide1":
+            if node.name == "first_padded":
                 node._rename("another")
-        graph_module = through(Widen(suffix="wide1", rows=2)(graph_module))
-        assert named(graph_module, "wide2").nodes == ("another",)
-        assert named(graph_module, "wide2").sources[0].nodes == ("first",)
+        graph_module = through(PadLinear(suffix="first_padded", rows=2)(graph_module))
+        assert named(graph_module, "first_padded_padded").nodes == ("another",)
+        assert named(graph_module, "first_padded_padded").sources[0].nodes == ("first",)
 
 
 def test_of_nodes_that_undo_brought_back() -> None:
-    graph_module = Widen(suffix="first")(traced())
-    before = named(graph_module, "wide1")
-    undo(Widen(suffix="wide1", rows=2)(graph_module))
-    assert named(graph_module, "wide1") == before
+    graph_module = PadLinear(suffix="first")(traced())
+    before = named(graph_module, "first_padded")
+    undo(PadLinear(suffix="first_padded", rows=2)(graph_module))
+    assert named(graph_module, "first_padded") == before
     undo(graph_module)
     assert not [node for node in iter_nodes(graph_module.graph) if provenance(node)]
 
@@ -139,26 +103,30 @@ def test_of_a_pass_that_only_marks() -> None:
 
 
 def test_without_a_ledger_what_the_node_says_is_left() -> None:
-    graph_module = Swap("mul", "add")(Widen(suffix="first")(traced()))
+    graph_module = Swap("mul", "add")(PadLinear(suffix="first")(traced()))
     graph_module.meta["fxopt"] = None
     assert named(graph_module, "mul").pass_name is None
     assert named(graph_module, "mul").signature == Swap("mul", "add").signature
     assert str(named(graph_module, "mul")) == "an unknown pass: from nothing"
-    found = named(graph_module, "wide1")
-    assert (found.pass_name, found.signature, found.nodes) == ("widen", Widen(suffix="first").signature, ("first",))
+    found = named(graph_module, "first_padded")
+    assert (found.pass_name, found.signature, found.nodes) == (
+        "pad-linear",
+        PadLinear(suffix="first").signature,
+        ("first",),
+    )
 
 
 def test_in_a_graph_without_an_owner() -> None:
-    graph_module, graph = Widen(suffix="first")(traced()), Graph()
+    graph_module, graph = PadLinear(suffix="first")(traced()), Graph()
     graph.output(graph.graph_copy(graph_module.graph, {}))
     found = [provenance(node) for node in iter_nodes(graph)]
     assert [each and each.nodes for each in found] == [None, ("first",), ("first",), None, None, None]
 
 
 def test_stack_traces_and_module_stacks_stay() -> None:
-    graph_module = exported()
+    graph_module = exported(Model(), torch.ones(1, 2))
     before = {node.name: dict(node.meta) for node in iter_nodes(graph_module.graph)}
-    Widen()(graph_module)
+    PadLinear()(graph_module)
     made = [node for node in iter_nodes(graph_module.graph) if provenance(node)]
     assert len(made) == 4
     for node in made:
@@ -172,7 +140,7 @@ def test_stack_traces_and_module_stacks_stay() -> None:
 
 def test_all_nodes_in_linear_time(steps_of: Callable[[Callable[[], object]], int]) -> None:
     def work(count: int) -> Callable[[], object]:
-        graph_module = Widen()(symbolic_trace(nn.Sequential(*(nn.Linear(1, 1) for _ in range(count)))))
+        graph_module = PadLinear()(symbolic_trace(nn.Sequential(*(nn.Linear(1, 1) for _ in range(count)))))
         return lambda: [provenance(node) for node in iter_nodes(graph_module.graph)]
 
     assert steps_of(work(40)) < 2.5 * steps_of(work(20))

@@ -5,25 +5,17 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
-from torch.fx import GraphModule, Node, symbolic_trace
+from site_passes import Called, exported, nodes_of
+from torch import Tensor
+from torch.fx import GraphModule, symbolic_trace
 
 from fxopt_core import iter_nodes
 from fxopt_rewrite import GraphIndex
 
 
-class Model(nn.Module):
-    def __init__(self, call: Callable[[Any], Any]) -> None:
-        super().__init__()
-        self.call = call
-
-    def forward(self, x: Tensor) -> Any:
-        return self.call(x)
-
-
 def same(graph_module: GraphModule, one: str, other: str, reader: str = "output") -> bool:
     """Return whether two nodes make the same value, as far as a reader gets it."""
-    nodes: dict[str, Node] = {node.name: node for node in iter_nodes(graph_module.graph)}
+    nodes = nodes_of(graph_module)
     return GraphIndex(graph_module).same_value(nodes[other], nodes[reader]) is nodes[one]
 
 
@@ -48,7 +40,7 @@ DIFFERENT: dict[str, Callable[[Any], Any]] = {
 
 @pytest.mark.parametrize("name", [*ALIKE, *DIFFERENT])
 def test_views_with_equal_arguments_are_one_value(name: str) -> None:
-    graph_module = symbolic_trace(Model({**ALIKE, **DIFFERENT}[name]))
+    graph_module = symbolic_trace({**ALIKE, **DIFFERENT}[name])
     *_, output = iter_nodes(graph_module.graph)
     one, other = output.all_input_nodes
     assert same(graph_module, one.name, other.name) == (name in ALIKE)
@@ -58,8 +50,7 @@ def test_operators_of_an_export() -> None:
     def call(x: Tensor) -> tuple[Tensor, Tensor]:
         return x.view(-1, 4).relu(), x.view(-1, 4).tanh()
 
-    graph_module: GraphModule = torch.export.export(Model(call), (torch.randn(2, 3, 4),)).module()
-    assert same(graph_module, "view", "view_1", "tanh")
+    assert same(exported(Called(call), torch.randn(2, 3, 4)), "view", "view_1", "tanh")
 
 
 def _write_between(x: Any) -> Any:
@@ -82,7 +73,7 @@ def _resized_between(x: Any) -> Any:
 
 @pytest.mark.parametrize("call", [_write_between, _write_after_both, _resized_between])
 def test_a_write_keeps_values_apart(call: Callable[[Any], Any]) -> None:
-    assert not same(symbolic_trace(Model(call)), "view", "view_1", "tanh")
+    assert not same(symbolic_trace(call), "view", "view_1", "tanh")
 
 
 def test_what_is_read_before_the_write_is_the_same() -> None:
@@ -91,7 +82,7 @@ def test_what_is_read_before_the_write_is_the_same() -> None:
         x.add_(1)
         return first, second
 
-    assert same(symbolic_trace(Model(call)), "view", "view_1", "tanh")
+    assert same(symbolic_trace(call), "view", "view_1", "tanh")
 
 
 def test_views_after_a_write_are_alike_again() -> None:
@@ -100,14 +91,14 @@ def test_views_after_a_write_are_alike_again() -> None:
         x.add_(1)
         return first, x.view(-1, 4).relu(), x.view(-1, 4).tanh()
 
-    graph_module = symbolic_trace(Model(call))
+    graph_module = symbolic_trace(call)
     assert same(graph_module, "view_1", "view_2", "tanh")
     assert not same(graph_module, "view", "view_1", "relu")
 
 
 def test_it_takes_linear_time(steps_of: Callable[[Callable[[], object]], int]) -> None:
     def steps(views: int) -> int:
-        graph_module = symbolic_trace(Model(lambda x: [x.view(-1, 4).relu() for _ in range(views)]))
+        graph_module = symbolic_trace(lambda x: [x.view(-1, 4).relu() for _ in range(views)])
         index = GraphIndex(graph_module)
         output = index.nodes[-1]
         _ = index.effects
@@ -118,7 +109,7 @@ def test_it_takes_linear_time(steps_of: Callable[[Callable[[], object]], int]) -
 
 def test_a_view_that_nothing_can_be_like_costs_little(steps_of: Callable[[Callable[[], object]], int]) -> None:
     def steps(call: Callable[[Any], Any]) -> int:
-        index = GraphIndex(symbolic_trace(Model(call)))
+        index = GraphIndex(symbolic_trace(call))
         output = index.nodes[-1]
         _ = index.effects
         return steps_of(lambda: [index.same_value(node, output) for node in index.nodes])

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from test_facts import Net, exported, node_named, output_of
+from site_passes import Called, exported, nodes_of
+from test_facts import Net, output_of
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx import Graph, GraphModule, symbolic_trace
@@ -110,7 +111,7 @@ def test_leaf_modules_that_branch_and_remember() -> None:
     root = Root()
     graph_module = GraphModule(root, LeafTracer().trace(root))
     infer_shapes(graph_module, torch.zeros(5, 4))
-    leaf = node_named(graph_module, "leaf").meta["val"]
+    leaf = nodes_of(graph_module)["leaf"].meta["val"]
     assert {name: tuple(value.shape) for name, value in leaf.items()} == {"hidden": (2, 4), "first": (4,)}
     assert shapes(graph_module)[-1] == (2, 4)
     assert root.leaf.cache is None
@@ -128,7 +129,7 @@ def test_values_that_are_no_tensors() -> None:
     assert output["sizes"] == (4, 6)
     assert [tuple(part.shape) for part in output["split"]] == [(2, 6), (2, 6)]
     assert output["dtype"] == torch.float32
-    assert node_named(graph_module, "chunk").meta["val"][0].shape == (2, 6)
+    assert nodes_of(graph_module)["chunk"].meta["val"][0].shape == (2, 6)
 
 
 def test_later_in_place_changes_of_shape_do_not_reach_back() -> None:
@@ -145,7 +146,7 @@ def test_meta_module_and_mixed_devices() -> None:
         module = Net()
     for device, expected in (("meta", "meta"), ("cpu", "cpu")):
         graph_module = infer_shapes(symbolic_trace(module), torch.zeros(2, 3, 8, 8, device=device))
-        facts = tensor_facts(node_named(graph_module, "head"), module.head.weight)
+        facts = tensor_facts(nodes_of(graph_module)["head"], module.head.weight)
         assert facts is not None
         assert facts.device == torch.device(expected)
         assert facts.shape == (2, 5)
@@ -169,7 +170,7 @@ def test_export_graph_with_structured_inputs() -> None:
             node.meta.pop("val", None)
         infer_shapes(graph_module, *call[0], **call[1])
         assert shapes(graph_module)[-2] == (7,)
-        assert tuple(node_named(graph_module, "linear").meta["val"].shape) == (3, 4)
+        assert tuple(nodes_of(graph_module)["linear"].meta["val"].shape) == (3, 4)
         assert all("val" in node.meta for node in iter_nodes(graph_module.graph))
 
 
@@ -312,14 +313,3 @@ def test_strides_of_images_are_those_of_eager_mode(operation: Callable[[Tensor],
     for x in (plain, last, plain.mT, torch.cat([last, last], 1)[:, :8]):
         graph_module = infer_shapes(symbolic_trace(Called(operation)), x)
         assert output_of(graph_module).meta["val"].stride() == operation(x).stride()
-
-
-class Called(nn.Module):
-    """Calls a module, or a function."""
-
-    def __init__(self, operation: Callable[[Tensor], Tensor]) -> None:
-        super().__init__()
-        self.operation = operation
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.operation(x)

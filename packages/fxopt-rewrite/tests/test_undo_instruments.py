@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import operator
 import pickle
 from collections.abc import Iterable
 
@@ -64,7 +63,6 @@ class Watch(Instrument):
         self.runs: list[PassRun] = []
         self.told: list[str] = []
         self.records: list[Record] = []
-        self.codes: list[str] = []
 
     def before_pass(self, run: PassRun, graph_module: GraphModule) -> None:
         self.runs.append(run)
@@ -73,7 +71,6 @@ class Watch(Instrument):
     def after_pass(self, run: PassRun, graph_module: GraphModule, record: Record) -> bool | None:
         self.told.append(f"after {run.name}")
         self.records.append(record)
-        self.codes.append(" ".join(str(node.target) for node in iter_nodes(graph_module.graph)))
         return None
 
     def after_pass_failed(self, run: PassRun, graph_module: GraphModule, error: BaseException) -> None:
@@ -107,15 +104,6 @@ class TestUndo:
         assert parents[0] is not None and parents[0].name == "undo" and parents[0].reverse
         assert parents[0] is parents[1] is parents[2] and parents[0].parent is None
         assert watch.told == [f"{when} {name}" for name, _ in BACK for when in ("before", "after")]
-
-    def test_shows_the_graph_after_each(self) -> None:
-        graph_module = PASSES(traced())
-        watch = Watch()
-        with instrumented(watch):
-            undo(graph_module)
-        assert ["cos" in code for code in watch.codes] == [False, False, False]
-        assert [str(operator.mul) in code for code in watch.codes] == [True, False, False]
-        assert ["tanh" in code for code in watch.codes] == [True, True, False]
 
     def test_gives_the_record_of_what_was_taken_back(self) -> None:
         graph_module = PASSES(traced())
@@ -311,23 +299,12 @@ def parents(run: PassRun) -> Iterable[PassRun]:
 
 
 class TestParents:
-    def test_of_members_of_nested_compositions(self) -> None:
-        watch = Watch()
-        with instrumented(watch):
-            PASSES(traced())
-            PASSES(traced())
-        chains = [list(parents(run)) for run in watch.runs]
-        assert [len(chain) for chain in chains] == [1, 1, 2, 2] * 2
-        assert chains[0][0] is chains[1][0] is chains[2][1] is chains[3][1]
-        assert chains[2][0] is chains[3][0] is not chains[2][1]
-        assert chains[0][0] is not chains[4][0]
-
     def test_of_passes_that_a_pass_calls(self) -> None:
         watch = Watch()
         with instrumented(watch):
-            compose(Both(), Swap())(traced())
+            compose(Both(), compose(Swap(), Swap()))(traced())
             compose(Both(), inplace=False).transform(traced())
         assert [[parent.name for parent in parents(run)] for run in watch.runs] == [
-            ["compose"], ["both", "compose"], ["both", "compose"], ["compose"],
-            ["compose"], ["both", "compose"], ["both", "compose"],
+            ["compose"], ["both", "compose"], ["both", "compose"], ["compose", "compose"],
+            ["compose", "compose"], ["compose"], ["both", "compose"], ["both", "compose"],
         ]  # fmt: skip

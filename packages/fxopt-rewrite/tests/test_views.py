@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from site_passes import Called, exported
 from torch import Tensor, nn
 from torch.fx import GraphModule, Node, symbolic_trace
 from torch.nn.utils import parametrizations, prune
@@ -39,12 +40,6 @@ def views_of(graph_module: GraphModule, reader: Reader) -> list[Any]:
 def view_of(model: nn.Module, reader: Reader) -> Any:
     (view,) = views_of(symbolic_trace(model), reader)
     return view
-
-
-def exported(model: nn.Module, *args: Tensor) -> GraphModule:
-    graph_module = torch.export.export(model, args).module()
-    assert isinstance(graph_module, GraphModule)
-    return graph_module
 
 
 class Calls(nn.Module):
@@ -110,85 +105,22 @@ class TestLinear:
         assert (call.weight.name, call.module_name, call.label) == ("weight", "", "linear")
 
     def test_other_nodes_are_left_alone(self) -> None:
-        model = nn.Sequential(nn.Conv2d(1, 1, 1), nn.ReLU(), nn.Flatten(), nn.Bilinear(1, 1, 1))
-        assert views_of(symbolic_trace(nn.Sequential(*list(model)[:3])), read_linear) == []
+        bilinear = Calls(nn.Bilinear(3, 3, 5), lambda layer, x: layer(x, x))
+        for model in (nn.Sequential(nn.Conv2d(1, 1, 1), nn.ReLU(), nn.Flatten()), bilinear):
+            assert views_of(symbolic_trace(model), read_linear) == []
 
 
 class Adapter(nn.Linear):
     pass
 
 
-def hooked(layer: nn.Linear) -> nn.Linear:
-    layer.register_forward_hook(lambda *_: None)
-    return layer
-
-
-def pre_hooked(layer: nn.Linear) -> nn.Linear:
-    layer.register_forward_pre_hook(lambda *_: None)
-    return layer
-
-
-def backward_hooked(layer: nn.Linear) -> nn.Linear:
-    layer.register_full_backward_hook(lambda *_: None)
-    return layer
-
-
-def state_dict_hooked(layer: nn.Linear) -> nn.Linear:
-    layer.register_state_dict_pre_hook(lambda *_: None)  # type: ignore[no-untyped-call]  # torch's
-    return layer
-
-
-def gradient_hooked(layer: nn.Linear) -> nn.Linear:
-    layer.weight.register_hook(lambda grad: grad * 2)  # type: ignore[no-untyped-call]  # torch's
-    return layer
-
-
-def accumulation_hooked(layer: nn.Linear) -> nn.Linear:
-    layer.weight.register_post_accumulate_grad_hook(lambda parameter: None)  # type: ignore[no-untyped-call]  # torch's
-    return layer
-
-
-def patched(layer: nn.Linear) -> nn.Linear:
-    layer.forward = lambda input: input  # type: ignore[method-assign]  # that is the point
-    return layer
-
-
-def with_extra(name: str, value: object) -> Callable[[nn.Linear], nn.Linear]:
-    def add(layer: nn.Linear) -> nn.Linear:
-        setattr(layer, name, value)
-        return layer
-
-    return add
-
-
-def as_buffer(layer: nn.Linear) -> nn.Linear:
+def as_buffer(layer: nn.Linear) -> None:
     del layer.weight
     layer.register_buffer("weight", torch.ones(3, 3))
-    return layer
 
 
 class Wrapped(nn.Parameter):
     pass
-
-
-def of_subclass(layer: nn.Linear) -> nn.Linear:
-    layer.weight = Wrapped(torch.ones(3, 3))
-    return layer
-
-
-def sparse(layer: nn.Linear) -> nn.Linear:
-    layer.weight = nn.Parameter(torch.eye(3).to_sparse())
-    return layer
-
-
-def without_weight(layer: nn.Linear) -> nn.Linear:
-    layer.weight = None  # type: ignore[assignment]  # that is the point
-    return layer
-
-
-def pruned(layer: nn.Linear) -> nn.Linear:
-    prune.l1_unstructured(layer, "weight", 1)  # type: ignore[no-untyped-call]  # torch's
-    return layer
 
 
 def quantized(layer: nn.Linear) -> nn.Module:
@@ -197,27 +129,48 @@ def quantized(layer: nn.Linear) -> nn.Module:
     return kind()
 
 
-OBSTACLES: list[tuple[Callable[[nn.Linear], nn.Module], str, str]] = [
+def with_extra(name: str, value: object) -> Callable[[Any], None]:
+    return lambda layer: setattr(layer, name, value)
+
+
+def with_weight(weight: Tensor) -> Callable[[Any], None]:
+    return with_extra("weight", weight)
+
+
+# What is done to a layer, or makes another one of it; the reason, and what the sentence says.
+OBSTACLES: list[tuple[Callable[[Any], object], str, str]] = [
     (lambda layer: Adapter(3, 3), "subclass", "is an Adapter, a subclass of torch's own Linear"),
-    (hooked, "hooks", "_forward_hooks"),
-    (pre_hooked, "hooks", "_forward_pre_hooks"),
-    (backward_hooked, "hooks", "_backward_hooks"),
-    (state_dict_hooked, "hooks", "_state_dict_pre_hooks"),
-    (pruned, "hooks", "_forward_pre_hooks"),
-    (lambda layer: torch.nn.utils.parametrizations.weight_norm(layer), "parametrized", "is parametrized"),
-    (lambda layer: parametrizations.spectral_norm(layer), "parametrized", "is parametrized"),
-    (patched, "patched-forward", "has a forward of its own on the instance"),
+    (lambda layer: layer.register_forward_hook(print), "hooks", "_forward_hooks"),
+    (lambda layer: layer.register_forward_pre_hook(print), "hooks", "_forward_pre_hooks"),
+    (lambda layer: layer.register_full_backward_hook(print), "hooks", "_backward_hooks"),
+    (lambda layer: layer.register_state_dict_pre_hook(print), "hooks", "_state_dict_pre_hooks"),
+    (lambda layer: prune.l1_unstructured(layer, "weight", 1), "hooks", "_forward_pre_hooks"),  # type: ignore[no-untyped-call]  # torch's
+    (parametrizations.weight_norm, "parametrized", "is parametrized"),
+    (parametrizations.spectral_norm, "parametrized", "is parametrized"),
+    (with_extra("forward", torch.relu), "patched-forward", "has a forward of its own on the instance"),
     (with_extra("adapter", nn.Linear(3, 3)), "extra-state", "holds `adapter`, which its class does not have"),
     (with_extra("scale", nn.Parameter(torch.ones(1))), "extra-state", "holds `scale`"),
     (with_extra("config", {"a": 1}), "extra-state", "an attribute `config` of type dict"),
     (with_extra("items", [torch.ones(1)]), "extra-state", "an attribute `items` of type list"),
     (lambda layer: nn.LazyLinear(3), "lazy", "is lazy (LazyLinear) and has no weights yet"),
     (as_buffer, "not-a-parameter", "has a `weight` that is not a parameter"),
-    (of_subclass, "not-a-parameter", "has a `weight` that is a Wrapped, not a plain torch.nn.Parameter"),
-    (sparse, "not-a-parameter", "has a `weight` that is sparse or quantized"),
-    (gradient_hooked, "hooks", "has a `weight` that has hooks on its gradient"),
-    (accumulation_hooked, "hooks", "has a `weight` that has hooks on its gradient"),
-    (without_weight, "not-a-parameter", "has no weight"),
+    (
+        with_weight(Wrapped(torch.ones(3, 3))),
+        "not-a-parameter",
+        "has a `weight` that is a Wrapped, not a plain torch.nn.Parameter",
+    ),
+    (
+        with_weight(nn.Parameter(torch.eye(3).to_sparse())),
+        "not-a-parameter",
+        "has a `weight` that is sparse or quantized",
+    ),
+    (lambda layer: layer.weight.register_hook(print), "hooks", "has a `weight` that has hooks on its gradient"),
+    (
+        lambda layer: layer.weight.register_post_accumulate_grad_hook(print),
+        "hooks",
+        "has a `weight` that has hooks on its gradient",
+    ),
+    (with_extra("weight", None), "not-a-parameter", "has no weight"),
     (quantized, "not-a-parameter", "is quantized (torch.ao.nn.quantized.modules.linear)"),
 ]
 
@@ -225,8 +178,10 @@ OBSTACLES: list[tuple[Callable[[nn.Linear], nn.Module], str, str]] = [
 class TestObstaclesOfModules:
     @pytest.mark.filterwarnings("ignore:Lazy modules:UserWarning")
     @pytest.mark.parametrize(("change", "reason", "found"), OBSTACLES, ids=[f"{o[1]} {o[2][:20]}" for o in OBSTACLES])
-    def test_reason_and_sentence(self, change: Callable[[nn.Linear], nn.Module], reason: str, found: str) -> None:
-        (view,) = views_of(with_layer_as_leaf(Calls(change(nn.Linear(3, 3)))), read_linear)
+    def test_reason_and_sentence(self, change: Callable[[Any], object], reason: str, found: str) -> None:
+        layer = nn.Linear(3, 3)
+        made = change(layer)
+        (view,) = views_of(with_layer_as_leaf(Calls(made if isinstance(made, nn.Module) else layer)), read_linear)
         assert isinstance(view, Obstacle)
         assert (view.site, view.reason) == ("layer", reason)
         assert view.message.startswith("module `layer` ")
@@ -237,7 +192,9 @@ class TestObstaclesOfModules:
         "harmless", [("_is_hf_initialized", True), ("sizes", [1, 2]), ("note", ("a", None, torch.float32))]
     )
     def test_plain_data_is_none(self, harmless: tuple[str, object]) -> None:
-        assert isinstance(view_of(Calls(with_extra(*harmless)(nn.Linear(3, 3))), read_linear), LinearCall)
+        layer = nn.Linear(3, 3)
+        with_extra(*harmless)(layer)
+        assert isinstance(view_of(Calls(layer), read_linear), LinearCall)
 
     def test_removed_hooks_are_none(self) -> None:
         layer = nn.Linear(3, 3)
@@ -421,15 +378,6 @@ class TestBatchNorm:
         assert flag.reason == "unsupported-call"
 
 
-class Divides(nn.Module):
-    def __init__(self, call: Callable[[Tensor], object]) -> None:
-        super().__init__()
-        self.call = call
-
-    def forward(self, x: Tensor) -> object:
-        return self.call(x)
-
-
 aten = torch.ops.aten
 ROUNDED: Sequence[Callable[[Any], object]] = [
     lambda x: x.div_(4, rounding_mode="floor"),
@@ -446,26 +394,26 @@ OTHERS: Sequence[Callable[[Any], object]] = [
 class TestTrueDivision:
     @pytest.mark.parametrize(("call", "inplace"), [(lambda x: x / 4, False), (lambda x: x.div_(4), True)])
     def test_by_a_number(self, call: Callable[[Any], object], inplace: bool) -> None:
-        view = view_of(Divides(call), read_true_division)
+        view = view_of(Called(call), read_true_division)
         assert (view.input.name, view.divisor, view.inplace, view.label) == ("x", 4, inplace, view.node.name)
 
     def test_by_a_value(self) -> None:
-        view = view_of(Divides(lambda x: x / x.sum()), read_true_division)
+        view = view_of(Called(lambda x: x / x.sum()), read_true_division)
         assert isinstance(view.divisor, Node)
 
     @pytest.mark.parametrize("call", ROUNDED, ids=range(len(ROUNDED)))
     def test_rounded(self, call: Callable[[Any], object]) -> None:
-        view = view_of(Divides(call), read_true_division)
+        view = view_of(Called(call), read_true_division)
         assert isinstance(view, Obstacle)
         assert (view.reason, "rounds its quotient" in view.message) == ("rounding-mode", True)
 
     def test_with_further_arguments(self) -> None:
-        view = view_of(Divides(lambda x: torch.div(x, 4, out=x)), read_true_division)
+        view = view_of(Called(lambda x: torch.div(x, 4, out=x)), read_true_division)
         assert (view.reason, view.message) == ("unsupported-call", "node `div` is given out")
 
     @pytest.mark.parametrize("call", OTHERS, ids=range(len(OTHERS)))
     def test_others_are_left_alone(self, call: Callable[[Any], object]) -> None:
-        assert views_of(symbolic_trace(Divides(call)), read_true_division) == []
+        assert views_of(symbolic_trace(Called(call)), read_true_division) == []
 
 
 class TestBareModules:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import io
 import json
 import pickle
 import threading
@@ -92,13 +91,12 @@ def test_what_no_size_decides_is_a_constant() -> None:
 @pytest.mark.parametrize(
     "function",
     [
-        lambda x: torch.arange(x.shape[0]) + 1,
         lambda x: x * _written(torch.arange(x.shape[0]) + 1)[:, None],
         lambda x: x + torch.rand((x.shape[0], 1)),
         lambda x: x + torch.zeros((x.shape[0], 1)),
         lambda x: x[torch.arange(x.argmax(), 12) % 3],
     ],
-    ids=["returned", "written", "random", "one operation", "sizes of data"],
+    ids=["written", "random", "one operation", "sizes of data"],
 )
 def test_what_is_no_table_stays(function: Callable[[Tensor], Any]) -> None:
     graph_module = torch.fx.symbolic_trace(Computes(function))
@@ -224,19 +222,13 @@ def test_what_another_dtype_would_come_of_out_of_place_is_no_table() -> None:
 def test_the_padding_of_a_looked_up_table_gets_no_gradient() -> None:
     model = Relative2d()
     model.bias.padding_idx = 0
+    twin = copy.deepcopy(model)
     found = CacheShapeTables()(capture(model, (X,), dynamic_shapes=({0: torch.export.Dim.DYNAMIC},)), expect=1)
-    for each in (model, found):
+    for each in (twin, found):
         each(X).sum().backward()
-    expected = model.bias.weight.grad
-    assert expected is not None
-    assert not expected[0].any()
-    model.bias.weight.grad = None
-    twin = Relative2d()
-    twin.load_state_dict(model.state_dict())
-    twin.bias.padding_idx = 0
-    twin(X).sum().backward()
-    assert twin.bias.weight.grad is not None
-    torch.testing.assert_close(expected, 2 * twin.bias.weight.grad)  # the graph shares the model's weight
+    gradient, expected = model.bias.weight.grad, twin.bias.weight.grad  # the graph shares the model's weight
+    assert gradient is not None and not gradient[0].any()
+    torch.testing.assert_close(gradient, expected)
 
 
 def test_a_long_chain_of_writes_is_walked_once(steps_of: Callable[[Callable[[], object]], int]) -> None:
@@ -483,31 +475,15 @@ def test_autocast_and_function_transforms_compute(rotary: GraphModule) -> None:
 # -- travel
 
 
-@pytest.mark.parametrize("way", ["deepcopy", "pickle", "save"])
-def test_copies_start_without_tables(rotary: GraphModule, way: str) -> None:
+@pytest.mark.parametrize("way", [copy.deepcopy, lambda graph_module: pickle.loads(pickle.dumps(graph_module))])
+def test_copies_start_without_tables(rotary: GraphModule, way: Callable[[GraphModule], GraphModule]) -> None:
     expected = rotary(X)
-    if way == "deepcopy":
-        travelled = copy.deepcopy(rotary)
-    elif way == "pickle":
-        travelled = pickle.loads(pickle.dumps(rotary))
-    else:
-        file = io.BytesIO()
-        torch.save(rotary, file)
-        file.seek(0)
-        travelled = torch.load(file, weights_only=False)
-    tables = tables_of(travelled)
-    assert not getattr(tables, "_kept", None)
-    assert torch.equal(travelled(X), expected)
-    assert torch.equal(travelled(X), expected)
-    assert [node.name for node in iter_nodes(undo(travelled).graph)] == [
-        node.name for node in iter_nodes(undo(rotary).graph)
-    ]
-
-
-def test_state_dicts_do_not_change() -> None:
-    graph_module = graph_of(Masked().eval(), "export-dynamic", TOKENS)
-    keys = list(graph_module.state_dict())
-    assert list(registry().pipeline("simplify")(graph_module).state_dict()) == keys
+    travelled = way(rotary)
+    assert not getattr(tables_of(travelled), "_kept", None)
+    for _ in range(2):
+        assert torch.equal(travelled(X), expected)
+    names = [[node.name for node in iter_nodes(undo(each).graph)] for each in (travelled, rotary)]
+    assert names[0] == names[1]
 
 
 def test_an_archive_carries_the_module_and_a_program_without_it(tmp_path: Any) -> None:
