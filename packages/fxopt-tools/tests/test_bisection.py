@@ -170,10 +170,10 @@ class TestArguments:
 
     def test_what_makes_no_sense_is_refused(self) -> None:
         wrong: Any = MulToDiv
-        with pytest.raises(PreconditionError, match=r"class MulToDiv as pipeline.*write MulToDiv\(\)"):
+        with pytest.raises(PreconditionError, match=r"pipeline is the class MulToDiv.*write MulToDiv\(\)"):
             bisect(steps(1), wrong, X)
         wrong = 3
-        with pytest.raises(PreconditionError, match="given an int as pipeline"):
+        with pytest.raises(PreconditionError, match="the pipeline is an int"):
             bisect(steps(1), wrong, X)
         with pytest.raises(PreconditionError, match="given an int as model"):
             bisect(wrong, AddToSub(), X)

@@ -165,17 +165,11 @@ class TestDocs:
 
         monkeypatch.setattr(pass_links, "metadata", metadata)
 
-    def test_without_an_address_it_is_the_page_in_a_checkout(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.stated(monkeypatch)
-        assert fxopt_json("show", "merge-linears")["docs"] == "site/passes/merge-linears.html"
-        output = fxopt("show", "merge-linears").stdout
-        assert "docs: site/passes/merge-linears.html, which `nox -s docs` builds in a checkout of fxopt\n" in output
-
-    def test_an_address_of_the_site(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.stated(monkeypatch, fxopt="https://fxopt.example/en/")
-        assert fxopt_json("show", "deep-copy")["docs"] == "https://fxopt.example/en/passes/deep-copy.html"
+    def test_an_address(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.stated(monkeypatch, fxopt="https://fxopt.example", fxopt_core="https://fxopt.example")
+        assert fxopt_json("show", "deep-copy")["docs"] == "https://fxopt.example/passes/deep-copy.html"
         self.stated(monkeypatch, fxopt="https://fxopt.example", fxopt_core="https://core.example")
-        assert fxopt("show", "deep-copy").stdout.endswith("docs: https://core.example/passes/deep-copy.html\n")
+        assert fxopt("show", "deep-copy").stdout.endswith("docs: https://core.example\n")
 
     def test_a_pass_that_was_registered_by_hand(self, passes: Registry) -> None:
         assert "docs: python -m pydoc command_models.Doubles\n" in fxopt("show", "doubles").stdout

@@ -7,13 +7,9 @@ import re
 from dataclasses import dataclass
 from functools import lru_cache
 
-import torch
+from fxopt_tools.rewrite_steps import own_frame
 
-_FRAME = re.compile(
-    r'File "(?P<file>[^"\n]+)", line (?P<line>\d+), in (?P<function>[^\n]+)(?:\n[ \t]+(?!File ")(?P<code>[^\n]+))?'
-)
 _PACKAGES = re.compile(r"^.*[/\\](?:site|dist)-packages[/\\]")
-_OF_TORCH = (os.path.join(os.path.dirname(torch.__file__), ""), "torch/", "<")
 
 
 @dataclass(frozen=True)
@@ -39,10 +35,10 @@ def model_frame(trace: str) -> Frame | None:
     >>> model_frame('File "model.py", line 3, in forward\n    return self.q(x)')
     Frame(place='model.py:3', function='forward', code='return self.q(x)')
     """
-    own = [found for found in _FRAME.finditer(trace) if not found["file"].startswith(_OF_TORCH)]
-    if not own:
+    found = own_frame(trace)
+    if found is None:
         return None
-    file, line, function, code = own[-1].group("file", "line", "function", "code")
+    file, line, function, code = found.group("file", "line", "function", "code")
     return Frame(f"{_short(file)}:{line}", function.strip(), (code or "").strip())
 
 

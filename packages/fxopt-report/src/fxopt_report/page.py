@@ -20,11 +20,11 @@ from fxopt_report.drawing_data import drawing_json
 from fxopt_report.markup import Content, Html, hash_source, tag
 from fxopt_report.pictures import Picture
 from fxopt_tools import Size, VerificationReport
+from fxopt_tools.size import operations_text
 from fxopt_tools.speed import Times, doubt
 from fxopt_tools.verification.report import counted
 
 _FRAME_HEIGHT = 760
-_MOST_KINDS = 6
 _LEGEND = (
     ("removed", "−", "removed"),
     ("added", "+", "new"),
@@ -107,9 +107,7 @@ class Report:
         seen = self.picture
         lines = [f"{self.title}: {counted(len(seen.rewritten), 'site')} rewritten, {len(seen.refused)} refused"]
         before = "?" if seen.before is None else str(len(seen.before.nodes))
-        changed = [f"{kind} {old} -> {new}" for kind, old, new in seen.kinds if old != new]
-        kinds = ", ".join(changed[:_MOST_KINDS] + ["..."] * (len(changed) > _MOST_KINDS)) or "unchanged"
-        lines.append(f"operations: {kinds}; nodes: {before} -> {len(seen.after.nodes)}")
+        lines.append(f"operations: {operations_text(seen.kinds)}; nodes: {before} -> {len(seen.after.nodes)}")
         if self.verification is not None:
             lines.append(str(self.verification).partition("\n")[0])
         return "\n".join([*lines, *(f"note: {note}" for note in seen.notes)])

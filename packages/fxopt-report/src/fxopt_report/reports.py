@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from torch import nn
 from torch.fx import GraphModule
@@ -10,7 +11,7 @@ from torch.fx import GraphModule
 from fxopt_core import PreconditionError, ledger_of
 from fxopt_report.drawn import DrawnGraph
 from fxopt_report.page import Report
-from fxopt_report.pictures import Picture, picture
+from fxopt_report.pictures import picture
 from fxopt_tools import Size, VerificationReport
 from fxopt_tools.speed import Times
 
@@ -53,23 +54,13 @@ def report(
         if not len(seconds):
             raise PreconditionError(f"speed[{name!r}] is empty, expected the seconds of at least one call")
     seen = picture(transformed, original if before is None else before)
+    size = None if original is None or seen.before is None else replace(Size.of(original), nodes=len(seen.former))
     return Report(
         title=f"{type(transformed if original is None else original).__name__} after fxopt" if title is None else title,
         picture=seen,
         records=ledger_of(transformed).records,
         after=Size.of(transformed),
-        before=_size_before(original, seen),
+        before=size,
         verification=verification,
         speed={name: Times(tuple(map(float, seconds))) for name, seconds in (speed or {}).items()},
     )
-
-
-def _size_before(original: nn.Module | None, seen: Picture) -> Size | None:
-    if isinstance(original, GraphModule):
-        return Size.of(original)
-    if original is None or seen.before is None:
-        return None
-    parameters = list(original.parameters())
-    modules = sum(1 for _ in original.modules()) - 1
-    size = sum(parameter.numel() * parameter.element_size() for parameter in parameters)
-    return Size(len(seen.before.nodes), modules, len(parameters), size)

@@ -143,7 +143,7 @@ def bench(
     if per not in ("pipeline", "pass", "site"):
         raise PreconditionError(f"per is {per!r}, expected 'pipeline', 'pass' or 'site'")
     sampler = Sampler(inputs, rounds=rounds, seed=seed, clock=clock)
-    graph_module, transformation = as_graph_module(model, "bench"), as_transformation(pipeline, "bench")
+    graph_module, transformation = as_graph_module(model, "bench"), as_transformation(pipeline)
     counter = BisectLimit()
     with instrumented(counter):
         whole = transformation(faithful_copy(graph_module))
@@ -284,7 +284,7 @@ def compare_pipelines(
     """
     sampler = Sampler(inputs, rounds=rounds, seed=seed, clock=clock)
     original = faithful_copy(as_graph_module(model, "compare_pipelines"))
-    ways = {name: as_transformation(each, "compare_pipelines") for name, each in pipelines.items()}
+    ways = {name: as_transformation(each) for name, each in pipelines.items()}
     advance, tried = progress or (lambda done, total: None), list[tuple[GraphModule, Candidate]]()
     for name, way in ways.items():
         made, verification = faithful_copy(original), None

@@ -146,7 +146,7 @@ def bisect(
       nodes: -
       problem: `output` of input 0 ...
     """
-    graph_module, transformation = as_graph_module(model, "bisect"), as_transformation(pipeline, "bisect")
+    graph_module, transformation = as_graph_module(model, "bisect"), as_transformation(pipeline)
     bounds = read_bounds(rtol, atol, sqnr)
     if not callable(check):
         diagnose = _verification(check, graph_module, bounds)

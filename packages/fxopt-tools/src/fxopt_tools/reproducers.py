@@ -40,7 +40,7 @@ def write_reproducer(
         PreconditionError: Something in it cannot be pickled, or the file cannot be written.
     """
     stored: Pipeline
-    stored = transformation = as_transformation(pipeline, "write_reproducer")
+    stored = transformation = as_transformation(pipeline)
     with suppress(FxoptError):  # of passes that are not registered
         stored = registry().pipeline_text(transformation)
     try:
@@ -77,4 +77,4 @@ def reproduce(path: str | PathLike[str], *, pipeline: Pipeline | None = None) ->
         raise PreconditionError(f"{path} is not a reproducer, expected a file of write_reproducer")
     graph_module, inputs, stored = found
     with instrumented(*(() if inputs is None else (Verify(inputs),))):
-        return as_transformation(stored if pipeline is None else pipeline, "reproduce")(graph_module)
+        return as_transformation(stored if pipeline is None else pipeline)(graph_module)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 from torch.fx import GraphModule, Node
@@ -13,8 +13,10 @@ from torch.fx import GraphModule, Node
 from fxopt_core import Instrument, PassRun, PreconditionError
 from fxopt_rewrite import SitePass
 
-_FRAME = re.compile(r'File "(?P<file>[^"\n]+)", line (?P<line>\d+), in [^\n]*(?:\n[ \t]+(?P<code>[^\n]+))?')
-_TORCH = str(Path(torch.__file__).parent)
+_FRAME = re.compile(
+    r'File "(?P<file>[^"\n]+)", line (?P<line>\d+), in (?P<function>[^\n]+)(?:\n[ \t]+(?!File ")(?P<code>[^\n]+))?'
+)
+_OF_TORCH = (os.path.join(os.path.dirname(torch.__file__), ""), "torch/", "<")
 
 
 @dataclass(frozen=True)
@@ -59,12 +61,17 @@ def source_lines(nodes: Iterable[Node]) -> tuple[str, ...]:
     >>> source_lines([x, x])
     ('model.py:3: return self.q(x)',)
     """
-    found: dict[str, None] = {}
+    lines: dict[str, None] = {}
     for node in nodes:
-        frames = list(_FRAME.finditer(str(node.meta.get("stack_trace") or "")))
-        for last in [frame for frame in frames if not frame["file"].startswith(_TORCH)][-1:]:
-            found[f"{last['file']}:{last['line']}{': ' + last['code'].strip() if last['code'] else ''}"] = None
-    return tuple(found)
+        if (found := own_frame(str(node.meta.get("stack_trace") or ""))) is not None:
+            lines[f"{found['file']}:{found['line']}{': ' + found['code'].strip() if found['code'] else ''}"] = None
+    return tuple(lines)
+
+
+def own_frame(trace: str) -> re.Match[str] | None:
+    """Return file, line, function and code of the innermost frame outside torch in a stack trace; None without one."""
+    own = [found for found in _FRAME.finditer(trace) if not found["file"].startswith(_OF_TORCH)]
+    return own[-1] if own else None
 
 
 class BisectLimit(Instrument):

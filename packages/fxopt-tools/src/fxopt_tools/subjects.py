@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.fx import GraphModule
 
-from fxopt_core import PreconditionError, Transformation, registry, type_text
+from fxopt_core import PreconditionError, Transformation, check_is_transformation, registry, type_text
 
 Pipeline: TypeAlias = "Transformation | str"
 """A pass, a composition, or the text of a pipeline."""
@@ -36,7 +36,7 @@ def as_graph_module(model: object, who: str) -> GraphModule:
         ) from error
 
 
-def as_transformation(pipeline: object, who: str) -> Transformation:
+def as_transformation(pipeline: Pipeline) -> Transformation:
     """Return a pass unchanged, and the text of a pipeline as the composition that it describes.
 
     Raises:
@@ -46,12 +46,5 @@ def as_transformation(pipeline: object, who: str) -> Transformation:
     """
     if isinstance(pipeline, str):
         return registry().pipeline(pipeline)
-    if isinstance(pipeline, Transformation):
-        return pipeline
-    if isinstance(pipeline, type):
-        name = pipeline.__name__
-        raise PreconditionError(f"{who} is given the class {name} as pipeline, expected an instance: write {name}()")
-    raise PreconditionError(
-        f"{who} is given {type_text(pipeline)} as pipeline, expected an instance of a pass, a composition, or "
-        "text such as 'merge-linears,fuse-bias-in-linear'"
-    )
+    check_is_transformation(pipeline, "the pipeline")
+    return pipeline

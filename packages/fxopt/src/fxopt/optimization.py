@@ -24,7 +24,6 @@ from fxopt_capture.one_at_a_time import one_at_a_time
 from fxopt_core import (
     PreconditionError,
     Transformation,
-    check_is_transformation,
     compose,
     faithful_copy,
     registry,
@@ -34,6 +33,7 @@ from fxopt_cpu import calibrated
 from fxopt_rewrite import infer_shapes, tensor_facts
 from fxopt_tools import Inputs, verify as verify_outputs
 from fxopt_tools.inputs import OneInput, read_inputs
+from fxopt_tools.subjects import as_transformation
 
 __all__ = ["default_pipeline", "optimize"]
 
@@ -146,7 +146,7 @@ def optimize(
             "path through its model; for a drop-in, optimize the model in it, fxopt.optimize(model, kwargs=one, "
             "also=[other])"
         )
-    transformation = None if pipeline is None else _transformation(pipeline)
+    transformation = None if pipeline is None else as_transformation(pipeline)
 
     def transformed(
         model: nn.Module, example: Inputs, noted: Sequence[Inputs], shapes: Any, first: Transformation | None
@@ -253,10 +253,3 @@ def named_pipelines(model: nn.Module) -> tuple[str, ...]:
     if default_pipeline(model) == "inference":
         return ("inference",)
     return "inference", "cpu-inference", "cpu-inference-bf16", "cpu-inference-int8"
-
-
-def _transformation(pipeline: str | Transformation) -> Transformation:
-    if isinstance(pipeline, str):
-        return registry().pipeline(pipeline)
-    check_is_transformation(pipeline, "pipeline")
-    return pipeline

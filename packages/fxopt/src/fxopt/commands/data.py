@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
 from dataclasses import asdict
 from typing import Any
 
@@ -38,16 +37,6 @@ def operations_of(graph_module: GraphModule) -> Counter[str]:
             target: Any = getattr(node.target, "overloadpacket", node.target)
             functions[getattr(target, "__name__", str(target))] += 1
     return layers + functions
-
-
-def operations_text(operations: Iterable[tuple[str, int, int]]) -> str:
-    """Return what changed in a line, or "unchanged".
-
-    >>> operations_text([("Linear", 37, 0), ("PanelLinear", 0, 25), ("add", 3, 3)])
-    'Linear 37 -> 0, PanelLinear 0 -> 25'
-    """
-    changed = [f"{kind} {old} -> {new}" for kind, old, new in operations if old != new]
-    return ", ".join(changed[:6] + ["..."] * (len(changed) > 6)) or "unchanged"
 
 
 def report_data(report: VerificationReport) -> dict[str, Any]:

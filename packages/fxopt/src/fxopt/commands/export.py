@@ -48,6 +48,7 @@ def export(
             from fxopt.commands.models.inputs import inputs_for
             from fxopt.commands.models.sources import graph_of, read_source
             from fxopt_capture import CapturedModule, export as export_program
+            from fxopt_capture.exporting.failure import first_line
 
             step("reading")
             model = read_source(source, run_pickled_code=run_pickled_code)
@@ -61,8 +62,7 @@ def export(
             try:
                 torch.export.save(program, Path(made, path.name))
             except Exception as error:  # whatever torch cannot serialize
-                reason = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
-                message = f"torch.export.save cannot write the program: {reason}"
+                message = f"torch.export.save cannot write the program: {type(error).__name__}: {first_line(error)}"
                 raise CommandError(message, ExitCode.CAPTURE) from error
             Path(made, path.name).replace(path)
         data: dict[str, Any] = {"output": str(path), "bytes": path.stat().st_size}

@@ -138,7 +138,7 @@ def optimize(
 
 
 def _show(terminal: Terminal, data: dict[str, Any]) -> None:
-    from fxopt.commands.data import operations_text
+    from fxopt_tools.size import operations_text
     from fxopt_tools.verification.report import counted
 
     rewritten = sum(len(record["rewritten"]) for record in data["passes"])

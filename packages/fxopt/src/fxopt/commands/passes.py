@@ -142,8 +142,6 @@ def _described(info: PassInfo) -> dict[str, Any]:
 
 
 def _show(terminal: Terminal, data: dict[str, Any]) -> None:
-    from fxopt.pass_links import SITE
-
     terminal.print(f"{data['name']} ({data['family']}, {data['distribution']} {data['version']})", style="bold")
     terminal.print(data["summary"])
     if data["description"]:
@@ -161,5 +159,4 @@ def _show(terminal: Terminal, data: dict[str, Any]) -> None:
     if data["reasons"]:
         terminal.print()
         terminal.table(("reason for a refusal", "meaning"), list(data["reasons"].items()))
-    hint = ", which `nox -s docs` builds in a checkout of fxopt" if data["docs"].startswith(SITE) else ""
-    terminal.print(f"\ndocs: {data['docs']}{hint}")
+    terminal.print(f"\ndocs: {data['docs']}")

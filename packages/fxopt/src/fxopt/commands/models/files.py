@@ -18,6 +18,7 @@ from fxopt.commands.failures import FileError
 from fxopt.drop_in.clients import SOUNDS, TEXTS, calls_of, images, sound
 from fxopt_capture import load
 from fxopt_capture.call.arguments import forward_signature
+from fxopt_capture.exporting.failure import first_line
 from fxopt_capture.huggingface.dummy_inputs import default_names
 from fxopt_tools import Inputs
 
@@ -81,9 +82,8 @@ def from_folder(folder: Path, dtype: torch.dtype | None = None) -> nn.Module:
     except FileError:
         raise
     except Exception as error:  # transformers raises errors of many kinds
-        reason = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
         raise FileError(
-            f"transformers cannot load {folder}: {type(error).__name__}: {reason}. A model with code "
+            f"transformers cannot load {folder}: {type(error).__name__}: {first_line(error)}. A model with code "
             "of its own can be loaded by a factory: package.module:factory"
         ) from error
     return model.eval()
@@ -103,8 +103,9 @@ def _from_library(folder: Path, dtype: torch.dtype | None) -> tuple[nn.Module, l
             raise ValueError(f"{described.name} names the model {name!r}, expected one of {known}")
         client = getattr(library, name)(str(folder), device="cpu", local_files_only=True, model_kwargs=chosen)
     except Exception as error:  # either library raises errors of many kinds
-        reason = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
-        raise FileError(f"sentence-transformers cannot load {folder}: {type(error).__name__}: {reason}") from error
+        raise FileError(
+            f"sentence-transformers cannot load {folder}: {type(error).__name__}: {first_line(error)}"
+        ) from error
     return calls_of(client.eval())
 
 

@@ -20,6 +20,7 @@ from fxopt.commands.parameters import Job
 from fxopt.commands.terminal import Steps
 from fxopt.optimization import default_pipeline
 from fxopt_capture.archive.export import example_call
+from fxopt_capture.exporting.failure import first_line
 from fxopt_capture.huggingface.dummy_inputs import default_names, dummy_inputs
 from fxopt_core import CaptureError, PreconditionError, Transformation, iter_nodes, registry, type_text
 from fxopt_rewrite import EmbeddingCall, GraphIndex, read_embedding, special_kind
@@ -86,7 +87,7 @@ def _saved(path: Path, run_pickled_code: bool) -> Any:
     try:
         return torch.load(path, weights_only=not run_pickled_code, map_location="cpu")
     except Exception as error:  # a damaged file, or a pickle, may lead to anything
-        reason = str(error).partition("\n")[0]
+        reason = first_line(error)
         if not run_pickled_code:
             reason += f" -- a file with anything but tensors, containers and numbers needs {FLAG}"
         raise FileError(f"{path} cannot be read as inputs: {type(error).__name__}: {reason}") from error

@@ -11,6 +11,7 @@ from torch.fx import GraphModule
 from torch.utils import _pytree as pytree
 
 from fxopt.commands.failures import CommandError, ExitCode
+from fxopt_capture.exporting.failure import first_line
 from fxopt_tools import Inputs
 
 
@@ -72,8 +73,7 @@ def _device(text: str) -> torch.device:
         device = torch.device(text)
         torch.empty(1, device=device)
     except Exception as error:  # torch raises errors of many kinds for devices that it lacks
-        reason = str(error).partition("\n")[0]
-        raise CommandError(f"--device {text} cannot be used here: {reason}", ExitCode.USAGE) from error
+        raise CommandError(f"--device {text} cannot be used here: {first_line(error)}", ExitCode.USAGE) from error
     if device.type == "meta":
         raise CommandError("--device meta has no values to optimize; give cpu or cuda:0", ExitCode.USAGE)
     return device
