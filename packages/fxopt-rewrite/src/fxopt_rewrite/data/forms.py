@@ -181,11 +181,6 @@ class ValueReader:
         except Exception as error:  # whatever the content's wrong types lead to
             raise MalformedError(f"found {str(content)[:60]!r}, which is not a valid {key} ({error})") from error
 
-    def _object(self, number: Any) -> object:
-        if type(number) is not int or not 0 <= number < len(self.objects):
-            raise IndexError("there is none of this number")
-        return self.objects[number]
-
     def _instance(self, key: str, base: type, data: Any, call: Callable[[Any, Any], Any]) -> Any:
         """Return an instance of a class, or an `Unresolved` if the class is not loaded."""
         name, content = data
@@ -233,7 +228,7 @@ _READERS: dict[str, Callable[[ValueReader, Any], Any]] = {
     "name": lambda reader, content: reader.names.function(content),
     "enum": lambda reader, data: reader._instance("enum", enum.Enum, data, lambda cls, value: cls(value)),
     "namedtuple": lambda reader, data: reader._instance("namedtuple", tuple, data, lambda cls, items: cls(*items)),
-    "object": lambda reader, number: reader._object(number),
+    "object": lambda reader, number: reader.objects[number],
 }
 
 
