@@ -24,6 +24,7 @@ ALIKE: dict[str, Callable[[Any], Any]] = {
     "keyword": lambda x: (x.view(size=(-1, 4)), x.view(size=(-1, 4))),
     "size": lambda x: (x.view(-1, x.size(-1)), x.view(-1, x.size(-1))),
     "shape": lambda x: (x.view(-1, x.shape[2]), x.view(-1, x.shape[2])),
+    "dtype": lambda x: (x.view(torch.int32), x.view(torch.int32)),
     "chain": lambda x: (x.transpose(0, 1).view(-1, 4), x.transpose(0, 1).view(-1, 4)),
     "after a view": lambda x: (x.unsqueeze(0).view(-1, 4), x.unsqueeze(0).view(-1, 4)),
 }
@@ -33,7 +34,6 @@ DIFFERENT: dict[str, Callable[[Any], Any]] = {
     "dimension": lambda x: (x.view(-1, x.size(-1)), x.view(-1, x.size(0))),
     "values": lambda x: (x.view(-1, 4), (x + 1).view(-1, 4)),
     "methods": lambda x: (x.view(-1, 4), x.reshape(-1, 4)),
-    "dtype": lambda x: (x.view(torch.int32), x.view(torch.int32)),
     "random": lambda x: (torch.rand_like(x), torch.rand_like(x)),
 }
 

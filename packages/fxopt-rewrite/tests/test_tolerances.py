@@ -7,7 +7,6 @@ from fxopt_rewrite import (
     Tolerance,
     tolerance,
 )
-from fxopt_rewrite.tolerances import EXACT
 
 FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
@@ -28,12 +27,11 @@ FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 )
 def test_stated(dtype: torch.dtype, rtol: float, atol: float) -> None:
     assert tolerance(dtype) == Tolerance(rtol, atol)
-    assert not tolerance(dtype).is_exact
 
 
 @pytest.mark.parametrize("dtype", [torch.bool, torch.uint8, torch.int8, torch.int32, torch.int64])
 def test_integers_are_exact(dtype: torch.dtype) -> None:
-    assert tolerance(dtype) == EXACT and EXACT.is_exact
+    assert tolerance(dtype) == Tolerance(rtol=0.0, atol=0.0)
 
 
 @pytest.mark.parametrize("dtype", FLOATS)

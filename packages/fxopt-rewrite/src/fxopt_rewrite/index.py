@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator
 from functools import cached_property
 from typing import TypeVar
 
@@ -126,14 +126,14 @@ class GraphIndex:
         """Return all full names of a module."""
         return self._module_names.get(id(module), [])
 
+    def _tensors(self) -> Iterator[tuple[str, Tensor]]:
+        """Yield the parameters and buffers by full name, tied ones once for each of their names."""
+        yield from self.graph_module.named_parameters(remove_duplicate=False)
+        yield from self.graph_module.named_buffers(remove_duplicate=False)
+
     @cached_property
     def _tensor_names(self) -> dict[int, list[str]]:
-        return _grouped(
-            (id(tensor), f"{prefix}.{name}" if prefix else name)
-            for prefix, module in self.modules.items()
-            for name, tensor in (*module._parameters.items(), *module._buffers.items())
-            if tensor is not None
-        )
+        return _grouped((id(tensor), name) for name, tensor in self._tensors())
 
     def tensor_names(self, tensor: Tensor) -> list[str]:
         """Return all full names of a parameter or buffer; a tied one has several."""
@@ -142,16 +142,10 @@ class GraphIndex:
     @cached_property
     def _tied(self) -> set[int]:
         """The ids of registered tensors that have several names, or share memory with another one."""
-        return self._overlapping() | {key for key, names in self._tensor_names.items() if len(names) > 1}
-
-    def _overlapping(self) -> set[int]:
-        sharing: dict[object, dict[int, Tensor]] = {}
-        for module in self.modules.values():
-            for tensor in (*module._parameters.values(), *module._buffers.values()):
-                if tensor is not None and (storage := _storage_of(tensor)) is not None:
-                    sharing.setdefault(storage, {})[id(tensor)] = tensor
-        groups = [_overlapping_of(group) for group in sharing.values() if len(group) > 1]
-        return set().union(*groups)
+        named = {key for key, names in self._tensor_names.items() if len(names) > 1}
+        sharing = _grouped((_storage_of(tensor), tensor) for _, tensor in self._tensors())
+        sharing.pop(None, None)
+        return named.union(*(_overlapping_of(group) for group in sharing.values() if len(group) > 1))
 
     def is_tied(self, tensor: Tensor) -> bool:
         """Return whether a tensor has several names, or shares memory with another parameter or buffer."""
@@ -198,11 +192,11 @@ def _storage_of(tensor: Tensor) -> object | None:
     return None if not plain or tensor.is_meta or tensor.numel() == 0 else tensor.untyped_storage()._cdata
 
 
-def _overlapping_of(tensors: Mapping[int, Tensor]) -> set[int]:
-    """Return the keys of those tensors in one storage that overlap with another."""
+def _overlapping_of(tensors: Iterable[Tensor]) -> set[int]:
+    """Return the ids of those tensors in one storage that overlap with another."""
     found: set[int] = set()
     end, owner = -1, -1
-    for start, stop, key in sorted((*_extent_of(tensor), key) for key, tensor in tensors.items()):
+    for start, stop, key in sorted((*_extent_of(tensor), id(tensor)) for tensor in tensors):
         if start < end:
             found |= {key, owner}
         if stop > end:

@@ -38,13 +38,6 @@ class Tolerance:
     rtol: float
     atol: float
 
-    @property
-    def is_exact(self) -> bool:
-        """Whether values have to be equal."""
-        return self.rtol == 0 and self.atol == 0
-
-
-EXACT = Tolerance(rtol=0.0, atol=0.0)
 
 _STATED = {
     torch.float64: Tolerance(rtol=1e-9, atol=1e-11),
@@ -59,13 +52,13 @@ def tolerance(dtype: torch.dtype) -> Tolerance:
 
     >>> tolerance(torch.float32)
     Tolerance(rtol=0.0001, atol=1e-05)
-    >>> tolerance(torch.int64).is_exact
-    True
+    >>> tolerance(torch.int64)
+    Tolerance(rtol=0.0, atol=0.0)
     """
     real = dtype.to_real() if dtype.is_complex else dtype
     if real in _STATED:
         return _STATED[real]
     if not real.is_floating_point:
-        return EXACT
+        return Tolerance(rtol=0.0, atol=0.0)
     unit = min(torch.finfo(real).eps, 0.25)
     return Tolerance(rtol=2 * unit, atol=unit)

@@ -6,20 +6,14 @@ count as one. The walk over the graph numbers values (Aho, Lam, Sethi, Ullman: C
 
 from __future__ import annotations
 
-import math
-from collections.abc import Hashable, Iterator, Mapping
+from collections.abc import Hashable, Iterator
 from dataclasses import dataclass
-from typing import Any
 
-import torch
 from torch.fx import Node
-from torch.fx.node import map_arg
 
 from fxopt_core import Refusal
-from fxopt_rewrite import Editor, GraphIndex, ReversibleSitePass, replacement_refusal
+from fxopt_rewrite import Editor, GraphIndex, ReversibleSitePass, call_key, replacement_refusal
 from fxopt_simplify.purity import CallSite, Purity
-
-_PLAIN = (Node, int, str, bool, type(None), type(...), torch.dtype, torch.device, torch.layout, torch.memory_format)
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,6 +37,7 @@ class EliminateCommonSubexpressions(ReversibleSitePass[Duplicate]):
     Cost:
         One call fewer for each site. Results are kept for longer, until their last reader.
 
+    >>> import torch
     >>> graph_module = torch.fx.symbolic_trace(lambda x: torch.relu(x) * torch.relu(x).abs())
     >>> print(EliminateCommonSubexpressions()(graph_module).code.strip())
     def forward(self, x):
@@ -58,7 +53,7 @@ class EliminateCommonSubexpressions(ReversibleSitePass[Duplicate]):
         firsts: dict[Node, Node] = {}
         made: dict[Hashable, Node] = {}
         for node in index.nodes:
-            key = _key(node, firsts)
+            key = call_key(node, firsts)
             if key is None or not node.users or not (node.op == "get_attr" or purity.is_pure(node)):
                 continue
             first = made.setdefault(key, node)
@@ -78,28 +73,3 @@ class EliminateCommonSubexpressions(ReversibleSitePass[Duplicate]):
     def rewrite(self, site: Duplicate, edit: Editor) -> None:
         """Let users read the first value."""
         edit.replace(site.node, edit.current(site.first))
-
-
-def _key(node: Node, firsts: Mapping[Node, Node]) -> Hashable | None:
-    """Return what equal calls have in common, or None."""
-    if node.op in ("placeholder", "output"):
-        return None
-    arguments = map_arg((node.args, node.kwargs), lambda value: firsts.get(value, value))
-    key = _hashable(arguments)
-    target = node.target if isinstance(node.target, str) else id(node.target)
-    return None if key is None else (node.op, target, key)
-
-
-def _hashable(value: Any) -> Hashable | None:
-    """Return arguments as a hashable key, in which 1, 1.0 and True differ, and 0.0 and -0.0; None if they have none."""
-    if isinstance(value, (list, tuple)):
-        items = tuple(_hashable(item) for item in value)
-        return None if None in items else ("sequence", items)
-    if isinstance(value, Mapping):
-        return _hashable([item for pair in sorted(value.items()) for item in pair])
-    if isinstance(value, slice):
-        items = tuple(_hashable(item) for item in (value.start, value.stop, value.step))
-        return None if None in items else ("slice", items)
-    if type(value) is float:
-        return "float", value.hex() if math.isfinite(value) else repr(value)
-    return (type(value).__name__, value) if isinstance(value, _PLAIN) else None

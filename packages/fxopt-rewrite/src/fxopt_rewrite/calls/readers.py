@@ -297,18 +297,17 @@ def read_embedding(index: GraphIndex, node: Node) -> EmbeddingCall | Obstacle | 
     if not isinstance(operation, Operation):
         return operation
     arguments, padding = operation.arguments, operation.arguments["padding_idx"]
-    refs = _tensors(index, node, {"weight": arguments.get("weight")})
-    if isinstance(refs, Obstacle):
-        return refs
-    value, weight = arguments.get("input"), refs["weight"]
-    if weight is None or not isinstance(value, Node) or not (padding is None or type(padding) is int):
-        return Obstacle(node.name, "unsupported-call", f"node `{node.name}` has no indices, or computes padding_idx")
+    found = _weighted(index, operation, arguments.get("input"), arguments.get("weight"))
+    if isinstance(found, Obstacle):
+        return found
+    if not (padding is None or type(padding) is int):
+        return Obstacle(node.name, "unsupported-call", f"node `{node.name}` computes padding_idx")
     if arguments["max_norm"] is not None:
         site = operation.module_name or node.name
         return Obstacle(site, "mutated", f"`{site}` has a max_norm, so that each call writes its weight")
     if padding is not None and padding < 0:  # counted from the end
-        padding += len(weight.tensor)
-    return EmbeddingCall(node, value, weight, None, *_holder(index, operation, weight), padding)
+        padding += len(found[1].tensor)
+    return EmbeddingCall(node, *found, padding)
 
 
 _OF_MODULES = frozenset(name for cls, name in MODULES.items() if cls.__module__ == "torch.nn.modules.activation")

@@ -10,11 +10,11 @@ import json
 import pickle
 import warnings
 import zlib
-from collections.abc import Callable
-from contextlib import suppress
-from functools import cache, partial
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from functools import cache
 from importlib.metadata import entry_points
-from typing import Any, TypeVar
+from typing import Any
 
 from fxopt_core import (
     LEDGER_VERSION,
@@ -31,7 +31,6 @@ from fxopt_core.errors import FxoptError
 from fxopt_rewrite.data.forms import Fields, MalformedError, ValueReader, ValueWriter
 from fxopt_rewrite.data.policies import LOADED, Names
 
-T = TypeVar("T")
 _KEY = "fxopt_ledger"
 FIELDS = Fields(
     (Ledger, Record, Refusal, Rewrite, Derived, NodeTag),
@@ -43,6 +42,18 @@ stored = FIELDS.add
 Journals and kinds of edits are such classes. The module that defines one is an entry point of the group
 ``fxopt_journal``, which is loaded when a ledger with a journal is read.
 """
+
+
+@contextmanager
+def _checked(what: str) -> Iterator[None]:
+    try:
+        with collector_paused():
+            yield
+    except (MalformedError, ValueError, RecursionError, zlib.error) as error:
+        raise FxoptError(
+            f"{what} cannot be read: {error}; expected what fxopt_rewrite.data.codec wrote, so it was cut off or "
+            "changed, or the package with its kinds of edits is not installed here"
+        ) from error
 
 
 def ledger_to_json(ledger: Ledger) -> str:
@@ -64,69 +75,13 @@ def ledger_to_json(ledger: Ledger) -> str:
         return json.dumps({**numbers, "records": records}, separators=(",", ":"))
 
 
+@_checked("this ledger")
 def ledger_from_json(text: str, names: Names = LOADED) -> Ledger:
     """Read a ledger that `ledger_to_json` has written; ``names`` is the policy for names in its values.
 
     Raises:
         FxoptError: The text is not a ledger, or one of a newer version; the message says where, and what was found.
     """
-    return _checked("this ledger", lambda: _read_ledger(text, names))
-
-
-def tag_to_json(tag: NodeTag) -> dict[str, Any]:
-    """Return the tag of a node as plain JSON data.
-
-    >>> tag_to_json(NodeTag(3, ("a1b2",), ("merge-linears", ("q", "k"))))
-    {'id': 3, 'marks': ['a1b2'], 'origin': ['merge-linears', ['q', 'k']]}
-    """
-    content: dict[str, Any] = ValueWriter(FIELDS.writers).write(tag)["NodeTag"]
-    return content
-
-
-def tag_from_json(data: object) -> NodeTag:
-    """Read what `tag_to_json` has written.
-
-    >>> tag_from_json({"marks": ["a1b2"]})
-    NodeTag(id=None, marks=('a1b2',), origin=None, name=None)
-    """
-    read: Callable[[], NodeTag] = partial(ValueReader(FIELDS.readers).read, {"NodeTag": data})
-    return _checked("what fxopt knows of a node", read)
-
-
-def pack(journal: Journal) -> tuple[bytes, bytes]:
-    """Return a journal as compressed text, and a pickle of the values that JSON cannot express."""
-    objects: list[object] = []
-    with collector_paused():
-        text = json.dumps(ValueWriter(FIELDS.writers, objects).write(journal), separators=(",", ":"))
-    packed = zlib.compress(text.encode("utf-8", "surrogatepass"), 1)  # fast rather than small
-    return packed, pickle.dumps(objects) if objects else b""
-
-
-def restore_journal(text: bytes, objects: bytes) -> Journal:
-    """Return what `pack` was given. Pickles name this function, so it must keep its name and parameters."""
-
-    def read() -> Journal:
-        load_journals()
-        values = pickle.loads(objects) if objects else []
-        data = json.loads(zlib.decompress(text).decode("utf-8", "surrogatepass"))
-        journal: Journal = ValueReader(FIELDS.readers, values).read(data)
-        return journal
-
-    return _checked("the journal of this pickle", read)
-
-
-def _checked(what: str, read: Callable[[], T]) -> T:
-    try:
-        with collector_paused():
-            return read()
-    except (MalformedError, ValueError, RecursionError, zlib.error) as error:
-        raise FxoptError(
-            f"{what} cannot be read: {error}; expected what fxopt_rewrite.data.codec wrote, so it was cut off or "
-            "changed, or the package with its kinds of edits is not installed here"
-        ) from error
-
-
-def _read_ledger(text: str, names: Names) -> Ledger:
     if '"journal":' in text:
         load_journals()
     read = ValueReader(FIELDS.readers, (), names).read
@@ -148,6 +103,46 @@ def _read_ledger(text: str, names: Names) -> Ledger:
         )
     ledger: Ledger = read({"Ledger": data})
     return ledger
+
+
+def tag_to_json(tag: NodeTag) -> dict[str, Any]:
+    """Return the tag of a node as plain JSON data.
+
+    >>> tag_to_json(NodeTag(3, ("a1b2",), ("merge-linears", ("q", "k"))))
+    {'id': 3, 'marks': ['a1b2'], 'origin': ['merge-linears', ['q', 'k']]}
+    """
+    content: dict[str, Any] = ValueWriter(FIELDS.writers).write(tag)["NodeTag"]
+    return content
+
+
+@_checked("what fxopt knows of a node")
+def tag_from_json(data: object) -> NodeTag:
+    """Read what `tag_to_json` has written.
+
+    >>> tag_from_json({"marks": ["a1b2"]})
+    NodeTag(id=None, marks=('a1b2',), origin=None, name=None)
+    """
+    tag: NodeTag = ValueReader(FIELDS.readers).read({"NodeTag": data})
+    return tag
+
+
+def pack(journal: Journal) -> tuple[bytes, bytes]:
+    """Return a journal as compressed text, and a pickle of the values that JSON cannot express."""
+    objects: list[object] = []
+    with collector_paused():
+        text = json.dumps(ValueWriter(FIELDS.writers, objects).write(journal), separators=(",", ":"))
+    packed = zlib.compress(text.encode("utf-8", "surrogatepass"), 1)  # fast rather than small
+    return packed, pickle.dumps(objects) if objects else b""
+
+
+@_checked("the journal of this pickle")
+def restore_journal(text: bytes, objects: bytes) -> Journal:
+    """Return what `pack` was given. Pickles name this function, so it must keep its name and parameters."""
+    load_journals()
+    values = pickle.loads(objects) if objects else []
+    data = json.loads(zlib.decompress(text).decode("utf-8", "surrogatepass"))
+    journal: Journal = ValueReader(FIELDS.readers, values).read(data)
+    return journal
 
 
 @cache

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import base64
 import contextlib
-import copy
 import dataclasses
 import enum
 import functools
@@ -92,30 +91,23 @@ _FORMS: Mapping[type, Callable[[Any, Write], Form]] = {
 # -- writing what can be read again
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
 class ValueWriter:
     """Writes values.
 
-    Args:
+    Attributes:
         own: for further classes, the function that writes their instances.
         objects: a list that collects values without a form, whose index is written; with None, they are an error.
         names: the policy for names.
     """
 
-    def __init__(
-        self,
-        own: Mapping[type, Callable[[ValueWriter, Any], Form]] | None = None,
-        objects: list[object] | None = None,
-        names: Names = LOADED,
-    ) -> None:
-        self._own = own or {}
-        self._objects = objects
-        self.names = names
+    own: Mapping[type, Callable[[ValueWriter, Any], Form]] = dataclasses.field(default_factory=dict)
+    objects: list[object] | None = None
+    names: Names = LOADED
 
     def with_own(self, own: Mapping[type, Callable[[ValueWriter, Any], Form]]) -> ValueWriter:
         """Return a writer that has functions for further classes."""
-        writer = copy.copy(self)
-        writer._own = {**self._own, **own}
-        return writer
+        return dataclasses.replace(self, own={**self.own, **own})
 
     def write(self, value: Any) -> Form:
         """Return the form of a value.
@@ -128,8 +120,8 @@ class ValueWriter:
             return value
         if cls is tuple:
             return [self.write(item) for item in value]
-        if cls in self._own:
-            return self._own[cls](self, value)
+        if cls in self.own:
+            return self.own[cls](self, value)
         if cls in _FORMS:
             return _FORMS[cls](value, self.write)
         if isinstance(value, enum.Enum) and self.names.name(cls):
@@ -142,39 +134,32 @@ class ValueWriter:
         name = self.names.name(value)
         if name is not None:
             return {"name": name}
-        if self._objects is None:
+        if self.objects is None:
             raise InexpressibleError(f"found {describe(value)}, which data cannot express")
-        self._objects.append(value)
-        return {"object": len(self._objects) - 1}
+        self.objects.append(value)
+        return {"object": len(self.objects) - 1}
 
 
 # -- reading
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
 class ValueReader:
     """Reads what `ValueWriter` wrote.
 
-    Args:
+    Attributes:
         own: for each further key, the function that reads its content.
         objects: the values that had no form.
         names: the policy for names, which also finds them.
     """
 
-    def __init__(
-        self,
-        own: Mapping[str, Callable[[ValueReader, Any], Any]] | None = None,
-        objects: Sequence[object] = (),
-        names: Names = LOADED,
-    ) -> None:
-        self._own = own or {}
-        self._objects = objects
-        self.names = names
+    own: Mapping[str, Callable[[ValueReader, Any], Any]] = dataclasses.field(default_factory=dict)
+    objects: Sequence[object] = ()
+    names: Names = LOADED
 
     def with_own(self, own: Mapping[str, Callable[[ValueReader, Any], Any]]) -> ValueReader:
         """Return a reader that has functions for further keys."""
-        reader = copy.copy(self)
-        reader._own = {**self._own, **own}
-        return reader
+        return dataclasses.replace(self, own={**self.own, **own})
 
     def read(self, form: Form) -> Any:
         """Return the value of a form."""
@@ -185,8 +170,8 @@ class ValueReader:
         if len(form) != 1:
             raise MalformedError(f"found an object with {len(form)} entries, expected one that says what it is")
         ((key, content),) = form.items()
-        if key in self._own:
-            return self._own[key](self, content)
+        if key in self.own:
+            return self.own[key](self, content)
         if key not in _READERS:
             raise MalformedError(f"found a value of the unknown kind {key!r:.60}")
         try:
@@ -195,11 +180,6 @@ class ValueReader:
             raise
         except Exception as error:  # whatever the content's wrong types lead to
             raise MalformedError(f"found {str(content)[:60]!r}, which is not a valid {key} ({error})") from error
-
-    def _object(self, number: Any) -> object:
-        if type(number) is not int or not 0 <= number < len(self._objects):
-            raise IndexError("there is none of this number")
-        return self._objects[number]
 
     def _instance(self, key: str, base: type, data: Any, call: Callable[[Any, Any], Any]) -> Any:
         """Return an instance of a class, or an `Unresolved` if the class is not loaded."""
@@ -248,7 +228,7 @@ _READERS: dict[str, Callable[[ValueReader, Any], Any]] = {
     "name": lambda reader, content: reader.names.function(content),
     "enum": lambda reader, data: reader._instance("enum", enum.Enum, data, lambda cls, value: cls(value)),
     "namedtuple": lambda reader, data: reader._instance("namedtuple", tuple, data, lambda cls, items: cls(*items)),
-    "object": lambda reader, number: reader._object(number),
+    "object": lambda reader, number: reader.objects[number],
 }
 
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import inspect
 import operator
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from typing import NamedTuple
 
 import torch
@@ -206,10 +206,11 @@ _READING = (tables.ARITHMETIC - _JOINING) | tables.words(
 )
 
 
-def _rule_of_builtin(name: str) -> Rule:
-    if name in tables.PURE_BUILTINS:
-        return Rule(f"builtins.{name}")
-    return Rule(f"builtins.{name}", aliases_all=True) if name in tables.COLLECTING_BUILTINS | {"getattr"} else OPAQUE
+def _rule_among(fresh: Container[str], shared: Container[str], prefix: str, name: str) -> Rule:
+    """Return the rule for a function that is in one of two tables, by whether its result may share memory."""
+    if name in fresh or name in shared:
+        return Rule(prefix + name, aliases_all=name in shared)
+    return OPAQUE
 
 
 @cache
@@ -251,21 +252,14 @@ def _rule_of_dunder(name: str) -> Rule:
     return _rule_of_operator({"and": "and_", "or": "or_", "div": "truediv"}.get(reflected, reflected))
 
 
-def _rule_of_torch(name: str) -> Rule:
-    """Return the rule for a function of torch that is not an operator."""
-    if name in tables.PURE_TORCH_FUNCTIONS:
-        return Rule(name)
-    return Rule(name, aliases_all=True) if name in tables.ALIASING_TORCH_FUNCTIONS else OPAQUE
-
-
 _RULES: Mapping[str, Callable[[str], Rule]] = {
     "operator": _rule_of_operator,
     "math": Rule,
-    "builtins": _rule_of_builtin,
+    "builtins": partial(_rule_among, tables.PURE_BUILTINS, tables.COLLECTING_BUILTINS | {"getattr"}, "builtins."),
     "functional": rule_of_functional,
     "method": rule_of_method,
     "aten": rule_of_aten,
-    "torch": _rule_of_torch,
+    "torch": partial(_rule_among, tables.PURE_TORCH_FUNCTIONS, tables.ALIASING_TORCH_FUNCTIONS, ""),
 }
 
 

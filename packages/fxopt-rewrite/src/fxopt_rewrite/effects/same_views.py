@@ -5,9 +5,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Hashable
+import math
+from collections.abc import Callable, Container, Hashable, Mapping
 from typing import Any
 
+import torch
 from torch.fx import Node
 from torch.fx.node import map_arg
 
@@ -18,6 +20,8 @@ VIEWS = frozenset(
     {"view", "reshape", "transpose", "permute", "t", "unsqueeze", "squeeze", "flatten", "unflatten", "size"}
 )
 """Views that are determined by their arguments, and ``size``, whose results they take."""
+
+_PLAIN = (Node, int, str, bool, type(None), type(...), torch.dtype, torch.device, torch.layout, torch.memory_format)
 
 
 class SameValues:
@@ -32,7 +36,7 @@ class SameValues:
             if not is_view(node) or not _may_have_a_twin(node, candidates):
                 continue
             candidates.add(node)
-            key = self._key(node)
+            key = call_key(node, self._firsts)
             if key is None:
                 continue
             first = made.setdefault(key, node)
@@ -47,14 +51,6 @@ class SameValues:
         """Return the first node that makes the value which ``reader`` gets from ``node``, mostly ``node`` itself."""
         first = self._firsts.get(node, node)
         return node if first is node or self._effects().written_between(first, first, reader) else first
-
-    def _key(self, node: Node) -> Hashable | None:
-
-        def stand_in(value: Node) -> Any:
-            return self._firsts.get(value, value)
-
-        arguments = _hashable((map_arg(node.args, stand_in), map_arg(node.kwargs, stand_in)))
-        return None if arguments is None else (node.op, node.target, arguments)
 
 
 def is_view(node: Node) -> bool:
@@ -79,12 +75,23 @@ def _may_have_a_twin(node: Node, candidates: Container[Node]) -> bool:
     return not isinstance(value, Node) or len(value.users) > 1 or value in candidates
 
 
-def _hashable(value: object) -> Hashable | None:
-    """Return arguments as a hashable key, in which 1, 1.0 and True differ; None if they have none."""
+def call_key(node: Node, firsts: Mapping[Node, Node]) -> Hashable | None:
+    """Return what equal calls have in common, or None; nodes in ``firsts`` count as those that they stand for there."""
+    arguments = _hashable(map_arg((node.args, node.kwargs), lambda value: firsts.get(value, value)))
+    target = node.target if isinstance(node.target, str) else id(node.target)
+    return None if arguments is None else (node.op, target, arguments)
+
+
+def _hashable(value: Any) -> Hashable | None:
+    """Return arguments as a hashable key, in which 1, 1.0 and True differ, and 0.0 and -0.0; None if they have none."""
     if isinstance(value, (list, tuple)):
         items = tuple(_hashable(item) for item in value)
         return None if None in items else ("sequence", items)
-    if isinstance(value, dict):
-        return _hashable(tuple(value.items()))
-    plain = isinstance(value, (Node, int, float, str, type(None)))
-    return (type(value).__name__, value) if plain else None
+    if isinstance(value, Mapping):
+        return _hashable([item for pair in sorted(value.items()) for item in pair])
+    if isinstance(value, slice):
+        items = tuple(_hashable(item) for item in (value.start, value.stop, value.step))
+        return None if None in items else ("slice", items)
+    if type(value) is float:
+        return "float", value.hex() if math.isfinite(value) else repr(value)
+    return (type(value).__name__, value) if isinstance(value, _PLAIN) else None

@@ -195,7 +195,7 @@ class Live(edits.EditVisitor):
         with self.graph.inserting_after(self._place(row, args, kwargs)):
             node = self.graph.create_node(row.op, target, args, dict(kwargs), row.name)
         node.type = self._recall(row, lambda ref: ref, row.type_expr)
-        node.meta = recall_meta(row.meta)
+        node.meta = recall_meta(dict(row.meta))
         set_tag(node, row.tag or NodeTag(row.id, name=row.name))
         self.names.add(node.name)
         self.targets.add(node)

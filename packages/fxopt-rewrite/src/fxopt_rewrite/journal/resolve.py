@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor, nn
@@ -49,25 +49,21 @@ def imported(value: Unresolved) -> Any:
     return ValueReader({}).read(json.loads(value.form))  # importing its class makes it readable
 
 
-def recall_meta(meta: Mapping[str, Any]) -> dict[str, Any]:
+def recall_meta(value: Any) -> Any:
     """Return a recorded ``meta``, where a class that cannot be imported becomes text, as in torch's export graphs.
 
     >>> recall_meta({"nn_module_stack": {"a": ("a", Unresolved("nowhere:Attention"))}})
     {'nn_module_stack': {'a': ('a', 'nowhere.Attention')}}
     """
-    return {key: _with_text(value) for key, value in meta.items()}
-
-
-def _with_text(value: Any) -> Any:
     if isinstance(value, Unresolved):
         try:
             return imported(value)
         except Exception:  # importing a third-party module may raise anything
             return value.name.replace(":", ".")
     if type(value) in (tuple, list):
-        return type(value)(_with_text(item) for item in value)
+        return type(value)(recall_meta(item) for item in value)
     if isinstance(value, dict):
-        return type(value)((key, _with_text(item)) for key, item in value.items())
+        return type(value)((key, recall_meta(item)) for key, item in value.items())
     return value
 
 

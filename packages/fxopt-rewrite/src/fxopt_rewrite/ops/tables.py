@@ -143,14 +143,10 @@ SENSITIVE_PREFIXES = ("cudnn_", "fbgemm_", "miopen_", "mkldnn_", "quantize", "sp
 """Starts of the names of operators whose kernels may ask for contiguous inputs."""
 
 
-ALIASING_MODULES: frozenset[type[nn.Module]] = frozenset(
-    getattr(nn, name)
-    for name in words(
-        """
-        AlphaDropout ChannelShuffle Dropout Dropout1d Dropout2d Dropout3d FeatureAlphaDropout Flatten Identity Unflatten
-        """
-    )
-)
+ALIASING_MODULES: frozenset[type[nn.Module]] = frozenset({
+    nn.AlphaDropout, nn.ChannelShuffle, nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.FeatureAlphaDropout,
+    nn.Flatten, nn.Identity, nn.Unflatten,
+})  # fmt: skip
 """Modules whose result may be their input, or a view of it."""
 
 _NO_LAYERS = words("torch.nn.modules.container torch.nn.modules.module torch.nn.modules.transformer")

@@ -5,10 +5,10 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from enum import Enum
-from functools import cache
+from functools import cache, reduce
 
 import torch
-from torch import SymBool, SymFloat, SymInt, Tensor, nn
+from torch import SymBool, SymFloat, SymInt, Tensor
 from torch._ops import OpOverload, OpOverloadPacket
 from torch.fx import GraphModule, Node
 from torch.fx.passes.shape_prop import TensorMetadata
@@ -77,12 +77,9 @@ def kind_of_node(node: Node, known: Known, graph_module: GraphModule | None = No
     return _kind_of_module(node, attribute(root, str(node.target)), known) if node.op == "call_module" else Kind.UNKNOWN
 
 
-def attribute(root: nn.Module, target: str) -> object:
+def attribute(root: object, target: str) -> object:
     """Return what a dotted target names within a module; None if there is nothing."""
-    value: object = root
-    for name in target.split("."):
-        value = getattr(value, name, None)
-    return value
+    return reduce(lambda value, name: getattr(value, name, None), target.split("."), root)
 
 
 def _kind_of_module(node: Node, module: object, known: Known) -> Kind:
