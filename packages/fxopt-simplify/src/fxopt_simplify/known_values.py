@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -50,8 +49,7 @@ _COMPARISONS: dict[str, Callable[[float, float, float], bool | None]] = {
 }
 
 
-@dataclass(frozen=True)
-class Bounds:
+class Bounds(NamedTuple):
     """The least and the greatest value that an element of a tensor may have."""
 
     low: Number
@@ -62,6 +60,26 @@ class Bounds:
         """The value of all elements, if they have one and the same."""
         same = type(self.low) is type(self.high) and self.low == self.high
         return self.low if same and math.copysign(1, self.low) == math.copysign(1, self.high) else None
+
+    def __or__(self, other: Bounds) -> Bounds:
+        """Return the bounds of a value that is one or the other."""
+        return Bounds(min(self.low, other.low), max(self.high, other.high))
+
+    def plus(self, other: Bounds) -> Bounds:
+        """Return the bounds of the sum."""
+        return Bounds(self.low + other.low, self.high + other.high)
+
+    def times(self, other: Bounds) -> Bounds:
+        """Return the bounds of the product; 0 times infinity counts as unknown."""
+        ends = [one * two for one in self for two in other]
+        return ANYTHING if any(math.isnan(end) for end in ends) else Bounds(min(ends), max(ends))
+
+    def fit(self, dtype: torch.dtype) -> bool:
+        """Return whether all values are finite in a floating-point dtype."""
+        return -torch.finfo(dtype).max <= self.low <= self.high <= torch.finfo(dtype).max
+
+
+ANYTHING = Bounds(-math.inf, math.inf)
 
 
 class KnownValues:

@@ -107,7 +107,7 @@ class NoOpReader:
         if call.name == "getitem":
             return _takes_everything(call.arguments["index"]) and self._kind(value) is Kind.TENSOR
         if call.name in _SHAPING:
-            return self._keeps_shape(call, value) or (_same_shape(call.node, value) and _same_dtype(call.node, value))
+            return self._keeps_shape(call, value) or _same_shape(call.node, value)
         return False
 
     def _is_packed(self, value: Node) -> bool:
@@ -216,7 +216,7 @@ class NoOpReader:
                     continue
                 if _same_shape(node, mine) or _is_expanded(node, mine):
                     return mine
-        if isinstance(value, Node) and _same_shape(node, value) and _same_dtype(node, value):
+        if isinstance(value, Node) and _same_shape(node, value):
             return value
         return None
 
@@ -262,14 +262,11 @@ def _same_sizes(one: Any, other: Any, ones: Sequence[Any], others: Sequence[Any]
 
 
 def _same_shape(node: Node, value: Node) -> bool:
-    """Return whether two values have the same shape for every input of the graph."""
+    """Return whether two values have one dtype, and the same shape for every input of the graph."""
     one, other = tensor_facts(node), tensor_facts(value)
-    return one is not None and other is not None and _same_sizes(one, other, one.shape, other.shape)
-
-
-def _same_dtype(node: Node, value: Node) -> bool:
-    one, other = tensor_facts(node), tensor_facts(value)
-    return one is not None and other is not None and one.dtype == other.dtype
+    if one is None or other is None or one.dtype != other.dtype:
+        return False
+    return _same_sizes(one, other, one.shape, other.shape)
 
 
 def _same_rank(node: Node, value: Node) -> bool:
@@ -327,18 +324,8 @@ def _order(call: Operation) -> list[int] | None:
 
 _LONGEST = 64
 """As many dimensions as a tensor can have: orders are compared over all of them."""
-_READ = frozenset(
-    (
-        *_SHAPING,
-        *_ANDS,
-        *_ORS,
-        *_NEUTRAL,
-        *DROPOUTS,
-        *CONVERSIONS,
-        *CASTS,
-        "identity",
-        "positive",
-        "contiguous",
-        "getitem",
-    )
-) | words("clone where masked_fill permute transpose scaled_dot_product_attention")
+_READ = words(
+    """
+    identity positive contiguous getitem clone where masked_fill permute transpose scaled_dot_product_attention
+    """
+).union(_SHAPING, _ANDS, _ORS, _NEUTRAL, DROPOUTS, CONVERSIONS, CASTS)

@@ -26,7 +26,6 @@ def check_transformation(
     site_model: ModelCase | None = None,
     properties: Iterable[str] | None = None,
     expected_failures: Mapping[str, str] | None = None,
-    thorough: bool = False,
     raises: bool = True,
 ) -> ConformanceReport:
     """Check a pass against the properties that every pass must have.
@@ -41,7 +40,6 @@ def check_transformation(
             is a finding, whichever of the properties that look at changes are checked.
         expected_failures: names of properties that are known not to hold, each with the reason; they are reported but
             fail nothing. One that holds after all is a finding.
-        thorough: whether to take minutes: each model in more forms and dtypes.
         raises: whether findings are raised. Otherwise they are only in the report, which is then false.
 
     Returns:
@@ -60,7 +58,7 @@ def check_transformation(
     checked = chosen_properties(properties)
     known = dict(expected_failures or {})
     chosen_properties(known)
-    (subject,) = subjects_of([transformation], models, thorough=thorough, site_model=site_model)
+    (subject,) = subjects_of([transformation], models, site_model)
     rows = [check_property(subject, each, known.get(each.name)) for each in checked]
     if finds_sites not in checked and any(row.unchanged for row in rows) and not subject.changed:
         rows.append(check_property(subject, finds_sites, known.get(finds_sites.name)))
@@ -123,12 +121,10 @@ def passes_of(name: str) -> tuple[Transformation, ...]:
 def subjects_of(
     passes: Iterable[Transformation],
     models: Iterable[ModelCase] | None = None,
-    *,
-    thorough: bool = False,
     site_model: ModelCase | None = None,
 ) -> list[Subject]:
     """Pair passes with the models to try them on; nothing runs yet."""
-    cases, own = (zoo(thorough=thorough), False) if models is None else (tuple(models), True)
+    cases, own = (zoo(), False) if models is None else (tuple(models), True)
     return [Subject(each, cases, own=own, site_model=site_model) for each in passes]
 
 

@@ -9,8 +9,8 @@ from fxopt_testing.plugin import Check, conformance_tests, run_check
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Make a test of each property of each pass."""
-    names, thorough = (metafunc.config.getoption(f"--fxopt-{option}") for option in ("distribution", "thorough"))
-    (mark,) = conformance_tests(*dict.fromkeys(names), thorough=thorough).pytestmark  # type: ignore[attr-defined]  # pytest puts it there
+    names = dict.fromkeys(metafunc.config.getoption("--fxopt-distribution"))
+    (mark,) = conformance_tests(*names).pytestmark  # type: ignore[attr-defined]  # pytest puts it there
     metafunc.parametrize(*mark.args)
 
 

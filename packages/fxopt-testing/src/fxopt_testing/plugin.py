@@ -30,7 +30,6 @@ def conformance_tests(
     site_model: ModelCase | None = None,
     properties: Iterable[str] | None = None,
     expected_failures: Mapping[str, str] | None = None,
-    thorough: bool = False,
 ) -> Callable[[Check], None]:
     """Return a test function for pytest, parametrised by passes and properties.
 
@@ -43,7 +42,6 @@ def conformance_tests(
         site_model: a model that each of them rewrites, tried as well; see `check_transformation`.
         properties: names of the properties; all if not given.
         expected_failures: names of properties that are known not to hold, each with the reason: those tests xfail.
-        thorough: whether to take minutes: each model in more forms and dtypes.
 
     Raises:
         PreconditionError: A distribution is not installed, or there is no property of a name.
@@ -57,7 +55,7 @@ def conformance_tests(
     made = [each for one in passes for each in (passes_of(one) if isinstance(one, str) else (one,))]
     for each in made:
         check_is_transformation(each, "what is checked")
-    subjects = subjects_of(made, models, thorough=thorough, site_model=site_model)
+    subjects = subjects_of(made, models, site_model)
     checks = [
         pytest.param((subject, rule, known.get(rule.name)), id=f"{subject.transformation.name}-{rule.name}")
         for subject in subjects
@@ -90,7 +88,7 @@ def run_check(subject: Subject, rule: Property, known: str | None = None) -> Non
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add the options."""
+    """Add the option."""
     group = parser.getgroup("fxopt", "passes of fxopt")
     group.addoption(
         "--fxopt-distribution",
@@ -99,11 +97,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         metavar="NAME",
         help="check every pass of this installed distribution (may be given several times); without paths of tests, "
         "only these checks are run",
-    )
-    group.addoption(
-        "--fxopt-thorough",
-        action="store_true",
-        help="take minutes for each pass: each model in more forms and dtypes",
     )
 
 

@@ -7,7 +7,6 @@ import importlib.util
 import re
 import sys
 from collections import defaultdict, namedtuple
-from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import is_dataclass, replace
 from importlib.metadata import version
@@ -23,9 +22,8 @@ from fxopt_capture.call.arguments import CallForm, InputBinding, Parameter
 from fxopt_capture.call.caches import is_cache_type, register_cache_type
 from fxopt_capture.call.guards import InputGuards, InputSpec
 from fxopt_capture.call.nesting import Nesting, nesting_of
-from fxopt_capture.call.structures import structures_of
+from fxopt_capture.call.structures import inputs_by_name, structures_of
 from fxopt_core import (
-    iter_nodes,
     type_text,
     with_article,
 )
@@ -204,23 +202,14 @@ def read_binding(rows: Form, graph: Graph, name: str) -> InputBinding:
         renamed={str(old): str(new) for old, new in rows["renamed"].items()},
     )
     nestings = dict.fromkeys(_texts(rows["checked"]), Nesting())
-    examples = _examples(graph) if rows["nested"] else {}
+    values = [node.meta.get("val") for node in graph.find_nodes(op="placeholder")]
+    examples = inputs_by_name(graph, values) if rows["nested"] else {}
     nestings |= {local: nesting_of(examples[local]) for local in _texts(rows["nested"])}
     binding = InputBinding(form, name, structures_of(graph), nestings)
     if any(map(is_cache_type, binding.structures)) and rows["release"] != version(_LIBRARY):
         # For messages: releases differ in the names and contents of caches and their arguments.
         binding.model_name += f" (saved with {_LIBRARY} {str(rows['release'])[:20]}, opened with {version(_LIBRARY)})"
     return binding
-
-
-def _examples(graph: Graph) -> Mapping[str, Any]:
-    """Return ``meta["val"]`` of the inputs of a graph, by name, in their containers."""
-    info = pytree_info(graph)
-    if info is None:
-        return {}
-    values = [node.meta.get("val") for node in iter_nodes(graph) if node.op == "placeholder"]
-    args, kwargs = pytree.tree_unflatten(values, info.in_spec)
-    return {**dict(zip(info.orig_args, args, strict=False)), **kwargs}
 
 
 def _instances(rows: Form, cls: type[T]) -> tuple[T, ...]:

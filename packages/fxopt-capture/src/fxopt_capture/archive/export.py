@@ -18,6 +18,7 @@ from torch.utils import _pytree as pytree
 from fxopt_capture._torch import assumptions, pytree_info
 from fxopt_capture.call.arguments import CallForm, bind_call
 from fxopt_capture.call.guards import InputGuards, InputSpec, guards_of
+from fxopt_capture.call.structures import inputs_by_name
 from fxopt_capture.captured import CapturedModule
 from fxopt_capture.exporting.conditions import read_guards, size_expression
 from fxopt_capture.exporting.dynamic import automatic_shapes, batch_dimension, requested_shapes
@@ -145,10 +146,7 @@ def _accepted_inputs(graph_module: CapturedModule) -> dict[str, object]:
             break
     else:
         raise CaptureError(f"no sizes were found that the captured module accepts ({guards.extra_repr()}); {_GIVE}")
-    if (info := pytree_info(graph_module.graph)) is None:
-        return {str(node.target): leaf for node, leaf in zip(placeholders, leaves, strict=True)}
-    args, kwargs = pytree.tree_unflatten(leaves, info.in_spec)
-    return {**dict(zip(info.orig_args, args, strict=False)), **kwargs}
+    return inputs_by_name(graph_module.graph, leaves)
 
 
 def _example(spec: InputSpec, value: Any, size: int | None, parameter: torch.Tensor) -> object:

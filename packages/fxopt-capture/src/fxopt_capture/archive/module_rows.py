@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.fx import Graph, GraphModule
 
 from fxopt_core import (
     class_path,
@@ -145,12 +144,10 @@ def new_module(cls: type[nn.Module], attributes: Iterable[tuple[Any, object]] = 
     Attributes are data, or functions from a short list of activations; none may replace a method. The method
     ``check_attributes`` of a class, if it has one, raises if they are not what its constructor sets.
     """
-    module = GraphModule(nn.Module(), Graph()) if cls is GraphModule else cls.__new__(cls)
-    if cls is not GraphModule:
-        nn.Module.__init__(module)
-    reserved = _RESERVED.union(dir(module)) if cls is GraphModule else _RESERVED
+    module = cls.__new__(cls)
+    nn.Module.__init__(module)
     for key, value in attributes:
-        known = getattr(cls, key, None) if is_plain_identifier(key) and key not in reserved else new_module
+        known = getattr(cls, key, None) if is_plain_identifier(key) and key not in _RESERVED else new_module
         if callable(known) or hasattr(type(known), "__set__"):
             raise MalformedError(f"{key!r:.60} is not an attribute of a layer")
         is_data = is_plain_value(value) and not isinstance(value, type)

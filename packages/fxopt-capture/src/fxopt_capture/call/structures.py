@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import builtins
 import dataclasses
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -90,6 +90,14 @@ def free_name(name: str, taken: Collection[str]) -> str:
     while name in taken:
         name += "_"
     return name
+
+
+def inputs_by_name(graph: Graph, leaves: Sequence[object]) -> dict[str, Any]:
+    """Return the inputs of a graph by name, each in its containers, from its flat ones."""
+    if (info := pytree_info(graph)) is None:
+        return {str(node.target): leaf for node, leaf in zip(graph.find_nodes(op="placeholder"), leaves, strict=True)}
+    args, kwargs = pytree.tree_unflatten(leaves, info.in_spec)
+    return {**dict(zip(info.orig_args, args, strict=False)), **kwargs}
 
 
 def _only_tuples(spec: pytree.TreeSpec) -> bool:

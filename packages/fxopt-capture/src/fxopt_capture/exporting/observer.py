@@ -75,25 +75,24 @@ class Observer:
         return output
 
 
-class Steps:
-    """Finds the numbers, flags and strings in attributes of a model's modules that a call changes."""
+def numbers_of(model: nn.Module) -> dict[str, object]:
+    """Return the numbers, flags and strings in attributes of a model's modules, by name."""
+    return {
+        f"{prefix}.{name}".lstrip("."): value
+        for prefix, module in model.named_modules()
+        for name, value in vars(module).items()
+        if isinstance(value, _PLAIN)
+    }
 
-    def __init__(self, model: nn.Module) -> None:
-        self.before = [
-            (name, module, {key: value for key, value in vars(module).items() if isinstance(value, _PLAIN)})
-            for name, module in model.named_modules()
-        ]
 
-    def found(self) -> dict[str, tuple[object, object]]:
-        """Return the old and the new value of each changed attribute by name."""
-        found: dict[str, tuple[object, object]] = {}
-        for prefix, module, values in self.before:
-            attributes = vars(module)
-            for name, value in values.items():
-                now = attributes.get(name)
-                if now is not value and type(now) is type(value) and now != value:
-                    found[f"{prefix}.{name}".lstrip(".")] = value, now
-        return found
+def steps(before: Mapping[str, object], now: Mapping[str, object]) -> dict[str, tuple[object, object]]:
+    """Return the old and the new value of each of these attributes that has another value of its type, by name."""
+    both = {name: (value, now[name]) for name, value in before.items() if name in now}
+    return {
+        name: (old, new)
+        for name, (old, new) in both.items()
+        if type(new) is type(old) and new is not old and new != old
+    }
 
 
 def _entries(output: object) -> list[tuple[object, object]]:

@@ -20,7 +20,7 @@ from torch.utils import _pytree as pytree
 from fxopt_capture._torch import any_number_of_steps, guarding, leaving_modules
 from fxopt_capture.call.arguments import CallForm
 from fxopt_capture.call.structures import register_structures
-from fxopt_capture.exporting.observer import Observer, Steps
+from fxopt_capture.exporting.observer import Observer, numbers_of, steps
 from fxopt_core import kept
 
 
@@ -93,13 +93,13 @@ def _flat_forward(model: nn.Module, form: CallForm, observer: Observer) -> Itera
     `kept` removes the wrapper.
     """
     original = _call_with_hooks(model)
-    steps = Steps(model)
+    before = numbers_of(model)
 
     def forward(**inputs: object) -> object:
         args, kwargs = form.arguments(inputs)
         with _NormalTensors():
             output = observer.run(original, args, kwargs, inputs)
-        observer.stepped.update(steps.found())
+        observer.stepped.update(steps(before, numbers_of(model)))
         register_structures(output)
         return output
 

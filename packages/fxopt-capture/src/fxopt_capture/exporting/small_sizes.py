@@ -9,7 +9,7 @@ case: a branch on 0 leaves no guard in either export.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -59,25 +59,8 @@ class Question:
         return [f"not ({' and '.join([*here, *rest])})" for rest in ([[each] for each in others] or [[]])]
 
 
-def questions(
-    values: Sequence[object], guards: InputGuards, example: Sequence[object] | None = None
-) -> Iterator[Question]:
-    """Yield each group of dependent dynamic sizes with its smallest at 1 and 0, then all groups at 1 together.
-
-    With `example`, sizes of one dimension that are the same in the example count as dependent too.
-    """
-    groups = _groups(values, guards, example)
-    for group in groups:
-        for size in _SMALL:
-            yield Question({place: size + more for place, more in group.items()})
-    if len(groups) > 1:
-        yield Question({place: 1 + more for group in groups for place, more in group.items()})
-
-
-def _groups(
-    values: Sequence[object], guards: InputGuards, example: Sequence[object] | None = None
-) -> list[dict[Place, int]]:
-    """Group the dynamic dimensions whose sizes differ by a constant, by the guards or by `example`.
+def _groups(values: Sequence[object], guards: InputGuards, example: Sequence[object] | None) -> list[dict[Place, int]]:
+    """Group the dynamic dimensions whose sizes differ by a constant, by the guards or in one dimension of `example`.
 
     Returns for each group how much larger each of its sizes is than the smallest.
     """
@@ -117,12 +100,17 @@ def open_questions(
 ) -> list[Question]:
     """Return the small sizes that `guards` accept and that the export for small sizes does not.
 
+    Asked about is each group of dependent dynamic sizes with its smallest at 1 and 0, then all groups at 1 together.
     `strict` are the guards of the export for small sizes, or None if it failed. With `alike`, sizes that are equal in
     the example are only asked about together.
     """
-    abstract = _abstract(leaves)
+    abstract = [torch.empty_like(leaf, device="meta") if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
+    groups = _groups(values, guards, leaves if alike else None)
+    asked = [{place: size + more for place, more in group.items()} for group in groups for size in _SMALL]
+    if len(groups) > 1:
+        asked.append({place: 1 + more for group in groups for place, more in group.items()})
     found = []
-    for question in questions(values, guards, leaves if alike else None):
+    for question in map(Question, asked):
         narrowed = question.applied(abstract)
         if guards.accepts(narrowed) and not (strict is not None and strict.accepts(narrowed)):
             found.append(question)
@@ -134,23 +122,15 @@ def at_zero(values: Sequence[object], guards: InputGuards, leaves: Sequence[obje
 
     Both exports assume positive sizes: a branch on 0 leaves no guard in either.
     """
-    abstract = _abstract(leaves)
-    asked = [question for question in questions(values, guards) if 0 in question.sizes.values()]
-    return [question for question in asked if guards.accepts(question.applied(abstract))]
+    return [question for question in open_questions(values, guards, None, leaves) if 0 in question.sizes.values()]
 
 
 def wider(
     question: Question, values: Sequence[object], guards: InputGuards, leaves: Sequence[object]
 ) -> Question | None:
     """Return a question about these and more sizes, grouped by the example, if the guards accept it."""
-    for other in questions(values, guards, leaves):
-        if question.sizes.items() < other.sizes.items() and guards.accepts(other.applied(_abstract(leaves))):
-            return other
-    return None
-
-
-def _abstract(leaves: Sequence[object]) -> list[object]:
-    return [torch.empty_like(leaf, device="meta") if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
+    others = open_questions(values, guards, None, leaves, alike=True)
+    return next((other for other in others if question.sizes.items() < other.sizes.items()), None)
 
 
 def refuted(

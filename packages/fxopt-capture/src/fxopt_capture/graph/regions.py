@@ -57,18 +57,12 @@ def _inline(
     graph: Graph, node: Node, region: GraphModule, operands: tuple[object, ...], *, detached: bool
 ) -> list[Node]:
     """Put the nodes of a region in its place, and return them."""
-    placeholders = [inner for inner in iter_nodes(region.graph) if inner.op == "placeholder"]
-    copies: dict[Node, Any] = dict(zip(placeholders, operands, strict=True))
-    results: Any = ()
-    made: list[Node] = []
+    copies: dict[Node, Any] = dict(zip(region.graph.find_nodes(op="placeholder"), operands, strict=True))
+    results: Any = region.graph.output_node().args[0]
+    outputs = results if isinstance(results, list | tuple) else [results]
     with graph.inserting_before(node):
-        for inner in iter_nodes(region.graph):
-            if inner.op == "output":
-                results = inner.args[0]
-            elif inner.op != "placeholder":
-                copies[inner] = graph.node_copy(inner, copies.__getitem__)
-                made.append(copies[inner])
-        outputs = results if isinstance(results, list | tuple) else [results]
+        graph.graph_copy(region.graph, copies)
+        made = [copies[inner] for inner in iter_nodes(region.graph) if inner.op not in ("placeholder", "output")]
         if detached:
             for output in dict.fromkeys(outputs):
                 if isinstance(output, Node) and output.op != "placeholder" and _differentiable(output):

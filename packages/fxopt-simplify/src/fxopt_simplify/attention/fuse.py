@@ -22,8 +22,8 @@ from fxopt_rewrite import (
     tensor_facts,
     trains,
 )
-from fxopt_simplify.attention.masks import Bounds
 from fxopt_simplify.attention.reader import FLOATS, Attention, AttentionReader, Mask, is_last_transpose
+from fxopt_simplify.known_values import Bounds
 
 _PACKING = ("contiguous", "clone", "reshape", "flatten")
 

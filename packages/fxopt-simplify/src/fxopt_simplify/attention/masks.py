@@ -10,9 +10,8 @@ with the largest number of their dtype. Inputs of the graph and buffers may hold
 
 from __future__ import annotations
 
-import math
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import nn
@@ -25,7 +24,7 @@ from fxopt_rewrite import (
     tensor_facts,
     words,
 )
-from fxopt_simplify.known_values import KnownValues
+from fxopt_simplify.known_values import ANYTHING, Bounds, KnownValues
 from fxopt_simplify.purity import SAME_ELEMENTS
 
 _SAME_NUMBERS = SAME_ELEMENTS | words("index index_select gather to _to_copy type_as float double roll")
@@ -34,31 +33,7 @@ _COMPUTED = words("nn.Embedding embedding nn.Linear linear matmul bmm sigmoid nn
 _LONGEST = 64
 
 
-class Bounds(NamedTuple):
-    """The least and the greatest value that an element may have."""
-
-    low: float
-    high: float
-
-    def __or__(self, other: Bounds) -> Bounds:
-        """Return the bounds of a value that is one or the other."""
-        return Bounds(min(self.low, other.low), max(self.high, other.high))
-
-    def plus(self, other: Bounds) -> Bounds:
-        """Return the bounds of the sum."""
-        return Bounds(self.low + other.low, self.high + other.high)
-
-    def times(self, other: Bounds) -> Bounds:
-        """Return the bounds of the product; 0 times infinity counts as unknown."""
-        ends = [one * two for one in self for two in other]
-        return _UNKNOWN if any(math.isnan(end) for end in ends) else Bounds(min(ends), max(ends))
-
-    def fit(self, dtype: torch.dtype) -> bool:
-        """Return whether all values are finite in a dtype."""
-        return -torch.finfo(dtype).max <= self.low <= self.high <= torch.finfo(dtype).max
-
-
-_UNKNOWN, _SMALL = Bounds(-math.inf, math.inf), Bounds(0.0, 0.0)
+_SMALL = Bounds(0.0, 0.0)
 
 
 class MaskValues:
@@ -83,21 +58,21 @@ class MaskValues:
         """Return the bounds of all elements of a mask."""
         number = self.number(value)
         if number is not None or not isinstance(value, Node):
-            return _UNKNOWN if number is None else Bounds(number, number)
+            return ANYTHING if number is None else Bounds(number, number)
         if value not in self._found:
-            self._found[value] = self._read(value, depth - 1) if depth else _UNKNOWN
+            self._found[value] = self._read(value, depth - 1) if depth else ANYTHING
         return self._found[value]
 
     def _read(self, node: Node, depth: int) -> Bounds:
         facts, effect = tensor_facts(node), self._index.effects.effect(node)
         if isinstance(self._index.attribute_of(node), nn.Parameter) or effect.operation in _COMPUTED:
-            return _UNKNOWN if self._changes(node) else _SMALL
+            return ANYTHING if self._changes(node) else _SMALL
         if facts is not None and facts.dtype is torch.bool:
             return Bounds(0.0, 1.0)
         if self._changes(node) or facts is None or not facts.dtype.is_floating_point:
-            return _UNKNOWN
+            return ANYTHING
         found = self._operation(node, effect.operation or "", depth)
-        return found if found.fit(facts.dtype) or found.high <= 0 else _UNKNOWN
+        return found if found.fit(facts.dtype) or found.high <= 0 else ANYTHING
 
     def _changes(self, node: Node) -> bool:
         """Return whether a call may write, or its result may be written later."""
@@ -114,12 +89,12 @@ class MaskValues:
         if name in ("tril", "triu") and operands:
             return operands[0] | _SMALL
         if len(node.args) != 2 or node.kwargs:
-            return _UNKNOWN
+            return ANYTHING
         first, second = operands
         if name in ("sub", "rsub"):
             first, second = (first, second) if name == "sub" else (second, first)
             return first.plus(Bounds(-second.high, -second.low))
-        return first.plus(second) if name == "add" else first.times(second) if name == "mul" else _UNKNOWN
+        return first.plus(second) if name == "add" else first.times(second) if name == "mul" else ANYTHING
 
     def spares_first_column(self, value: object, *, zero: bool = True) -> bool:
         """Return whether the first column of a mask holds zeros, or with ``zero=False`` numbers other than zero."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from functools import cache, partial
+from itertools import chain
 
 import torch
 from torch import Tensor, nn
@@ -18,21 +19,14 @@ from fxopt_tools import Inputs
 ALL: tuple[Form, ...] = (*TRACED, "export", "export-dynamic")
 
 
-def zoo(*, thorough: bool = False) -> tuple[ModelCase, ...]:
+@cache
+def zoo() -> tuple[ModelCase, ...]:
     """Return the models to try every pass on.
-
-    Args:
-        thorough: with more forms and dtypes of each.
 
     >>> [case.id for case in zoo()][:3]
     ['spare parts[graph]', 'nested graphs[graph]', 'attention[modules]']
     """
-    return _zoo(thorough)
-
-
-@cache
-def _zoo(thorough: bool) -> tuple[ModelCase, ...]:
-    return tuple(_everything(thorough))
+    return tuple(_everything())
 
 
 def model_case(id: str) -> ModelCase:
@@ -41,47 +35,21 @@ def model_case(id: str) -> ModelCase:
     Raises:
         KeyError: There is none.
     """
-    for thorough in (False, True):
-        for case in zoo(thorough=thorough):
-            if case.id == id:
-                return case
-    raise KeyError(f"the zoo has no case {id!r}; zoo(thorough=True) has all there are")
+    for case in zoo():
+        if case.id == id:
+            return case
+    raise KeyError(f"the zoo has no case {id!r}; zoo() lists them")
 
 
 def is_of_the_zoo(case: ModelCase) -> bool:
     """Whether `model_case` gives this very case."""
-    return any(case is each for thorough in (False, True) for each in zoo(thorough=thorough))
+    return any(case is each for each in zoo())
 
 
-def _everything(thorough: bool) -> Iterator[ModelCase]:
+def _everything() -> Iterator[ModelCase]:
     yield ModelCase("spare parts", with_spare_parts, _input(3, 4), form="graph")
     yield ModelCase("nested graphs", nested_graphs, _input(3, 4), form="graph")
-    for case, forms, more in [*_linear(), *_norm(), *_plain()]:
-        for form in _thorough_forms(case) if thorough else forms:
-            yield case.variant(form=form)
-        yield from more
-        if thorough:
-            yield from _in_other_dtypes(case, more)
-
-
-def _thorough_forms(case: ModelCase) -> tuple[Form, ...]:
-    if case.name in _NO_EXPORT:
-        return (case.form,)
-    return (*ALL, "capture") if case.batched else TRACED
-
-
-def _in_other_dtypes(case: ModelCase, more: list[ModelCase]) -> Iterator[ModelCase]:
-    known = {each.id for each in more}
-    for changes in ({"dtype": torch.float64}, {"dtype": torch.bfloat16}, {"training": True}, {"device": "meta"}):
-        changed = case.variant(**changes)
-        if changed.id not in known and not (changed.device == "meta" and case.name == "parametrized"):
-            yield changed
-
-
-Row = tuple[ModelCase, tuple[Form, ...], list[ModelCase]]
-"""A case, the forms in which it is tried, and other variants."""
-
-_NO_EXPORT = {"multi-head attention", "writes its input", "views", "parameters at the root", "convolution, transposed"}
+    yield from chain.from_iterable([*_linear(), *_norm(), *_plain()])
 
 
 def _input(*sizes: int) -> Tensor:
@@ -95,9 +63,12 @@ def _row(
     *forms: Form,
     variants: list[dict[str, object]] | None = None,
     **fields: object,
-) -> Row:
-    case = ModelCase(name, make, inputs).variant(form=(forms or ("modules",))[0], **fields)
-    return case, forms or ("modules",), [case.variant(**changes) for changes in variants or []]
+) -> Iterator[ModelCase]:
+    """Yield a model in some forms, the first of which other variants of it have too."""
+    cases = [ModelCase(name, make, inputs).variant(form=form, **fields) for form in forms or ("modules",)]
+    yield from cases
+    for changes in variants or ():
+        yield cases[0].variant(**changes)
 
 
 _DTYPES: list[dict[str, object]] = [{"dtype": dtype} for dtype in (torch.float64, torch.bfloat16, torch.float16)]
@@ -105,7 +76,7 @@ _TRAIN: dict[str, object] = {"training": True}
 _META: dict[str, object] = {"device": "meta"}
 
 
-def _linear() -> Iterator[Row]:
+def _linear() -> Iterator[Iterator[ModelCase]]:
     x = _input(3, 4)
     yield _row(
         "attention", linear.Attention, _input(2, 3, 8), *TRACED, "export", "capture", variants=[*_DTYPES, _TRAIN, _META]
@@ -141,7 +112,7 @@ def _linear() -> Iterator[Row]:
     yield _row("blocks", lambda: nn.Sequential(linear.Block()), x, "modules", "functions", "export", variants=[_TRAIN])
 
 
-def _norm() -> Iterator[Row]:
+def _norm() -> Iterator[Iterator[ModelCase]]:
     image = _input(2, 2, 5, 5)
     half: list[dict[str, object]] = [{"dtype": torch.float64}, {"dtype": torch.bfloat16}]
     yield _row("convolution", norm.Convolution, image, *TRACED, "export", variants=[*half, _TRAIN, _META])
@@ -164,7 +135,7 @@ def _behind_linear() -> nn.Module:
     return norm.chain(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.ReLU(inplace=True), nn.BatchNorm1d(6), nn.Linear(6, 2))
 
 
-def _plain() -> Iterator[Row]:
+def _plain() -> Iterator[Iterator[ModelCase]]:
     x = _input(3, 4)
     yield _row("arithmetic", plain.Arithmetic, (x, _input(3, 4) + 1.0), "modules", "export", variants=_DTYPES[:1])
     yield _row("quotients", plain.Quotients, x, "modules", "export", variants=_DTYPES)
