@@ -100,6 +100,7 @@ def holding(value: object) -> Any:
     return gm
 
 
+HOLDER = holding(None)
 values: st.SearchStrategy[Any] = st.recursive(
     st.integers() | st.text(max_size=2),
     lambda inner: (
@@ -116,7 +117,8 @@ values: st.SearchStrategy[Any] = st.recursive(
 def test_whatever_lies_in_whatever(drawn: list[Any], data: st.DataObject) -> None:
     drawn.append(data.draw(st.sampled_from(drawn)) if drawn else [])  # one of them twice
     before, text = identities(drawn), repr(drawn)
-    roll_back(holding(drawn), lambda: spoil(drawn))
+    HOLDER.held = drawn
+    roll_back(HOLDER, lambda: spoil(drawn))
     assert (identities(drawn), repr(drawn)) == (before, text)
 
 
