@@ -1,4 +1,4 @@
-"""Imports for tests: optional libraries past a torchvision that does not load."""
+"""Optional libraries, past a torchvision that does not load; a graph module that many tests read, and its archive."""
 
 from __future__ import annotations
 
@@ -7,11 +7,20 @@ import importlib
 import importlib.abc
 import importlib.machinery
 import sys
+from collections.abc import Iterator
+from io import BytesIO
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
+import torch
+from padded_linears import PadOutputs, Perceptron
 from stand_ins import stand_in_for
+from torch.fx import GraphModule
+
+from fxopt_capture import capture, save
+from fxopt_core import faithful_copy
 
 
 def _torchvision_loads() -> bool:
@@ -43,3 +52,38 @@ def timm() -> Any:
     """Return timm; it takes names from torchvision on import, which nothing in these tests uses."""
     with contextlib.nullcontext() if _torchvision_loads() else stand_in_for("torchvision"):
         return pytest.importorskip("timm")
+
+
+@pytest.fixture(scope="session")
+def perceptron() -> GraphModule:
+    """Return a graph module that no test changes."""
+    torch.manual_seed(0)
+    return capture(Perceptron(), torch.randn(2, 4))
+
+
+@pytest.fixture
+def padded(perceptron: GraphModule) -> GraphModule:
+    """Return one with a ledger."""
+    return PadOutputs()(faithful_copy(perceptron))
+
+
+@pytest.fixture(scope="session")
+def archive(perceptron: GraphModule) -> bytes:
+    """Return an archive with a ledger."""
+    file = BytesIO()
+    save(PadOutputs()(faithful_copy(perceptron)), file)
+    return file.getvalue()
+
+
+@pytest.fixture
+def path(archive: bytes, tmp_path: Path) -> Path:
+    """Return the file of an archive with a ledger."""
+    path = tmp_path / "model.fxopt"
+    path.write_bytes(archive)
+    return path
+
+
+@pytest.fixture
+def without_gradients() -> Iterator[None]:
+    with torch.no_grad():
+        yield

@@ -20,7 +20,7 @@ Entries = dict[str, bytes]
 DOCUMENT, LEDGER, WEIGHTS = "fxopt.json", "ledger.json", "weights.safetensors"
 
 
-def entries_of(path: Path) -> Entries:
+def entries_of(path: Path | io.BytesIO) -> Entries:
     """Return the entries of an archive."""
     with zipfile.ZipFile(path) as archive:
         return {name: archive.read(name) for name in archive.namelist()}

@@ -11,22 +11,13 @@ from typing import Any
 
 import pytest
 import torch
-from padded_linears import PadOutputs, Perceptron
+from padded_linears import Perceptron
 from torch import Tensor, nn
 
 from fxopt_capture import capture
 from fxopt_capture.archive.files import load, save
 from fxopt_core import history
 from fxopt_core.errors import CaptureError
-
-
-@pytest.fixture
-def path(tmp_path: Path) -> Path:
-    """An archive with a ledger."""
-    torch.manual_seed(0)
-    path = tmp_path / "model.fxopt"
-    save(PadOutputs()(capture(Perceptron(), torch.randn(2, 4))), path)
-    return path
 
 
 def rewritten(path: Path, change: Callable[[str, bytes], bytes | None]) -> Path:

@@ -9,22 +9,12 @@ from typing import Any
 import pytest
 import torch
 from archive_models import layout
-from padded_linears import PadOutputs, Perceptron
 from torch import nn
+from torch.fx import GraphModule
 
-from fxopt_capture import capture
 from fxopt_capture.archive.files import load, save
 from fxopt_core import history
 from fxopt_core.errors import CaptureError, FxoptError
-
-
-@pytest.fixture
-def path(tmp_path: Path) -> Path:
-    """An archive with a ledger."""
-    torch.manual_seed(0)
-    path = tmp_path / "model.fxopt"
-    save(PadOutputs()(capture(Perceptron(), torch.randn(2, 4))), path)
-    return path
 
 
 def test_paths_and_open_files(path: Path) -> None:
@@ -56,33 +46,31 @@ def test_files_that_are_not_open_for_it(path: Path) -> None:
         save(load(path), opened)
 
 
-def test_a_failure_leaves_the_file_that_was_there(path: Path) -> None:
+def test_a_failure_leaves_the_file_that_was_there(path: Path, padded: GraphModule) -> None:
     content = path.read_bytes()
-    captured = capture(Perceptron(), torch.randn(2, 4))
-    captured.get_submodule("block").register_forward_hook(lambda module, args, output: None)
+    padded.get_submodule("block").register_forward_hook(lambda module, args, output: None)
     with pytest.raises(CaptureError, match="module `block` has hooks"):
-        save(captured, path)
+        save(padded, path)
     assert path.read_bytes() == content
     assert list(path.parent.iterdir()) == [path]
 
 
-def test_a_place_that_cannot_be_written(tmp_path: Path) -> None:
-    captured = capture(Perceptron(), torch.randn(2, 4))
+def test_a_place_that_cannot_be_written(tmp_path: Path, perceptron: GraphModule) -> None:
     with pytest.raises(CaptureError, match=r"there is no folder '.*missing'; create it first"):
-        save(captured, tmp_path / "missing" / "model.fxopt")
+        save(perceptron, tmp_path / "missing" / "model.fxopt")
     for folder in (tmp_path, f"{tmp_path}/", ""):
         with pytest.raises(CaptureError, match=r"cannot be written, as it names no file"):
-            save(captured, folder)
+            save(perceptron, folder)
     nothing: Any = None
     with pytest.raises(CaptureError, match="a NoneType is neither a path nor an open file"):
-        save(captured, nothing)
+        save(perceptron, nothing)
     assert not list(tmp_path.iterdir())
 
 
-def test_a_link_stays_a_link(path: Path) -> None:
+def test_a_link_stays_a_link(path: Path, perceptron: GraphModule) -> None:
     link = path.with_name("link.fxopt")
     link.symlink_to(path)
-    save(capture(Perceptron(), torch.randn(2, 4)), link)
+    save(perceptron, link)
     assert link.is_symlink()
     assert history(load(path)) == ()
 
@@ -93,9 +81,8 @@ def test_what_is_no_graph_module(tmp_path: Path) -> None:
         save(wrong, tmp_path / "model.fxopt")
 
 
-def test_the_suffix_of_programs(tmp_path: Path) -> None:
-    captured = capture(Perceptron(), torch.randn(2, 4))
+def test_the_suffix_of_programs(tmp_path: Path, perceptron: GraphModule) -> None:
     with pytest.raises(CaptureError, match=r"torch\.export\.save\(fxopt_capture\.export\(graph_module\)"):
-        save(captured, tmp_path / "model.pt2")
-    save(captured, tmp_path / "model.bin")
-    assert torch.equal(load(tmp_path / "model.bin")(torch.ones(2, 4)), captured(torch.ones(2, 4)))
+        save(perceptron, tmp_path / "model.pt2")
+    save(perceptron, tmp_path / "model.bin")
+    assert torch.equal(load(tmp_path / "model.bin")(torch.ones(2, 4)), perceptron(torch.ones(2, 4)))

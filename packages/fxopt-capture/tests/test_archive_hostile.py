@@ -16,22 +16,17 @@ import pytest
 import torch
 from hostile_archives import ATTACKS, DOCUMENT, LEDGER, Entries, compressed, damaged, entries_of, overlapping, packed
 from hypothesis import settings
-from padded_linears import PadOutputs, Perceptron
 
-from fxopt_capture import capture
-from fxopt_capture.archive.files import load, save
+from fxopt_capture.archive.files import load
 from fxopt_core.errors import CaptureError, FxoptError
 
 X = torch.ones(3, 4)
 
 
 @pytest.fixture(scope="module")
-def valid(tmp_path_factory: pytest.TempPathFactory) -> Entries:
+def valid(archive: bytes) -> Entries:
     """The entries of an archive with a ledger."""
-    torch.manual_seed(0)
-    path = tmp_path_factory.mktemp("archives") / "model.fxopt"
-    save(PadOutputs()(capture(Perceptron(), torch.randn(2, 4))), path)
-    return entries_of(path)
+    return entries_of(io.BytesIO(archive))
 
 
 @contextlib.contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import operator
 import pickle
@@ -40,58 +41,47 @@ def same(one: GraphModule, other: GraphModule) -> None:
     assert history(one) == history(other)
 
 
-def padded(model: nn.Module, *args: Any, **kwargs: Any) -> GraphModule:
-    return PadOutputs()(capture(model, args, **kwargs))
-
-
-@pytest.fixture
+@pytest.fixture(scope="module")
 def varied() -> Varied:
     torch.manual_seed(0)
     return Varied().eval()
 
 
-def test_the_graph_module_comes_back_and_can_be_undone(tmp_path: Path) -> None:
-    torch.manual_seed(0)
-    model = Perceptron()
-    original = capture(model, torch.randn(2, 4))
-    transformed = PadOutputs()(capture(model, torch.randn(2, 4)))
-    save(transformed, tmp_path / "model.fxopt")
+@pytest.fixture(scope="module")
+def captured(varied: Varied) -> GraphModule:
+    return capture(varied, (IDS, MASK), dynamic_shapes=(AUTO, AUTO))
+
+
+def test_the_graph_module_comes_back_and_can_be_undone(
+    tmp_path: Path, perceptron: GraphModule, padded: GraphModule
+) -> None:
+    save(padded, tmp_path / "model.fxopt")
     loaded = load(tmp_path / "model.fxopt")
-    same(loaded, transformed)
+    same(loaded, padded)
     assert history(loaded)[-1].rewrites
     for rows in (1, 2, 5, 64):
         x = torch.randn(rows, 4)
-        assert torch.equal(loaded(x), transformed(x))
+        assert torch.equal(loaded(x), padded(x))
     undone = undo(loaded)
-    assert layout(undone) == layout(original)
-    assert modules(undone) == modules(original)
-    assert list(undone.state_dict()) == list(model.state_dict())
-    assert all(torch.equal(value, model.state_dict()[key]) for key, value in undone.state_dict().items())
+    assert layout(undone) == layout(perceptron)
+    assert modules(undone) == modules(perceptron)
+    assert list(undone.state_dict()) == list(Perceptron().state_dict())
+    assert all(torch.equal(value, perceptron.state_dict()[key]) for key, value in undone.state_dict().items())
 
 
-def test_saving_leaves_the_graph_module_as_it_was(tmp_path: Path) -> None:
-    graph_module = padded(Perceptron(), torch.randn(2, 4))
-    before = (
-        layout(graph_module),
-        modules(graph_module),
-        list(vars(graph_module)),
-        len(graph_module._forward_pre_hooks),
-    )
-    metas = [dict(node.meta) for node in iter_nodes(graph_module.graph)]
-    save(graph_module, tmp_path / "model.fxopt")
-    after = (
-        layout(graph_module),
-        modules(graph_module),
-        list(vars(graph_module)),
-        len(graph_module._forward_pre_hooks),
-    )
-    assert before == after
-    assert metas == [dict(node.meta) for node in iter_nodes(graph_module.graph)]
+def test_saving_leaves_the_graph_module_as_it_was(tmp_path: Path, padded: GraphModule) -> None:
+    def state() -> tuple[object, ...]:
+        metas = [dict(node.meta) for node in iter_nodes(padded.graph)]
+        return layout(padded), modules(padded), list(vars(padded)), len(padded._forward_pre_hooks), metas
+
+    before = state()
+    save(padded, tmp_path / "model.fxopt")
+    assert state() == before
 
 
-def test_saving_again_changes_nothing(tmp_path: Path, varied: Varied) -> None:
+def test_saving_again_changes_nothing(tmp_path: Path, captured: GraphModule) -> None:
     contents = []
-    graph_module = PadOutputs()(capture(varied, (IDS, MASK), dynamic_shapes=(AUTO, AUTO)))
+    graph_module = PadOutputs()(copy.deepcopy(captured))
     for _ in range(3):
         save(graph_module, tmp_path / "model.fxopt")
         contents.append((tmp_path / "model.fxopt").read_bytes())
@@ -99,9 +89,9 @@ def test_saving_again_changes_nothing(tmp_path: Path, varied: Varied) -> None:
     assert contents[0] == contents[1] == contents[2]
 
 
-def test_nothing_tells_of_the_authors_machine(tmp_path: Path, varied: Varied) -> None:
+def test_nothing_tells_of_the_authors_machine(tmp_path: Path, captured: GraphModule) -> None:
     """Neither nodes nor the history nor programs hold paths and lines of code, unless they are asked for."""
-    graph_module = PadOutputs()(capture(varied, (IDS, MASK), dynamic_shapes=(AUTO, AUTO)))
+    graph_module = PadOutputs()(copy.deepcopy(captured))
     graph_module.meta["pretrained"] = {
         "config": {"_name_or_path": str(tmp_path)}, "config_class": "C", "generation_config": None,
         "main_input_name": "x",
@@ -117,8 +107,7 @@ def test_nothing_tells_of_the_authors_machine(tmp_path: Path, varied: Varied) ->
     assert all(each[0] and each[2] and not each[1] for each in found[2:])
 
 
-def test_a_varied_model(tmp_path: Path, varied: Varied) -> None:
-    captured: Any = capture(varied, (IDS, MASK), dynamic_shapes=(AUTO, AUTO))
+def test_a_varied_model(tmp_path: Path, varied: Varied, captured: GraphModule) -> None:
     save(captured, tmp_path / "model.fxopt")
     loaded: Any = load(tmp_path / "model.fxopt")
     same(loaded, captured)
@@ -136,20 +125,18 @@ def test_a_varied_model(tmp_path: Path, varied: Varied) -> None:
         loaded.train()
 
 
-def test_names_that_are_free_stay_the_same(tmp_path: Path) -> None:
+def test_names_that_are_free_stay_the_same(tmp_path: Path, padded: GraphModule) -> None:
     """A node that is added afterwards gets the name that it would have got without saving."""
-    graph_module = padded(Perceptron(), torch.randn(2, 4))
-    save(graph_module, tmp_path / "model.fxopt")
+    save(padded, tmp_path / "model.fxopt")
     names = []
-    for one in (graph_module, load(tmp_path / "model.fxopt")):
+    for one in (padded, load(tmp_path / "model.fxopt")):
         last = list(iter_nodes(one.graph))[-1]
         with one.graph.inserting_before(last):
             names.append([one.graph.call_function(torch.relu, (last.args[0],)).name for _ in range(2)])
     assert names[0] == names[1]
 
 
-def test_guards_are_saved_where_torch_suppresses_them(tmp_path: Path, varied: Varied) -> None:
-    captured = capture(varied, (IDS, MASK), dynamic_shapes=(AUTO, AUTO))
+def test_guards_are_saved_where_torch_suppresses_them(tmp_path: Path, captured: GraphModule) -> None:
     with ShapeEnv().suppress_guards():
         save(captured, tmp_path / "model.fxopt")
     for module in (load(tmp_path / "model.fxopt"), export(captured).module()):
@@ -180,17 +167,17 @@ def test_containers_and_constants(tmp_path: Path) -> None:
     save(captured, tmp_path / "model.fxopt")
     loaded = load(tmp_path / "model.fxopt")
     same(loaded, captured)
-    torch.testing.assert_close(loaded(pair, rest, negate=True), captured(pair, rest, negate=True), rtol=0, atol=0)
+    expected = captured(pair, rest, negate=True)
+    torch.testing.assert_close(loaded(pair, rest, negate=True), expected, rtol=0, atol=0)
+    torch.testing.assert_close(export(captured).module()(pair, rest), expected, rtol=0, atol=0)
     with pytest.raises(CaptureError, match="was called with negate=False"):
         loaded(pair, rest)
 
 
-def test_a_module_that_was_pickled_knows_its_sizes_by_its_guards(tmp_path: Path) -> None:
-    captured = padded(Perceptron(), torch.randn(2, 4))
-    unpickled = pickle.loads(pickle.dumps(captured))
-    save(unpickled, tmp_path / "model.fxopt")
+def test_a_module_that_was_pickled_knows_its_sizes_by_its_guards(tmp_path: Path, padded: GraphModule) -> None:
+    save(pickle.loads(pickle.dumps(padded)), tmp_path / "model.fxopt")
     loaded = load(tmp_path / "model.fxopt")
-    same(loaded, captured)
+    same(loaded, padded)
     assert loaded(torch.randn(7, 4)).shape == (7, 5)
 
 
@@ -235,8 +222,8 @@ def thirds(x: Tensor) -> Tensor:
     return x / 3
 
 
-def test_what_cannot_be_archived_is_named(tmp_path: Path) -> None:
-    own = OwnPass()(capture(Perceptron(), torch.randn(2, 4)))
+def test_what_cannot_be_archived_is_named(tmp_path: Path, perceptron: GraphModule) -> None:
+    own = OwnPass()(copy.deepcopy(perceptron))
     with pytest.raises(CaptureError, match=r"cannot be saved: node `div`, .*thirds.*Undo or change this"):
         save(own, tmp_path / "own.fxopt")
     assert not list(tmp_path.iterdir())
@@ -315,10 +302,8 @@ def test_memory_that_tensors_share(tmp_path: Path) -> None:
     assert torch.equal(found[4], apart[:2])
 
 
-def test_what_is_written_to_a_loaded_module_stays_out_of_the_file(tmp_path: Path) -> None:
+def test_what_is_written_to_a_loaded_module_stays_out_of_the_file(path: Path) -> None:
     """Its pages are private, and the file may go."""
-    path = tmp_path / "model.fxopt"
-    save(padded(Perceptron(), torch.randn(2, 4)), path)
     content, loaded, second = path.read_bytes(), load(path), load(path)
     expected = second(torch.ones(2, 4))
     with torch.no_grad():
@@ -332,9 +317,8 @@ def test_what_is_written_to_a_loaded_module_stays_out_of_the_file(tmp_path: Path
     assert torch.equal(pickle.loads(pickle.dumps(second))(torch.ones(2, 4)), expected)
 
 
-def test_any_reader_of_safetensors_finds_the_tensors(tmp_path: Path) -> None:
+def test_any_reader_of_safetensors_finds_the_tensors(tmp_path: Path, captured: GraphModule) -> None:
     safetensors = pytest.importorskip("safetensors.torch")
-    captured = capture(Varied().eval(), (IDS, MASK))
     save(captured, tmp_path / "model.fxopt")
     with zipfile.ZipFile(tmp_path / "model.fxopt") as archive:
         assert archive.testzip() is None

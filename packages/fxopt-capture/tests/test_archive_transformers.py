@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import copy
-import pickle
 import subprocess
 import sys
 import textwrap
-from collections.abc import Iterator
 from importlib.metadata import version
 from pathlib import Path
 from types import ModuleType
@@ -15,47 +13,27 @@ from typing import Any
 
 import pytest
 import torch
+from archive_models import in_every_form
 from cache_names import CACHE, FORMER, IS_RENAMED
 from hostile_archives import DOCUMENT, entries_of, packed
-from torch import Tensor
-from torch.utils import _pytree as pytree
+from test_capture_caches import build, check_same, tokens
 
 from fxopt_capture import capture
 from fxopt_capture.archive.files import load, save
 from fxopt_capture.huggingface.clients import NOTE, add_attributes, checked_note
 from fxopt_core.errors import CaptureError
 
-LLAMA = {
-    "hidden_size": 32,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "intermediate_size": 64,
-    "vocab_size": 99,
-}
-
-
-@pytest.fixture(autouse=True)
-def without_gradients() -> Iterator[None]:
-    with torch.no_grad():
-        yield
+pytestmark = pytest.mark.usefixtures("without_gradients")
 
 
 @pytest.fixture(scope="module")
 def llama(transformers: ModuleType) -> Any:
-    torch.manual_seed(0)
-    return transformers.LlamaForCausalLM(transformers.LlamaConfig(**LLAMA)).eval()
+    return build(transformers, "LlamaForCausalLM")
 
 
-def tokens(batch: int, length: int) -> Tensor:
-    return torch.randint(3, 99, (batch, length))
-
-
-def check_same(found: Any, expected: Any) -> None:
-    assert type(found) is type(expected)
-    assert pytree.tree_structure(found) == pytree.tree_structure(expected)
-    for left, right in zip(pytree.tree_leaves(found), pytree.tree_leaves(expected), strict=True):
-        torch.testing.assert_close(left, right, rtol=1e-6, atol=1e-6)
+@pytest.fixture(scope="module")
+def without_cache(llama: Any) -> Any:
+    return capture(llama, (tokens(2, 5),), {"use_cache": False})
 
 
 def test_a_cache_is_returned(llama: Any, tmp_path: Path) -> None:
@@ -65,23 +43,6 @@ def test_a_cache_is_returned(llama: Any, tmp_path: Path) -> None:
     for size in ((2, 5), (1, 3), (4, 9)):
         ids = tokens(*size)
         check_same(loaded(ids, use_cache=True), llama(ids, use_cache=True))
-
-
-def test_a_step_changes_the_caller_s_cache(llama: Any, tmp_path: Path) -> None:
-    mask = torch.ones(2, 5, dtype=torch.int64)
-    cache = llama(tokens(2, 4)).past_key_values
-    captured = capture(llama, kwargs={"input_ids": tokens(2, 1), "attention_mask": mask, CACHE: cache})
-    save(captured, tmp_path / "step.fxopt")
-    loaded = load(tmp_path / "step.fxopt")
-    for batch, length in ((2, 4), (3, 7)):
-        own = llama(tokens(batch, length)).past_key_values
-        inputs = {"input_ids": tokens(batch, 1), "attention_mask": torch.ones(batch, length + 1, dtype=torch.int64)}
-        given = copy.deepcopy(own)
-        found, expected = loaded(**inputs, **{CACHE: given}), llama(**inputs, **{CACHE: own})
-        check_same(found, expected)
-        assert found.past_key_values is given
-    with pytest.raises(CaptureError, match="attention_mask"):
-        loaded(tokens(2, 1), mask[:, :3], **{CACHE: llama(tokens(2, 4)).past_key_values})
 
 
 def test_archives_of_another_release(llama: Any, tmp_path: Path) -> None:
@@ -122,21 +83,6 @@ def test_a_cache_by_its_former_name(llama: Any, tmp_path: Path) -> None:
         assert found.cache is own and found["past_key_values"] is own
         with pytest.raises(CaptureError, match="`cache` was given to the captured LlamaForCausalLM twice"):
             module(token, past_key_values=own, cache=own)
-
-
-def test_a_step_within_a_sliding_window(transformers: ModuleType, tmp_path: Path) -> None:
-    """The number of tokens in a cache is not fixed by saving, and a single token is taken as before."""
-    sizes = {"hidden_size": 32, "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 64}
-    config = transformers.MistralConfig(vocab_size=99, num_hidden_layers=2, sliding_window=16, **sizes)
-    model = transformers.MistralForCausalLM(config).eval()
-    captured = capture(model, (tokens(2, 1),), {CACHE: model(tokens(2, 5)).past_key_values})
-    save(captured, tmp_path / "step.fxopt")
-    loaded = load(tmp_path / "step.fxopt")
-    for batch, length in ((2, 5), (3, 9), (2, 15)):
-        own = model(tokens(batch, length)).past_key_values
-        given, token = copy.deepcopy(own), tokens(batch, 1)
-        check_same(loaded(token, **{CACHE: given}), model(token, **{CACHE: own}))
-        assert given.get_seq_length() == length + 1
 
 
 def test_dtypes_that_the_model_reads(llama: Any, tmp_path: Path) -> None:
@@ -180,13 +126,10 @@ def test_output_types_are_found_in_another_process(transformers: ModuleType, tmp
     assert done.returncode == 0, done.stderr
 
 
-def test_a_captured_model_has_what_clients_ask_for(llama: Any, tmp_path: Path) -> None:
+def test_a_captured_model_has_what_clients_ask_for(llama: Any, without_cache: Any, tmp_path: Path) -> None:
     """So do copies, pickles and archives; what is set takes the attribute's place."""
-    captured: Any = capture(llama, (tokens(2, 5),), {"use_cache": False})
-    save(captured, tmp_path / "model.fxopt")
-    others: Any = copy.copy(captured), copy.deepcopy(captured), pickle.loads(pickle.dumps(captured))
     each: Any
-    for each in (captured, *others, load(tmp_path / "model.fxopt")):
+    for each in (copy.copy(without_cache), *in_every_form(without_cache, tmp_path)):
         assert type(each.config) is type(llama.config) and each.config.to_dict() == llama.config.to_dict()
         assert each.config is each.config is not llama.config
         assert each.generation_config.to_dict() == llama.generation_config.to_dict()
@@ -200,21 +143,20 @@ def test_a_captured_model_has_what_clients_ask_for(llama: Any, tmp_path: Path) -
             "all_tied_weights_keys",
         ):
             assert getattr(each, name) == getattr(llama, name)
-    captured.config = "mine"
-    assert captured.config == "mine"
+    each.config = "mine"
+    assert each.config == "mine"
     assert not hasattr(capture(torch.nn.Linear(2, 2), torch.ones(1, 2)), "config")
 
 
-def test_calls_may_repeat_the_configuration(llama: Any) -> None:
-    captured: Any = capture(llama, (tokens(2, 5),), {"use_cache": False})
+def test_calls_may_repeat_the_configuration(llama: Any, without_cache: Any) -> None:
     ids, repeated = (
         tokens(2, 7),
         {"use_cache": False, "return_dict": True, "output_attentions": False, "output_hidden_states": False},
     )
-    check_same(captured(ids, **repeated), llama(ids, use_cache=False))
-    check_same(captured.forward(input_ids=ids, **repeated), llama(ids, use_cache=False))
+    check_same(without_cache(ids, **repeated), llama(ids, use_cache=False))
+    check_same(without_cache.forward(input_ids=ids, **repeated), llama(ids, use_cache=False))
     with pytest.raises(CaptureError, match="captured without `output_attentions`"):
-        captured(ids, use_cache=False, output_attentions=True)
+        without_cache(ids, use_cache=False, output_attentions=True)
 
 
 def test_attributes_that_a_file_cannot_have_are_refused(transformers: ModuleType) -> None:

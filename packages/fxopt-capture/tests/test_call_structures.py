@@ -37,13 +37,16 @@ OUTPUTS: dict[str, Callable[[Tensor], Any]] = {
     "tensor": lambda x: x + 1,
     "tuple": lambda x: (x + 1, x * 2),
     "list of one": lambda x: [x + 1],
-    "dictionary": lambda x: {"b": x + 1, "a": {0: x * 2, 1: None}},
+    "dictionary": lambda x: {
+        "b": x + 1,
+        "a": {0: x * 2, 1: None},
+        "default": defaultdict(list, {"k": [x * 3]}),
+        "nothing": (None, x, (), {}),
+        "sizes": (x.shape, x.shape[0], 3, "text"),
+    },
     "ordered": lambda x: OrderedDict(b=x + 1, a=x * 2),
-    "default": lambda x: defaultdict(list, {"k": [x * 3]}),
     "named tuple": lambda x: Pair(x, (x * 2,)),
     "dataclass": lambda x: Record(x + 1, [x]),
-    "nothing": lambda x: (None, x, (), {}),
-    "sizes": lambda x: (x.shape, x.shape[0], 3, "text"),
     "itself": lambda x: x,
 }
 

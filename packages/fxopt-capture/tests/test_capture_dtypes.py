@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import copy
-import inspect
 import pickle
 from collections.abc import Callable
 
 import pytest
 import torch
+from test_capture_errors import line_of
 from torch import Tensor, nn
 
 from fxopt_capture import InputGuards, capture
@@ -63,11 +63,6 @@ class Mixed(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return torch.softmax(x * 2.5, -1) + torch.ones_like(x) + torch.ones(4)
-
-
-def line_of(cls: type[nn.Module], text: str) -> int:
-    lines, start = inspect.getsourcelines(cls)
-    return start + next(index for index, line in enumerate(lines) if text in line)
 
 
 X = torch.randn(3, 4)

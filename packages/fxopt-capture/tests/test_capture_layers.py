@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -56,23 +55,26 @@ LAYERS = {
 }
 
 
-@pytest.mark.parametrize("name", LAYERS)
-def test_layer_is_raised(name: str) -> None:
-    layer, shape = LAYERS[name]
-    model = nn.Sequential(layer).eval()
-    graph_module = capture(model, torch.randn(shape))
-    assert called(graph_module) == ["0"]
+class Each(nn.ModuleDict):
+    """Calls each of its layers with an input of its own."""
+
+    def forward(self, *inputs: Tensor) -> list[Tensor]:
+        return [layer(x) for layer, x in zip(self.values(), inputs, strict=True)]
+
+
+def test_layers_are_raised() -> None:
+    embeddings = {f"embedding{index}": nn.Embedding(10, 4, padding_idx=index) for index in (None, 0, -1)}
+    model = Each({**{name: layer for name, (layer, _) in LAYERS.items()}, **embeddings}).eval()
+    first, second = (
+        [torch.randn(batch, *shape[1:]) for _, shape in LAYERS.values()] + [torch.randint(10, (batch, 3))] * 3
+        for batch in (3, 5)
+    )
+    graph_module = capture(model, tuple(x.clone() for x in first))
+    assert called(graph_module) == list(model)
     assert operators(graph_module) == []
-    assert type(graph_module.get_submodule("0")) is type(layer)
-    check_equal(model, graph_module, torch.randn(5, *shape[1:]))
-
-
-@pytest.mark.parametrize("padding_idx", [None, 0, -1])
-def test_embedding_is_raised(padding_idx: int | None) -> None:
-    model = nn.Sequential(nn.Embedding(10, 4, padding_idx=padding_idx)).eval()
-    graph_module = capture(model, torch.randint(10, (2, 3)))
-    assert called(graph_module) == ["0"]
-    check_equal(model, graph_module, torch.randint(10, (4, 3)))
+    for name, layer in model.items():
+        assert type(graph_module.get_submodule(name)) is type(layer)
+    check_equal(model, graph_module, *second)
 
 
 class OwnLinear(nn.Linear):
@@ -91,29 +93,20 @@ def with_own_forward() -> nn.Linear:
     return layer
 
 
-LEFT_ALONE: dict[str, Callable[[], nn.Module]] = {
-    "subclass": lambda: OwnLinear(4, 3),
-    "hook": hooked,
-    "own_forward": with_own_forward,
-    "parametrization": lambda: parametrizations.weight_norm(nn.Linear(4, 3)),
-}
-
-
-@pytest.mark.parametrize("name", LEFT_ALONE)
-def test_anything_but_the_plain_layer_stays_an_operator(name: str) -> None:
-    model = nn.Sequential(LEFT_ALONE[name](), nn.ReLU()).eval()
-    graph_module = capture(model, torch.randn(2, 4))
+def test_anything_but_the_plain_layer_stays_an_operator() -> None:
+    layers: dict[str, nn.Module] = {
+        "subclass": OwnLinear(4, 3),
+        "hook": hooked(),
+        "own_forward": with_own_forward(),
+        "parametrization": parametrizations.weight_norm(nn.Linear(4, 3)),
+        "circular": nn.Conv2d(2, 3, 3, padding=1, padding_mode="circular"),
+    }
+    model = Each(layers).eval()
+    graph_module = capture(model, (*(torch.randn(2, 4) for _ in range(4)), torch.randn(2, 2, 6, 6)))
     assert called(graph_module) == []
-    assert "aten.linear.default" in operators(graph_module)
+    assert operators(graph_module).count("aten.linear.default") == 4
     assert list(graph_module.state_dict()) == list(model.state_dict())
-    check_equal(model, graph_module, torch.randn(3, 4))
-
-
-def test_circular_padding_stays_an_operator() -> None:
-    model = nn.Sequential(nn.Conv2d(2, 3, 3, padding=1, padding_mode="circular")).eval()
-    graph_module = capture(model, torch.randn(2, 2, 6, 6))
-    assert called(graph_module) == []
-    check_equal(model, graph_module, torch.randn(3, 2, 6, 6))
+    check_equal(model, graph_module, *(torch.randn(3, 4) for _ in range(4)), torch.randn(3, 2, 6, 6))
 
 
 def test_renormalizing_embedding_stays_an_operator() -> None:

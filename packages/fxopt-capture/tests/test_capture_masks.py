@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from archive_models import in_every_form
+from test_capture_conversion import text_model
 from torch import Tensor, nn
 
 from fxopt_capture import capture, export
@@ -87,16 +88,7 @@ def test_values_that_are_no_mask_are_not_tried() -> None:
     ("attention", "dtype"), [("sdpa", torch.bool), ("eager", torch.int64), ("sdpa", torch.float32)], ids=str
 )
 def test_masks_of_texts(attention: str, dtype: torch.dtype) -> None:
-    transformers = pytest.importorskip("transformers")
-    config = transformers.BertConfig(
-        hidden_size=16,
-        intermediate_size=32,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        vocab_size=10,
-        attn_implementation=attention,
-    )
-    model = transformers.BertModel(config).eval()
+    model = text_model("BertModel", attention)
     captured: Any = capture(model, (), {"input_ids": IDS, "attention_mask": torch.ones_like(MASK).to(dtype)})
     for other in KINDS:
         inputs = {"input_ids": IDS, "attention_mask": MASK.to(other)}
@@ -137,20 +129,26 @@ class Exporting(Pooled):
 
 
 @pytest.mark.parametrize(
-    ("model", "shown", "other", "text"),
+    ("model", "dtype", "shown", "other", "text"),
     [
-        (Choosing(), MASK, ONES, "is a mask of ones, .* captured with a mask with zeros; .* with a mask of ones"),
+        (
+            Choosing(),
+            torch.bool,
+            MASK,
+            ONES,
+            "is a mask of ones, .* captured with a mask with zeros; .* with a mask of ones",
+        ),
         (
             Exporting(),
+            torch.int64,
             ONES,
             MASK,
             "is a mask with zeros, .* captured with a mask of ones; .* with a mask with zeros",
         ),
     ],
 )
-@pytest.mark.parametrize("dtype", [torch.bool, torch.int64], ids=str)
 def test_masks_whose_values_a_model_chooses_by_are_refused(
-    model: nn.Module, shown: Tensor, other: Tensor, text: str, dtype: torch.dtype, tmp_path: Path
+    model: nn.Module, dtype: torch.dtype, shown: Tensor, other: Tensor, text: str, tmp_path: Path
 ) -> None:
     captured = capture(model.eval(), (IDS, shown.to(dtype)))
     for each in in_every_form(captured, tmp_path):
@@ -188,34 +186,21 @@ def test_masks_are_not_compared_without_the_comparison() -> None:
         assert [spec.ones for spec in captured._guards_fn.specs] == [None, None]
 
 
-SIZES = {
-    "hidden_size": 16,
-    "intermediate_size": 32,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 2,
-    "vocab_size": 10,
-    "eos_token_id": 2,
-}
-
-
 def test_masks_of_transformers_may_have_all_values() -> None:
-    transformers = pytest.importorskip("transformers")
     padded = torch.tensor([[1, 1, 1, 1], [1, 1, 0, 0]])
-    for name in ("Bert", "Llama"):
-        model = getattr(transformers, f"{name}Model")(getattr(transformers, f"{name}Config")(**SIZES)).eval()
-        for mask in (ONES, padded):
-            captured: Any = capture(model, (), {"input_ids": IDS, "attention_mask": mask})
-            assert {spec.ones for spec in captured._guards_fn.specs} == {None}
-            for other in (ONES, padded):
-                inputs = {"input_ids": IDS, "attention_mask": other}
-                with torch.no_grad():
-                    expected = model(**inputs).last_hidden_state
-                    torch.testing.assert_close(captured(**inputs).last_hidden_state, expected)
+    model = text_model("LlamaModel")
+    for mask in (ONES, padded):
+        captured: Any = capture(model, (), {"input_ids": IDS, "attention_mask": mask})
+        assert {spec.ones for spec in captured._guards_fn.specs} == {None}
+        for other in (ONES, padded):
+            inputs = {"input_ids": IDS, "attention_mask": other}
+            with torch.no_grad():
+                expected = model(**inputs).last_hidden_state
+                torch.testing.assert_close(captured(**inputs).last_hidden_state, expected)
 
 
 def test_a_text_model_that_drops_a_mask_of_ones_and_attends_both_ways() -> None:
-    transformers = pytest.importorskip("transformers")
-    model = transformers.Aimv2TextModel(transformers.Aimv2TextConfig(**SIZES)).eval()
+    model = text_model("Aimv2TextModel", eos_token_id=2)
     inputs = {"input_ids": IDS, "attention_mask": torch.tensor([[1, 1, 1, 1], [1, 1, 1, 0]])}
     captured: Any = capture(model, (), inputs)
     with torch.no_grad():

@@ -99,20 +99,13 @@ def test_whether_the_mode_matters(model: nn.Module, matters: bool, mode: bool) -
     assert captured_mode(model.train(mode)) is (mode if matters else None)
 
 
-@pytest.mark.parametrize("mode", [True, False])
-def test_the_mode_of_the_capture_can_be_set_again(mode: bool) -> None:
+@pytest.mark.parametrize(("mode", "other"), [(True, "evaluation"), (False, "training")])
+def test_the_mode_of_the_capture_can_be_set_again_and_the_other_one_is_refused(mode: bool, other: str) -> None:
     model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Dropout()).train(mode)
     captured = capture(model, torch.randn(3, 4))
     assert captured.training is mode
     assert captured.train(mode) is captured
-    if not mode:
-        assert captured.eval() is captured
-
-
-@pytest.mark.parametrize(("mode", "other"), [(True, "evaluation"), (False, "training")])
-def test_the_other_mode_is_refused(mode: bool, other: str) -> None:
-    model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)).train(mode)
-    captured = capture(model, torch.randn(3, 4))
+    assert mode or captured.eval() is captured
     flags = [module.training for module in captured.modules()]
     with pytest.raises(CaptureError, match=rf"for {other} mode, call model.{'eval' if mode else 'train'}\(\)"):
         captured.train(not mode)

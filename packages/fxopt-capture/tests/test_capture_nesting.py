@@ -16,6 +16,7 @@ from torch.utils import _pytree as pytree
 
 from fxopt_capture import capture
 from fxopt_capture.call.nesting import check_nesting, nesting_of
+from fxopt_capture.call.structures import register_structures
 from fxopt_core.errors import CaptureError
 
 
@@ -103,12 +104,24 @@ REFUSED: dict[str, tuple[Callable[[], object], Callable[[], object], str]] = {
 @pytest.mark.parametrize("name", REFUSED)
 def test_another_nesting_is_refused(name: str) -> None:
     captured_with, called_with, message = REFUSED[name]
-    captured = capture(Total().eval(), (X, captured_with()))
-    assert torch.equal(captured(X, captured_with()), Total()(X, captured_with()))
+    register_structures([captured_with()])  # as capture does
+    nesting = nesting_of(captured_with())
+    check_nesting(captured_with(), nesting, "values", "Total")
     with pytest.raises(CaptureError, match=message):
-        captured(X, called_with())
-    with pytest.raises(CaptureError, match=message):
-        captured(values=called_with(), x=X)
+        check_nesting(called_with(), nesting, "values", "Total")
+
+
+def test_containers_of_every_kind_are_taken_and_checked() -> None:
+    def values(second: Tensor | None = None) -> list[Any]:
+        kinds = {"a": one(), "b": (OrderedDict(c=one()), Point(one(), one()), Optional(one(), second))}
+        return [[one()], 1, kinds]
+
+    captured = capture(Total().eval(), (X, values()))
+    assert torch.equal(captured(X, values()), Total()(X, values()))
+    message = r"`values\[2\]\['b'\]\[2\]` of the captured Total is an Optional with \.first, \.second, where"
+    for args, kwargs in (((X, values(one())), {}), ((), {"values": values(one()), "x": X})):
+        with pytest.raises(CaptureError, match=message):
+            captured(*args, **kwargs)
 
 
 def test_variadic_arguments_are_checked_each() -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from test_capture_transformers import layers
 from torch import Tensor, nn
 
 from fxopt_capture import capture, load, save
@@ -93,10 +94,12 @@ def test_images_of_timm(timm: ModuleType, tmp_path: Path) -> None:
     """From memory and from an archive, which holds the arithmetic of five strides."""
     model = timm.create_model("resnet10t", pretrained=False, num_classes=10).eval()
     captured = capture(model, torch.randn(2, 3, 64, 64))
+    assert layers(captured) == {"Conv2d": 14, "BatchNorm2d": 14, "Linear": 1}
+    assert list(captured.state_dict()) == list(model.state_dict())
     save(captured, tmp_path / "model.fxopt")
     for graph_module in (captured, load(tmp_path / "model.fxopt")):
-        for height, width in ((48, 80), (33, 41)):
-            agrees(model, graph_module, torch.randn(3, 3, height, width))
+        for batch, height, width in ((1, 64, 64), (3, 48, 80), (3, 33, 41)):
+            agrees(model, graph_module, torch.randn(batch, 3, height, width))
 
 
 def test_images_of_transformers(transformers: ModuleType) -> None:

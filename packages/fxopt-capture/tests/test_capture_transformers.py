@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from types import ModuleType
 from typing import Any
 
@@ -93,7 +93,14 @@ def not_clip(model: nn.Module) -> bool:
     return type(model).__name__ != "CLIPModel"
 
 
-@pytest.mark.parametrize("name", MODELS)
+NIGHTLY = ("BertModel", "GPT2LMHeadModel", "ViTModel", "Wav2Vec2Model")  # other tests have them, or what is like them
+
+
+def by_day(names: Iterable[str]) -> list[Any]:
+    return [pytest.param(name, marks=pytest.mark.nightly if name in NIGHTLY else ()) for name in names]
+
+
+@pytest.mark.parametrize("name", by_day(MODELS))
 def test_symbolic_trace(transformers: ModuleType, name: str) -> None:
     _, inputs, expected = MODELS[name]
     model = build(transformers, name)
@@ -196,7 +203,7 @@ SOUNDS: dict[str, tuple[dict[str, Any], str, tuple[int, ...], tuple[int, ...]]] 
 }
 
 
-@pytest.mark.parametrize("name", SOUNDS)
+@pytest.mark.parametrize("name", by_day(SOUNDS))
 def test_sounds_of_other_lengths(transformers: ModuleType, name: str) -> None:
     options, key, sizes, others = SOUNDS[name]
     torch.manual_seed(0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+from footprints import Footprint
 from torch import Tensor, nn
 
 from fxopt_capture import symbolic_trace
@@ -80,14 +81,11 @@ def test_names_and_ties_of_modules_stay() -> None:
 
 def test_the_model_stays_as_it_was() -> None:
     model = Model()
-    before = [(name, id(module), list(vars(module))) for name, module in model.named_modules(remove_duplicate=False)]
-    keys = list(model.state_dict())
+    before = Footprint(model)
     traced = symbolic_trace(model)
     traced.delete_submodule("head.unread")
     traced.delete_submodule("second.unread")
-    found = [(name, id(module), list(vars(module))) for name, module in model.named_modules(remove_duplicate=False)]
-    assert found == before
-    assert list(model.state_dict()) == keys
+    assert Footprint(model).differences(before) == []
 
 
 def test_a_checkpoint_of_the_model_goes_in_and_comes_back() -> None:

@@ -63,6 +63,12 @@ class Regions(nn.Module):
         return {"y": y + self.layer(x), "z": (z, [torch.rand(x.shape[0])])}
 
 
+@pytest.fixture(scope="module")
+def captured() -> GraphModule:
+    """Layers without the input that may be absent."""
+    return capture(Layers().eval(), (X,))
+
+
 def outputs(graph_module: GraphModule, *args: Any) -> list[Tensor]:
     torch.manual_seed(0)
     return list(torch.utils._pytree.tree_leaves(graph_module(*args)))
@@ -85,11 +91,11 @@ def test_it_computes_the_same(make: Callable[[], nn.Module]) -> None:
     assert [name for name, module in traced.named_modules() if isinstance(module, nn.Linear)] == layers
 
 
-def test_inside_of_another_module() -> None:
+def test_inside_of_another_module(captured: GraphModule) -> None:
     class Outer(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.inner = capture(Layers().eval(), (X,))
+            self.inner = captured
 
         def forward(self, x: Tensor) -> Tensor:
             y: Tensor = self.inner(x) + 1
@@ -103,8 +109,8 @@ def test_inside_of_another_module() -> None:
         traced(torch.ones(2, 5))
 
 
-def test_the_checks_stay_and_travel() -> None:
-    traced = symbolic_trace(capture(Layers().eval(), (X,)))
+def test_the_checks_stay_and_travel(captured: GraphModule) -> None:
+    traced = symbolic_trace(captured)
     for each in (traced, copy.deepcopy(traced), pickle.loads(pickle.dumps(traced)), symbolic_trace(traced)):
         assert torch.equal(each(X), traced(X))
         with pytest.raises(CaptureError, match="has size 5 in dimension 1"):
@@ -134,12 +140,11 @@ def test_containers_of_inputs() -> None:
     assert_same(traced, captured, (X, X), {"x": X})
 
 
-def test_a_tracer_that_goes_into_layers() -> None:
+def test_a_tracer_that_goes_into_layers(captured: GraphModule) -> None:
     class Deep(Tracer):
         def is_leaf_module(self, module: nn.Module, name: str) -> bool:
             return False
 
-    captured = capture(Layers().eval(), (X,))
     graph = Deep().trace(captured)
     assert [node.target for node in graph.nodes if node.op == "call_module"] == ["_guards_fn"]
     assert_same(GraphModule(captured, graph), captured, X)

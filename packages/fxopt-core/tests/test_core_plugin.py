@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from importlib.metadata import entry_points
-
 import pytest
 import torch
 from torch import nn
@@ -12,26 +10,14 @@ from torch.fx import GraphModule
 from fxopt_core import (
     DeepCopy,
     LintAndRecompile,
-    Registry,
     Transformation,
-    TransformationsPlugin,
     __version__,
-    compose,
     history,
     registry,
     undo,
 )
 
-PLUGIN: TransformationsPlugin = entry_points(group="fxopt")["core"].load()
 PASSES: dict[str, type[Transformation]] = {"deep-copy": DeepCopy, "lint-and-recompile": LintAndRecompile}
-
-
-@pytest.fixture
-def passes() -> Registry:
-    """A registry of core's passes alone."""
-    made = Registry(entry_points=[])
-    made.register(PLUGIN, name="core")
-    return made
 
 
 def traced() -> GraphModule:
@@ -47,18 +33,10 @@ def test_the_process_knows_them(name: str) -> None:
     assert registry().create(name) == PASSES[name]()
 
 
-@pytest.mark.parametrize(
-    "text", ["deep-copy", "lint-and-recompile", "deep-copy,lint-and-recompile", "lint-and-recompile,deep-copy"]
-)
-def test_text_prints_back(passes: Registry, text: str) -> None:
-    assert passes.pipeline_text(passes.pipeline(text)) == text
-    assert passes.pipeline(text) == compose(*(PASSES[name]() for name in text.split(",")))
-
-
-def test_a_pipeline_works_on_a_copy(passes: Registry) -> None:
+def test_a_pipeline_works_on_a_copy() -> None:
     """What `compose(..., inplace=False)` does, and text has no other way to say."""
     given = traced()
-    copied = passes.pipeline("deep-copy,lint-and-recompile")(given)
+    copied = registry().pipeline("deep-copy,lint-and-recompile")(given)
     assert copied is not given
     assert not history(given)
     assert [record.pass_name for record in history(copied)] == ["deep-copy", "lint-and-recompile"]

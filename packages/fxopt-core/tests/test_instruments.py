@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 import torch
 from operator_swaps import Swap
-from torch import Tensor, nn
-from torch.fx import GraphModule, symbolic_trace
+from test_compose import traced
+from torch.fx import GraphModule
 
 from fxopt_core import (
     Instrument,
@@ -57,20 +57,6 @@ class Log(Instrument):
 
     def after_pass_failed(self, run: PassRun, graph_module: GraphModule, error: BaseException) -> None:
         self.log.append(f"{self.name} failed {run.name}: {type(error).__name__}")
-
-
-class Model(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.linear = nn.Linear(3, 3)
-
-    def forward(self, x: Tensor) -> Any:
-        return self.linear(x) + x
-
-
-def traced() -> GraphModule:
-    torch.manual_seed(0)
-    return symbolic_trace(Model())
 
 
 class TestScope:

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import importlib.metadata
 import subprocess
 import sys
 import threading
@@ -174,11 +173,6 @@ class TestAvailable:
         bare: Any = Point("bare", lambda: plugin_of(Other))
         known = Registry([bare])
         assert known.available()["other"].family == "bare"
-
-    def test_a_real_entry_point(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setitem(sys.modules, "made_for_this_test", plugin_of(Other))
-        entry = importlib.metadata.EntryPoint("real", "made_for_this_test", "fxopt")
-        assert list(Registry([entry]).available()) == ["other"]
 
 
 class TestCreate:
@@ -451,14 +445,3 @@ class TestProcessRegistry:
             "assert not loaded, loaded\n"
         )
         subprocess.run([sys.executable, "-c", script], check=True)
-
-    def test_installed_entry_points_are_read(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        asked: list[str] = []
-
-        def entry_points(*, group: str) -> list[Point]:
-            asked.append(group)
-            return [point("p", plugin_of(Other))]
-
-        monkeypatch.setattr(importlib.metadata, "entry_points", entry_points)
-        assert list(Registry().available()) == ["other"]
-        assert asked == ["fxopt"]

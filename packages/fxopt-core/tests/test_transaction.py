@@ -11,18 +11,17 @@ from typing import Any, TypeAlias
 
 import pytest
 import torch
+from footprints import Footprint
 from hypothesis import given, settings, strategies as st
 from torch import nn
 from torch._subclasses import FakeTensorMode
-from torch.fx import Graph, GraphModule, Node
+from torch.fx import GraphModule, Node
 from torch.nn.utils import parametrize, prune
 from torch.utils._pytree import tree_map_only
 
-from fxopt_core import Snapshot, iter_nodes, names_of
+from fxopt_core import Snapshot, iter_nodes
 
 Damage: TypeAlias = Callable[[Any], None]
-# What holds the nodes of a graph.
-STRUCTURE = ("_root", "_insert", "_len", "_graph_namespace", "_find_nodes_lookup_table")
 
 
 class Inner(nn.Module):
@@ -78,64 +77,6 @@ def build() -> Any:
         node.meta["number"] = number
     vars(called)["ad_hoc"] = [1]
     return gm
-
-
-def _value(value: Any) -> Any:
-    """Something that compares equal only for the same object, or for equal plain data."""
-    if isinstance(value, (bool, int, float, str, type(None), tuple)):
-        return repr(value) if isinstance(value, float) and math.isnan(value) else (type(value), value)
-    return id(value)
-
-
-def _held(container: Any) -> Any:
-    if isinstance(container, dict):
-        return id(container), [(key, _value(value)) for key, value in container.items()]
-    if isinstance(container, list):
-        return id(container), [_value(value) for value in container]
-    return (id(container), set(container)) if isinstance(container, set) else _value(container)
-
-
-def _node_print(node: Node) -> Any:
-    fields = node.op, _value(node.target), node.name, node.type, repr(node.args), repr(node.kwargs)
-    orders = [other.name for other in node.users], [other.name for other in node.all_input_nodes]
-    return fields, orders, _held(node.meta), _held(vars(node))[1], id(node.graph)
-
-
-def _graph_print(graph: Graph) -> Any:
-    own = {key: value for key, value in vars(graph).items() if key not in STRUCTURE}
-    return (
-        id(graph),
-        list(vars(graph)),
-        {key: _held(value) for key, value in own.items()},
-        (set(names_of(graph).taken), dict(names_of(graph).counts)),
-        [node.name for node in graph.find_nodes(op="call_module")],
-        {key: _held(value) for key, value in vars(graph._codegen).items()},
-        [_node_print(node) for node in iter_nodes(graph)],
-    )
-
-
-def _tensor_print(tensor: torch.Tensor) -> Any:
-    layout = None
-    if tensor.layout is torch.strided:
-        layout = tensor.stride(), tensor.storage_offset(), tensor.untyped_storage()._cdata
-    values = None if tensor.is_meta or tensor.numel() > 10_000 else repr(tensor.detach().to_dense().tolist())
-    flags = tensor.requires_grad, tensor.is_leaf, _held(vars(tensor))[1], _held(tensor._backward_hooks)
-    gradient = None if not tensor.is_leaf or tensor.grad is None else _tensor_print(tensor.grad)
-    return id(tensor), type(tensor), tensor.dtype, tensor.shape, tensor.device, layout, values, flags, gradient
-
-
-def fingerprint(gm: Any) -> Any:
-    """All that a snapshot promises to restore, by identity where identity counts."""
-    modules: list[Any] = []
-    for name, module in gm.named_modules(remove_duplicate=False):
-        own = {key: _held(value) for key, value in vars(module).items()}
-        modules.append((name, id(module), type(module), list(own.items())))
-        if isinstance(module, GraphModule):
-            cls = {key: id(value) for key, value in vars(type(module)).items() if key not in ("__dict__",)}
-            modules.append((type(module).__name__, list(cls.items()), _graph_print(module.graph), module.code))
-    tensors = [*gm.named_parameters(remove_duplicate=False), *gm.named_buffers(remove_duplicate=False)]
-    tensors += [("constant", gm.constant), ("settings", gm.settings["tensor"])] if hasattr(gm, "constant") else []
-    return modules, [(name, _tensor_print(tensor)) for name, tensor in tensors], list(gm.state_dict())
 
 
 def node_named(gm: Any, name: str) -> Node:
@@ -337,12 +278,12 @@ SUSPECTED: dict[Damage, tuple[str, ...]] = {
 def test_every_damage_is_undone(damage: Damage, protect_values: bool) -> None:
     gm = build()
     x = torch.ones(2, 3)
-    code, before = gm.code, fingerprint(gm)
+    code, before = gm.code, Footprint(gm)
     snapshot = Snapshot(gm, protect_values=protect_values)
-    assert fingerprint(gm) == before
+    assert Footprint(gm).differences(before) == []
     damage(gm)
     assert snapshot.restore() == (() if protect_values else SUSPECTED.get(damage, ()))
-    assert fingerprint(gm) == before
+    assert Footprint(gm).differences(before) == []
     gm.graph.lint()
     assert gm.code == code
     assert gm.eval()(x).shape == (2, 3)
@@ -352,7 +293,7 @@ def test_every_damage_is_undone(damage: Damage, protect_values: bool) -> None:
 @given(st.lists(st.sampled_from(DAMAGES), min_size=2, max_size=4))
 def test_damages_on_top_of_each_other_are_undone(damages: list[Damage]) -> None:
     gm = build()
-    before = fingerprint(gm)
+    before = Footprint(gm)
     snapshot = Snapshot(gm)
     for damage in damages:
         try:
@@ -360,24 +301,24 @@ def test_damages_on_top_of_each_other_are_undone(damages: list[Damage]) -> None:
         except Exception:
             break  # what the one before has left may be too broken for the next
     snapshot.restore()
-    assert fingerprint(gm) == before
+    assert Footprint(gm).differences(before) == []
 
 
 def test_restoring_twice_and_nested_snapshots() -> None:
     gm = build()
-    before = fingerprint(gm)
+    before = Footprint(gm)
     outer = Snapshot(gm)
     gm.graph.erase_node(gm.graph.output_node())
-    between = fingerprint(gm)
+    between = Footprint(gm)
     inner = Snapshot(gm)
     damage_erase(gm)
     gm.double()
     inner.restore()
-    assert fingerprint(gm) == between
+    assert Footprint(gm).differences(between) == []
     for _ in range(2):
         damage_tree(gm)
         outer.restore()
-        assert fingerprint(gm) == before
+        assert Footprint(gm).differences(before) == []
 
 
 # contents of tensors
@@ -426,11 +367,11 @@ def overwrite(gm: Any) -> None:
 
 def test_protected_values_come_back() -> None:
     gm = build()
-    before = fingerprint(gm)
+    before = Footprint(gm, identities=False)
     snapshot = Snapshot(gm, protect_values=True)
     overwrite(gm)
     assert snapshot.restore() == ()
-    assert fingerprint(gm) == before
+    assert Footprint(gm, identities=False).differences(before) == []
 
 
 def test_protecting_copies_a_shared_storage_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -150,14 +150,6 @@ class TestReversiblePass:
             ScaleArgument()(graph_module, reverse=True)
         assert [(record.state, len(record.rewrites)) for record in history(graph_module)] == [("undone", 1)] * 3
 
-    def test_undo_makes_the_pass_from_its_record(self) -> None:
-        graph_module = traced()
-        before = structure(graph_module)
-        undo(ScaleArgument()(graph_module))
-        assert structure(graph_module) == before
-        assert [record.state for record in history(graph_module)] == ["undone"]
-        undo(graph_module)
-
 
 class TestOptions:
     def test_repr_makes_an_equal_pass(self) -> None:

@@ -90,8 +90,14 @@ MASKS = {
 }
 
 
-@pytest.mark.parametrize("form", ["functions", "export-dynamic"])
-@pytest.mark.parametrize("after", [_joined, _flat, _apart])
+@pytest.mark.parametrize(
+    ("form", "after"),
+    [
+        *(("functions", after) for after in (_joined, _flat, _apart)),
+        ("export-dynamic", _joined),
+        *(pytest.param("export-dynamic", after, marks=pytest.mark.nightly) for after in (_flat, _apart)),
+    ],
+)
 @pytest.mark.parametrize("before", [_three_narrows, _five_dimensions, _chunks, _heads_first, _interleaved])
 def test_views_of_a_merged_product(before: Any, after: Any, form: Any) -> None:
     model = Attend(before, after).eval()

@@ -117,8 +117,3 @@ def test_a_convolution_that_an_instrument_leaves_out_reads_what_it_read() -> Non
         graph_module = FuseConvolutions()(graph_of(model, "export", X))
     assert len(packed(graph_module)) == 2
     torch.testing.assert_close(graph_module(X), model(X))
-
-
-def test_other_dtypes_stay() -> None:
-    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Conv2d(4, 4, 3))
-    FuseConvolutions()(infer_shapes(torch.fx.symbolic_trace(model.double()), X.double()), expect=0)

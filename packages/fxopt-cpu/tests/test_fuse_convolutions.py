@@ -217,12 +217,6 @@ def test_what_is_refused_and_why() -> None:
     ]  # fmt: skip
 
 
-def test_other_dimensions_are_refused() -> None:
-    model = nn.Sequential(nn.Conv3d(3, 4, 1), nn.Flatten(2), nn.Conv1d(4, 4, 1), nn.ConvTranspose1d(4, 2, 1))
-    graph_module = FuseConvolutions()(torch.fx.symbolic_trace(model), expect=0)
-    assert refused(graph_module) == [(name, "other-convolution") for name in "023"]
-
-
 @pytest.mark.parametrize("function", [F.conv1d, F.conv2d, F.conv3d, F.conv_transpose1d, F.conv_transpose3d])
 def test_a_computed_weight_of_any_convolution_is_refused(function: Callable[..., Tensor]) -> None:
     graph_module = FuseConvolutions()(torch.fx.symbolic_trace(lambda x, weight: function(x, weight.exp())), expect=0)

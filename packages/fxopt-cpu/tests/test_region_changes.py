@@ -65,17 +65,20 @@ class Net(nn.Module):
         return result
 
 
+def _optimized(model: nn.Module) -> GraphModule:
+    return registry().pipeline("cpu-inference")(capture(model, (torch.randn(2, 3, 12, 12),)))
+
+
 @cache
-def _captured() -> GraphModule:
-    return capture(Net().eval(), (torch.randn(2, 3, 12, 12),))
+def _net() -> GraphModule:
+    return _optimized(Net().eval())
 
 
 def planned(model: nn.Module | None = None) -> tuple[GraphModule, Tensor]:
     """Return a graph module that has run, as one plan and with its weights as panels alone, and its input."""
     torch.manual_seed(0)
     x = torch.randn(2, 3, 12, 12)
-    captured = copy.deepcopy(_captured()) if model is None else capture(model, (x,))
-    graph_module = registry().pipeline("cpu-inference")(captured)
+    graph_module = copy.deepcopy(_net()) if model is None else _optimized(model)
     gc.collect()  # what a pass has held is garbage
     agree(graph_module, x)
     assert len(plans_of(graph_module)) == 1

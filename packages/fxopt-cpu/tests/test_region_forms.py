@@ -108,26 +108,30 @@ def _computes(node: Any) -> bool:
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("form", ["exported", "traced"])
+@pytest.mark.parametrize(
+    ("form", "layout"),
+    [
+        ("exported", torch.contiguous_format),
+        ("traced", torch.contiguous_format),
+        ("traced", torch.channels_last),
+        pytest.param("exported", torch.channels_last, marks=pytest.mark.nightly),
+    ],
+)
 @pytest.mark.parametrize("between", BETWEEN.values(), ids=BETWEEN.keys())
-def test_a_model_is_one_plan(between: Between, form: str) -> None:
+def test_a_model_is_one_plan(between: Between, form: str, layout: torch.memory_format) -> None:
     torch.manual_seed(0)
-    model = Images(between).eval()
-    for layout in (torch.contiguous_format, torch.channels_last):
-        x = torch.randn(2, 3, 9, 8).to(memory_format=layout)
-        graph_module = optimized(model, x, form)
-        (region,) = regions_of(graph_module)
-        left = {node.name for node in graph_module.graph.nodes if _computes(node)} - {
-            node.name for node in region.nodes
-        }
-        left = {name for name in left if not name.startswith("sym_size")}
-        assert left <= {"contiguous_default_1"}  # which gives the result the strides of the input
-        wanted = model(x)
-        found = [graph_module(x) for _ in range(3)]
-        torch.testing.assert_close(found[0], wanted, rtol=1e-4, atol=1e-5)
-        assert all(torch.equal(found[0], other) for other in found)
-        assert found[0].stride() == wanted.stride()
-        assert len(plans_of(graph_module)) == 1
+    model, x = Images(between).eval(), torch.randn(2, 3, 9, 8).to(memory_format=layout)
+    graph_module = optimized(model, x, form)
+    (region,) = regions_of(graph_module)
+    left = {node.name for node in graph_module.graph.nodes if _computes(node)} - {node.name for node in region.nodes}
+    left = {name for name in left if not name.startswith("sym_size")}
+    assert left <= {"contiguous_default_1"}  # which gives the result the strides of the input
+    wanted = model(x)
+    found = [graph_module(x) for _ in range(3)]
+    torch.testing.assert_close(found[0], wanted, rtol=1e-4, atol=1e-5)
+    assert all(torch.equal(found[0], other) for other in found)
+    assert found[0].stride() == wanted.stride()
+    assert len(plans_of(graph_module)) == 1
 
 
 @torch.no_grad()
