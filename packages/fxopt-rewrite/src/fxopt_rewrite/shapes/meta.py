@@ -50,7 +50,10 @@ class Resized:
                 entries["val"] = self._empty(value, (*value.shape[:-1], last_dim))
             if isinstance(described, TensorMetadata) and len(described.shape) > 0:
                 sizes = (*described.shape[:-1], last_dim)
-                strides = tuple(math.prod(sizes[place:]) for place in range(1, len(sizes) + 1))
+                if "val" in entries:
+                    strides = tuple(entries["val"].stride())
+                else:
+                    strides = tuple(math.prod(sizes[place:]) for place in range(1, len(sizes) + 1))
                 entries["tensor_meta"] = described._replace(shape=type(described.shape)(sizes), stride=strides)
         return entries
 
