@@ -260,7 +260,7 @@ def train(folder: Path) -> None:
 def states(folder: Path) -> None:
     """The original's checkpoint comes back in every state, and goes in again, also from whole tensors."""
     for name, graph_module in forms(model()).items():
-        for state_of in range(4 if name in ("root", "layers") else 1):  # sharding is what changes them
+        for state_of in range(1 if name == "whole" else 4):
             prepare = partial(_bring_into, state_of, graph_module)
             prepare()
             state = {key: value.clone() for key, value in fxopt.original_state_dict(graph_module).items()}

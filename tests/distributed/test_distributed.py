@@ -29,7 +29,7 @@ if not (torch.distributed.is_available() and torch.distributed.is_gloo_available
 
 JOBS = (
     (2, ("save", "save_later", "refuse_trained_stand_ins", "train", "states", "failures_and_undo")),
-    (4, ("load", "save")),
+    (4, ("save", "load")),
     (2, ("load_nested", "live_fully_sharded", "live_tensor_parallel", "live_tensor_plan")),
     (1, ("load_into_plain",)),
 )

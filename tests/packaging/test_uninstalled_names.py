@@ -35,3 +35,12 @@ def test_one_that_is_installed_and_left_out(monkeypatch: pytest.MonkeyPatch) -> 
     with pytest.raises(UnknownPassError, match=r"FXOPT_PLUGINS leaves out these plugins: .*norm") as caught:
         Registry().create("fold-batch-norm")
     assert "not installed" not in str(caught.value)
+
+
+def test_at_most_three_names_are_given() -> None:
+    with pytest.raises(UnknownPassError) as caught:
+        registry().create("f")
+    assert str(caught.value).partition("did you mean ")[2].count(" or ") == 2
+    with pytest.raises(UnknownPassError, match="fxopt list` shows those") as caught:
+        registry().create("xyz")
+    assert "merge-linears" not in str(caught.value)

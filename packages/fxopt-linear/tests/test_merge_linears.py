@@ -348,6 +348,23 @@ def test_a_stand_in_bias_that_was_trained_cannot_be_undone() -> None:
     assert graph_module.get_submodule("k").bias is None
 
 
+def test_undo_takes_the_values_and_flags_of_now() -> None:
+    model = qkv()
+    graph_module = graph_of(model, "modules", torch.randn(3, 4))
+    keys = list(graph_module.state_dict())
+    MergeLinears()(graph_module, expect=1)
+    with torch.no_grad():
+        graph_module.get_parameter("q_k_v_merged.weight").copy_(torch.arange(52.0).view(13, 4))
+    graph_module.double()
+    for parameter in graph_module.parameters():
+        parameter.requires_grad_(False)
+    MergeLinears()(graph_module, reverse=True)
+    assert list(graph_module.state_dict()) == keys
+    assert torch.equal(graph_module.get_parameter("k.weight"), torch.arange(32.0, 40.0).double().view(2, 4))
+    assert not any(parameter.requires_grad for parameter in graph_module.parameters())
+    assert all(parameter.dtype == torch.float64 for parameter in graph_module.parameters())
+
+
 @given(
     widths=st.lists(st.tuples(st.integers(1, 5), st.booleans(), st.booleans()), min_size=2, max_size=6),
     form=st.sampled_from(TRACED),
