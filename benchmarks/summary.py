@@ -32,7 +32,10 @@ def with_numbers(text: str, results: Iterable[Results]) -> str:
 def with_encoders(text: str, results: Iterable[Results]) -> str:
     """Return the text of the page on `cpu-inference` with the speeds of encoders, a row for each."""
     tables = [table for each in results if each.topic == "encoders" for table in each.tables]
-    ways, *rows = zip(*((row.label, *row.cells) for row in speeds(tables).rows[2:]), strict=True)
+    if not tables:
+        return text
+    _, _, *others = speeds(tables).rows  # eager and its copy
+    ways, *rows = zip(*((row.label, *row.cells) for row in others), strict=True)
     titles = [f"{table.title}, {re.findall(r'[0-9]+ threads?', table.text)[0]}" for table in tables]
     table = Table("", ("", *ways), tuple(map(Row, titles, rows)))
     return between(text, BEGIN, END, f"{table_lines(table)}\n\n")

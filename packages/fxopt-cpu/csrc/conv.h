@@ -402,7 +402,7 @@ UNROLL for (int i = 0; i < X; ++i) {
 }
 
 // X neighbouring pixels of a row, all channels: in the order in which they lie in memory. Fewer pixels take more channels at
-// once, so that there are enough sums to hide how long each takes.
+// once, so that enough independent sums hide the latency of a product.
 template <int X, int V = (X > 2 ? 2 : X == 2 || WIDTH == 16 ? 4 : 8)>
 inline void depthwise_pixels(const Convolution& c, const float* corner, int64_t pixel, int64_t top, int64_t bottom,
                              int64_t left, int64_t right, int64_t channel = 0) {

@@ -88,7 +88,8 @@ def _hashable(value: Any) -> Hashable | None:
         items = tuple(_hashable(item) for item in value)
         return None if None in items else ("sequence", items)
     if isinstance(value, Mapping):
-        return _hashable([item for pair in sorted(value.items(), key=repr) for item in pair])
+        pairs = sorted(value.items(), key=lambda pair: repr(pair[0]))  # keys may be of several kinds
+        return _hashable([item for pair in pairs for item in pair])
     if isinstance(value, slice):
         items = tuple(_hashable(item) for item in (value.start, value.stop, value.step))
         return None if None in items else ("slice", items)
