@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.fx import GraphModule
 from torch.utils._pytree import tree_leaves
 
-from fxopt_core import Instrument, instrumented
+from fxopt_core import Instrument, instrumented, iter_nodes
 from fxopt_cpu import FuseConvolutions, PackedConv2d
 from fxopt_rewrite import infer_shapes
 from fxopt_testing.rewrites import graph_of
@@ -45,8 +45,24 @@ CASES: dict[str, tuple[Callable[[Any, Tensor], Any], int]] = {
     "permuted and returned": (lambda m, x: m.b(m.a(x)).permute(0, 2, 3, 1), 1),
     "chunks": (lambda m, x: (lambda y: m.c(y[0] * y[1] + y[2]))(m.b(m.a(x)).repeat(1, 3, 1, 1).chunk(3, 1)), 1),
     "attention": (lambda m, x: (lambda y: m.b(y * torch.sigmoid(m.c(y.mean((2, 3), keepdim=True)))))(m.a(x)), 2),
+    "pools and sums": (
+        lambda m, x: m.c(torch.cat([F.max_pool2d(y := F.silu(m.a(x)), 2), F.avg_pool2d(y + m.b(y), 2)], 1)[:, :3]),
+        2,
+    ),
+    "vectors": (lambda m, x: m.b(F.batch_norm(m.a(x) * torch.ones(3, 1, 1), torch.ones(3), torch.ones(3))), 1),
+    "one element": (lambda m, x: m.c(F.relu(m.b(F.adaptive_avg_pool2d(m.a(x), 1)))).flatten(1), 2),
     "sizes": (lambda m, x: (lambda y: F.interpolate(m.b(y), size=(y.shape[2], 4)))(m.a(x)), 1),
 }
+
+
+def strides(graph_module: GraphModule) -> dict[str, list[str]]:
+    """The described strides of all values, sizes that vary as text; none where there is one element."""
+    values = {node.name: node.meta.get("val") for node in iter_nodes(graph_module.graph)}
+    return {
+        name: [str(step) for size, step in zip(value.shape, value.stride(), strict=True) if str(size) != "1"]
+        for name, value in values.items()
+        if isinstance(value, Tensor)
+    }
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -61,12 +77,17 @@ def test_results_are_laid_out_as_before(case: str) -> None:
         sites=len(packed(FuseConvolutions()(graph_of(model, "modules", X)))),
         others=OTHERS,
     )
-    graph_module = FuseConvolutions()(graph_of(model, "export-dynamic", X))
+    graph_module = graph_of(model, "export-dynamic", X)
+    images = [node.meta["val"] for node in graph_module.graph.find_nodes(op="placeholder")]
+    before, transformation = strides(graph_module), FuseConvolutions()
+    described = strides(transformation(graph_module))
+    assert described == strides(infer_shapes(graph_module, *images))
     assert [layer.memory_format for layer in packed(graph_module)].count("channels_last") == count
     found, expected = graph_module(X), model(X)
     for one, other in zip(*((t,) if isinstance(t, Tensor) else t for t in (found, expected)), strict=True):
         assert one.stride() == other.stride()
         torch.testing.assert_close(one, other)
+    assert strides(transformation(graph_module, reverse=True)) == before
 
 
 @torch.no_grad()

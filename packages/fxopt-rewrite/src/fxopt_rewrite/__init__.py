@@ -134,7 +134,7 @@ from fxopt_rewrite.reasons import REASONS
 from fxopt_rewrite.shapes.facts import TensorFacts, is_python_number, same_size, same_sizes, tensor_facts
 from fxopt_rewrite.shapes.infer import infer_shapes
 from fxopt_rewrite.shapes.kinds import MEMORY_FREE as MEMORY_FREE, Kind as Kind, kind_of as kind_of
-from fxopt_rewrite.shapes.meta import ONE_AT_A_TIME as ONE_AT_A_TIME, VALUE_KEYS as VALUE_KEYS
+from fxopt_rewrite.shapes.meta import ONE_AT_A_TIME as ONE_AT_A_TIME, VALUE_KEYS as VALUE_KEYS, strides_in as strides_in
 from fxopt_rewrite.site_pass import ReversibleSitePass, Site, SitePass
 from fxopt_rewrite.special_files import special_kind as special_kind
 from fxopt_rewrite.tolerances import Tolerance, tolerance

@@ -20,7 +20,7 @@ from fxopt_cpu.operators.onednn import ALTER_EXTREMES, HIDE_NAN, why_unsupported
 from fxopt_cpu.operators.rounding import lost, static
 from fxopt_cpu.passes import low_precision
 from fxopt_cpu.passes.matching import REASONS, kernels_refusal, parameter_of
-from fxopt_cpu.passes.memory_formats import format_of, is_ambiguous, leave_channels_last
+from fxopt_cpu.passes.memory_formats import follows_images, format_of, is_ambiguous, leave_channels_last
 from fxopt_cpu.passes.neighbours import Padding, Sum, activation_after, padding_before, sum_after
 from fxopt_rewrite import (
     ConvolutionCall,
@@ -259,8 +259,9 @@ class FuseConvolutions(low_precision.Options, ReversibleSitePass[ConvolutionSite
         """Let results stay channels last where every reader, after all rewrites, takes them so."""
         graph_module = edit.index.graph_module
         if any(isinstance(module, PackedConv2d) for module in graph_module.modules()):
-            for node in leave_channels_last(GraphIndex(graph_module)):
-                edit.undescribed(node)
+            index = GraphIndex(graph_module)
+            for node in sorted(leave_channels_last(index)):
+                edit.restrided(node, "channels_last" if follows_images(index, node) else None)
 
     def _site(self, call: ConvolutionCall, index: GraphIndex, *, alone: bool = False) -> ConvolutionSite:
         """Return a convolution with all that can be packed with it; if ``alone``, without a sum."""

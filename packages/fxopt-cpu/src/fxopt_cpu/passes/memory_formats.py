@@ -18,6 +18,7 @@ from fxopt_rewrite import (
     is_python_number,
     read_operation,
     same_size,
+    strides_in,
     tensor_facts,
     words,
 )
@@ -47,6 +48,10 @@ _CHOOSES_STRIDES = words("linear addmm layer_norm native_layer_norm contiguous m
 """Operations whose result has the same strides for any strides of the input."""
 
 _READS_SIZES = words("size sym_size shape dim ndim numel nelement sym_numel dtype device")
+
+
+_KEEPS_FORMAT = words("batch_norm cat max_pool2d avg_pool2d")
+"""Operations on images whose result is channels last if all the images are, beside the pointwise ones."""
 
 
 @cache
@@ -92,8 +97,7 @@ def _follows(value: Node, user: Node, index: GraphIndex) -> bool | None:
         return False
     if user.op == "output":
         return None
-    effect, call = index.effects.effect(user), read_operation(index, user)
-    plain = call.name if call is not None else effect.operation or ""
+    effect, plain = index.effects.effect(user), _name_of(index, user)
     reads = user.args[1] if user.target is getattr else effect.operation
     if reads in _READS_SIZES or (user.op == "call_function" and is_python_number(user)):
         return False
@@ -102,6 +106,26 @@ def _follows(value: Node, user: Node, index: GraphIndex) -> bool | None:
     if plain in _CHOOSES_STRIDES:
         return None if effect.writes else False
     return True if plain in _FOLLOWING or _is_pointwise(plain) else None
+
+
+def _name_of(index: GraphIndex, node: Node) -> str:
+    call = read_operation(index, node)
+    return call.name if call is not None else index.effects.effect(node).operation or ""
+
+
+def follows_images(index: GraphIndex, node: Node) -> bool:
+    """Return whether a value whose strides change is certainly channels last, as all images that it is made of are."""
+    facts, module = tensor_facts(node), index.module_of(node)
+    if facts is None or facts.rank != 4 or is_ambiguous(facts):
+        return False
+    if isinstance(module, PackedConv2d):
+        return module.memory_format == "channels_last"
+    name, images = _name_of(index, node), node.all_input_nodes
+    if name in _KEEPS_FORMAT:
+        images = [each for each in images if each.op != "get_attr"]  # vectors
+    elif not _is_pointwise(name):
+        return False
+    return all(format_of(each) == "channels_last" for each in images)
 
 
 def is_ambiguous(facts: TensorFacts) -> bool:
@@ -123,20 +147,18 @@ def format_of(node: Node) -> str | None:
     facts = tensor_facts(node)
     if facts is None or facts.stride is None:
         return None
-    if _has_strides(facts, tuple(range(facts.rank))):
+    if _has_strides(facts, "contiguous"):
         return "contiguous"
-    return "channels_last" if facts.rank == 4 and _has_strides(facts, (0, 2, 3, 1)) else None
+    return "channels_last" if facts.rank == 4 and _has_strides(facts, "channels_last") else None
 
 
-def _has_strides(facts: TensorFacts, order: tuple[int, ...]) -> bool:
-    """Return whether strides are dense, with dimensions in this order, the last one innermost."""
+def _has_strides(facts: TensorFacts, memory_format: str) -> bool:
+    """Return whether a tensor is dense in a memory format, however the strides of dimensions of one element are."""
     assert facts.stride is not None
-    expected: int | SymInt = 1
-    for dim in reversed(order):
-        if not _is_one(facts.shape[dim]) and not same_size(facts.stride[dim], expected):
-            return False
-        expected = expected * facts.shape[dim]
-    return True
+    expected = strides_in(memory_format, facts.shape)
+    return all(
+        _is_one(size) or same_size(*each) for size, *each in zip(facts.shape, facts.stride, expected, strict=True)
+    )
 
 
 def _is_one(size: int | SymInt) -> bool:

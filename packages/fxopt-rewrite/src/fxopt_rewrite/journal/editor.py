@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx import GraphModule, Node
 from torch.fx.node import map_arg
 
@@ -46,7 +47,7 @@ from fxopt_rewrite.journal.order import KeyOrders
 from fxopt_rewrite.journal.rewiring import Rewiring, places_of
 from fxopt_rewrite.layers import plain_attributes
 from fxopt_rewrite.shapes.infer import describe_values, fake_values
-from fxopt_rewrite.shapes.meta import VALUE_KEYS, Resized
+from fxopt_rewrite.shapes.meta import VALUE_KEYS, Resized, in_memory_format, memory_format_of
 
 _NEVER_RECORDED = frozenset({META_KEY, *VALUE_KEYS})
 _PLAIN = frozenset(vars(nn.Module()))
@@ -77,6 +78,7 @@ class Editor:
         self._replaced: dict[Node, Node] = {}
         self._erased: set[Node] = set()
         self._described_last: list[Node] = []
+        self._restrided: list[tuple[int, str | None]] = []
         self._dead = dead_nodes(index.nodes)
         self._users_noted: set[Node] = set()
         self._inputs_noted: set[Node] = set()
@@ -87,6 +89,9 @@ class Editor:
 
     def _close(self) -> None:
         self._rewiring.flush()
+        if self._restrided:
+            self.edits.append(edits.Restrided(tuple(self._restrided)))
+            self._restrided.clear()
         self._run.journal = Edits(tuple(self.edits))
         waiting = [node for node in self._described_last if node not in self._erased and "val" not in node.meta]
         self._described_last.clear()
@@ -221,6 +226,20 @@ class Editor:
         for key in VALUE_KEYS:
             node.meta.pop(key, None)
         return node
+
+    def restrided(self, node: Node, memory_format: str | None = None) -> None:
+        """Describe a value anew of which a rewrite changes the strides alone; an undo describes it as before.
+
+        Args:
+            node: the node, new or not.
+            memory_format: "contiguous" or "channels_last", if that is known of an image. Otherwise the strides are
+                computed at the end of the run, as by `undescribed`, which takes longer.
+        """
+        value = node.meta.get("val")
+        self._restrided.append((self._id(node), memory_format_of(value)))
+        self.undescribed(node)
+        if memory_format is not None and isinstance(value, FakeTensor):
+            node.meta["val"] = in_memory_format(value, memory_format)
 
     def replace(self, node: Node, replacement: Node) -> None:
         """Let all users of a node read its replacement instead, and remove the node."""

@@ -158,6 +158,10 @@ class EditVisitor(ABC):
         """A pass changed the users of a node, which were in this order."""
 
     @abstractmethod
+    def restrided(self, edit: Restrided) -> None:
+        """A pass gave values of nodes other strides."""
+
+    @abstractmethod
     def module_added(self, edit: ModuleAdded) -> None:
         """A pass added a module."""
 
@@ -229,6 +233,15 @@ class UsersOrdered(Edit):
     visit = "users_ordered"
     node: int
     users: tuple[int, ...]
+
+
+@stored
+@dataclass(frozen=True, slots=True)
+class Restrided(Edit):
+    """The described values of these nodes have other strides since; each had this memory format, or none by name."""
+
+    visit = "restrided"
+    nodes: tuple[tuple[int, str | None], ...]
 
 
 @stored

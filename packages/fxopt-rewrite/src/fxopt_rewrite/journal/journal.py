@@ -125,7 +125,7 @@ class _Footprint(EditVisitor):
         self.needed.update(edit.concerns)
         self.places.update((edits.CustomEdit, name) for name in edit.concerns)
 
-    users_ordered = ignored
+    users_ordered = restrided = ignored
 
     def _refer_to(self, piece: edits.Piece | None) -> None:
         if piece is not None:

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx import GraphModule, Node
 from torch.fx.node import map_arg
 
@@ -42,7 +43,7 @@ from fxopt_rewrite.journal.rewiring import Rewiring, set_places
 from fxopt_rewrite.layers import module_problem
 from fxopt_rewrite.ops.names import nodes_in
 from fxopt_rewrite.shapes.infer import describe_values, fake_values
-from fxopt_rewrite.shapes.meta import value_entries
+from fxopt_rewrite.shapes.meta import VALUE_KEYS, in_memory_format, value_entries
 
 
 class Tables:
@@ -82,6 +83,7 @@ class Live(edits.EditVisitor):
         self.replacements = {edit.old: edit.new for edit in edits.of_kind(steps, edits.NodeReplaced)}
         self.parts: dict[str, list[tuple[edits.Piece, Tensor]]] = {}  # what was cut out of each new tensor
         self.created: dict[Node, None] = {}
+        self.undescribed: dict[Node, None] = {}
         self.erased: set[Node] = set()
         self.touched: dict[Node, None] = {}  # nodes whose users may have another order now
         self.redirected: set[Node] = set()  # users whose inputs are among those
@@ -100,11 +102,24 @@ class Live(edits.EditVisitor):
         self.rewiring.flush()
         self._order_users()
         self.tables.settle(self.created)
-        describe_values(self.graph_module, self.created, self.tables.fakes)
+        nodes = {**self.created, **self.undescribed}.keys() - self.erased
+        describe_values(self.graph_module, nodes, self.tables.fakes)
 
     def users_ordered(self, edit: edits.UsersOrdered) -> None:
         """Note the order of users, to be restored at the end."""
         self.ranks[edit.node] = {number: rank for rank, number in enumerate(edit.users)}
+
+    def restrided(self, edit: edits.Restrided) -> None:
+        """Give values the strides that they had."""
+        for number, memory_format in edit.nodes:
+            for node in self.by_id.get(number, []):
+                value = node.meta.get("val")
+                if memory_format is not None and isinstance(value, FakeTensor) and value.dim() == 4:
+                    node.meta["val"] = in_memory_format(value, memory_format)
+                else:
+                    for key in VALUE_KEYS:
+                        node.meta.pop(key, None)
+                    self.undescribed[node] = None
 
     def module_removed(self, edit: edits.ModuleRemoved) -> None:
         """Build the module."""

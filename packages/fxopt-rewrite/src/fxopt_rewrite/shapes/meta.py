@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -68,6 +68,40 @@ class Resized:
                 self._elements[key] = torch.empty(shape, dtype=value.dtype, device="meta")
             element = self._elements[key].detach()  # ``value.new_empty`` would take many times as long
         return FakeTensor(value.fake_mode, element, value.device)
+
+
+_ORDERS = {"contiguous": (0, 1, 2, 3), "channels_last": (0, 2, 3, 1)}
+
+
+def strides_in(memory_format: str, shape: Sequence[int | SymInt]) -> tuple[int | SymInt, ...]:
+    """Return the strides of a dense tensor: of any rank if "contiguous", of four dimensions if "channels_last".
+
+    >>> strides_in("channels_last", (2, 3, 8, 8))
+    (192, 1, 24, 3)
+    """
+    order = _ORDERS[memory_format] if len(shape) == 4 else range(len(shape))
+    strides: list[int | SymInt] = [1] * len(shape)
+    step: int | SymInt = 1
+    for dim in reversed(order):
+        strides[dim] = step
+        step = step * (max(shape[dim], 1) if isinstance(shape[dim], int) else shape[dim])
+    return tuple(strides)
+
+
+def memory_format_of(value: object) -> str | None:
+    """Return "contiguous" or "channels_last" for an image whose strides are exactly these, else None."""
+    if not isinstance(value, FakeTensor) or value.layout is not torch.strided or value.dim() != 4:
+        return None
+    strides = list(map(expression, value.stride()))
+    return next((each for each in _ORDERS if list(map(expression, strides_in(each, value.shape))) == strides), None)
+
+
+def in_memory_format(value: FakeTensor, memory_format: str) -> FakeTensor:
+    """Return a fake tensor like this image, with the strides of a memory format: no operator runs."""
+    with no_dispatch():
+        strides = strides_in(memory_format, value.shape)
+        element = torch.empty_strided(tuple(value.shape), strides, dtype=value.dtype, device="meta")
+    return FakeTensor(value.fake_mode, element, value.device)
 
 
 def expression(size: int | SymInt) -> Hashable:

@@ -99,7 +99,7 @@ class FuseScaledDotProductAttention(ReversibleSitePass[Attention]):
         else:
             (user,) = product.users
             while reader.name(user) in ("transpose", "permute"):  # whose strides are others now
-                edit.undescribed(user)
+                edit.restrided(user)
                 (user,) = user.users
         edit.replace(product, fused)
         for node in site.between:
