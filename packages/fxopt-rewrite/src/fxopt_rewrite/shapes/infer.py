@@ -24,7 +24,7 @@ from fxopt_core import (
 )
 from fxopt_core.errors import PreconditionError
 from fxopt_rewrite._torch import enter_autocast, exit_autocast, suggest_memory_format
-from fxopt_rewrite.shapes.meta import ONE_AT_A_TIME
+from fxopt_rewrite.shapes.meta import ONE_AT_A_TIME, alias_of_fake
 
 
 def infer_shapes(graph_module: GraphModule, *args: object, **kwargs: object) -> GraphModule:
@@ -284,11 +284,12 @@ class _Run(Interpreter):
 
     def kept(self, value: object) -> object:
         """Return a value whose tensors later in-place operations do not change."""
-        fake, known = self._faker.fake, dict[int, Tensor]()
+        known: dict[int, Tensor] = {}
 
         def keep(tensor: Tensor) -> Tensor:
             if id(tensor) not in known:
-                known[id(tensor)] = (tensor if isinstance(tensor, FakeTensor) else fake(tensor)).detach()
+                fake = tensor if isinstance(tensor, FakeTensor) else self._faker.fake(tensor)
+                known[id(tensor)] = alias_of_fake(fake) if type(fake) is FakeTensor else fake.detach()
             return known[id(tensor)]
 
         return pytree.tree_map_only(Tensor, keep, value)
