@@ -16,6 +16,7 @@ from torch.utils._pytree import tree_leaves
 from fxopt_core import Instrument, instrumented
 from fxopt_cpu import FuseConvolutions, PackedConv2d
 from fxopt_rewrite import infer_shapes
+from fxopt_testing.forms import Form
 from fxopt_testing.rewrites import graph_of
 
 X = torch.randn(2, 3, 8, 8)
@@ -49,19 +50,14 @@ CASES: dict[str, tuple[Callable[[Any, Tensor], Any], int]] = {
 }
 
 
+@pytest.mark.parametrize("form", ["export-dynamic", pytest.param("modules", marks=pytest.mark.nightly)])
 @pytest.mark.parametrize("case", CASES)
 @torch.no_grad()
-def test_results_are_laid_out_as_before(case: str) -> None:
+def test_results_are_laid_out_as_before(case: str, form: Form) -> None:
     function, count = CASES[case]
     model = Computes(function, **layers())
-    check(
-        FuseConvolutions(),
-        model,
-        X,
-        sites=len(packed(FuseConvolutions()(graph_of(model, "modules", X)))),
-        others=OTHERS,
-    )
-    graph_module = FuseConvolutions()(graph_of(model, "export-dynamic", X))
+    check(FuseConvolutions(), model, X, form=form, others=OTHERS)
+    graph_module = FuseConvolutions()(graph_of(model, form, X))
     assert [layer.memory_format for layer in packed(graph_module)].count("channels_last") == count
     found, expected = graph_module(X), model(X)
     for one, other in zip(*((t,) if isinstance(t, Tensor) else t for t in (found, expected)), strict=True):

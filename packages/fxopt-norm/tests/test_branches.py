@@ -81,18 +81,38 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
 }
 
 
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("name", MODELS)
+BY_DAY = {(name, form) for name in ("repvgg", "same", "mobileone") for form in ("functions", "export-dynamic")}
+
+
+@pytest.mark.parametrize(
+    ("name", "form"),
+    [
+        *((name, "modules") for name in MODELS),
+        *(
+            pytest.param(name, form, marks=() if (name, form) in BY_DAY else pytest.mark.nightly)
+            for name in MODELS
+            for form in FORMS
+            if form != "modules" and name != "reflect"  # these pad by an operation of their own
+        ),
+    ],
+)
 def test_branches_become_one_convolution(name: str, form: Form) -> None:
-    if name == "reflect" and form != "modules":
-        pytest.skip("these forms pad by an operation of their own")
     merged = assert_rewrites(MERGE, MODELS[name](), X, count=1, form=form, refused=(), others=OTHERS)
     left = [key for key in merged.state_dict() if not key.startswith("norm.")]
     assert left == [key for key in left if "_merged." in key] and len(left) == (1 if name == "no bias" else 2)
 
 
-@pytest.mark.parametrize("name", MODELS)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [
+        *((name, torch.float32) for name in MODELS),
+        *(
+            pytest.param(name, dtype, marks=() if name == "biased" else pytest.mark.nightly)
+            for name in MODELS
+            for dtype in (torch.float64, torch.bfloat16)
+        ),
+    ],
+)
 def test_checkpoints_go_in_and_out(name: str, dtype: torch.dtype) -> None:
     x, old, new = X.to(dtype), MODELS[name]().to(dtype), MODELS[name]().to(dtype)
     graph_module = MERGE(graph_of(old, "modules", x), expect=1)
@@ -260,7 +280,7 @@ def test_a_long_sum_is_one_site() -> None:
             total = each(x) + total
         return total
 
-    model = Computes(forward, **{f"c{place}": nn.Conv2d(4, 4, 1) for place in range(300)})
+    model = Computes(forward, **{f"c{place}": nn.Conv2d(4, 4, 1) for place in range(100)})
     MERGE(graph_of(model, "modules", X), expect=1)
 
 

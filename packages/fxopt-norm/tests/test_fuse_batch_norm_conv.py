@@ -31,9 +31,18 @@ def pair(**options: Any) -> nn.Module:
 OTHERS = [(torch.randn(5, 3, 8, 8),), (torch.randn(0, 3, 8, 8),), (torch.randn(1, 3, 5, 9),)]
 
 
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("bias", [True, False])
-@pytest.mark.parametrize("affine", [True, False])
+BARE = [(True, True), (True, False), (False, True), (False, False)]
+
+
+@pytest.mark.parametrize(
+    ("form", "bias", "affine"),
+    [
+        *(("modules", *bare) for bare in BARE),
+        ("functions", True, True),
+        ("export-dynamic", False, False),
+        *(pytest.param(form, *bare, marks=pytest.mark.nightly) for form in FORMS if form != "modules" for bare in BARE),
+    ],
+)
 def test_the_pair_becomes_one_convolution(form: Form, bias: bool, affine: bool) -> None:
     model = chain(nn.Conv2d(3, 6, 3, bias=bias), nn.BatchNorm2d(6, affine=affine), nn.ReLU())
     folded = assert_rewrites(
@@ -299,11 +308,11 @@ def test_statistics_that_are_written_in_the_graph_are_left_alone() -> None:
 
 def test_frozen_stays_frozen_and_a_mix_is_refused() -> None:
     model = pair().requires_grad_(False)
-    for form in FORMS:
+    for form in ("modules", "export-dynamic"):
         folded = assert_rewrites(FuseBatchNorm2dInConv2d(), model, torch.randn(2, 3, 8, 8), count=1, form=form)
         assert not any(parameter.requires_grad for parameter in folded.parameters())
     model.get_submodule("1").requires_grad_(True)
-    for form in FORMS:
+    for form in ("modules", "export-dynamic"):
         folded = assert_rewrites(FuseBatchNorm2dInConv2d(), model, torch.randn(2, 3, 8, 8), count=0, form=form)
         assert refused(folded) == [("0 + 1", "mixed-requires-grad")]
 
