@@ -90,16 +90,13 @@ MASKS = {
 
 
 BEFORE, AFTER = (_three_narrows, _five_dimensions, _chunks, _heads_first, _interleaved), (_joined, _flat, _apart)
-DAILY = {(_three_narrows, _flat, "functions"), (_interleaved, _apart, "functions"), (_chunks, _joined, "functions")}
-DAILY |= {(before, _joined, "export-dynamic") for before in BEFORE}
+DAILY = [(_three_narrows, _flat, "functions"), (_interleaved, _apart, "functions"), (_chunks, _joined, "functions")]
+DAILY += [(before, _joined, "export-dynamic") for before in BEFORE]
+OTHERS = [case for case in product(BEFORE, AFTER, ("functions", "export-dynamic")) if case not in DAILY]
 
 
 @pytest.mark.parametrize(
-    ("before", "after", "form"),
-    [
-        pytest.param(*case, marks=() if case in DAILY else pytest.mark.nightly)
-        for case in product(BEFORE, AFTER, ("functions", "export-dynamic"))
-    ],
+    ("before", "after", "form"), [*DAILY, *(pytest.param(*case, marks=pytest.mark.nightly) for case in OTHERS)]
 )
 def test_views_of_a_merged_product(before: Any, after: Any, form: Any) -> None:
     model = Attend(before, after).eval()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from itertools import product
 from typing import Any
 
 import pytest
@@ -63,15 +62,8 @@ def sizes(graph_module: GraphModule) -> dict[str, int]:
 OTHERS = [(torch.randn(5, 4),), (torch.randn(0, 4),), (torch.randn(1, 4),)]
 
 
-BY_DAY = {("", "modules"), ("qkv", "functions"), *(("k", form) for form in ("modules", "functions", "export-dynamic"))}
-
-
 @pytest.mark.parametrize(
-    ("unbiased", "form"),
-    [
-        pytest.param(*case, marks=() if case in BY_DAY else pytest.mark.nightly)
-        for case in product(("", "k", "qkv"), FORMS)
-    ],
+    ("unbiased", "form"), [("", "modules"), ("qkv", "functions"), *(("k", form) for form in FORMS)]
 )
 def test_unequal_sizes_and_missing_biases_merge_in_every_form(unbiased: str, form: Form) -> None:
     model = qkv(unbiased)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Callable
+from itertools import product
 from typing import Any
 
 import pytest
@@ -17,7 +18,7 @@ from fxopt_core import NotReversibleError, registry, undo
 from fxopt_norm import MergeParallelConvolutions
 from fxopt_testing import assert_left_alone, assert_rewrites
 from fxopt_testing.forms import Form
-from fxopt_testing.rewrites import FORMS, graph_of
+from fxopt_testing.rewrites import graph_of
 
 MERGE = MergeParallelConvolutions()
 X = torch.randn(2, 4, 7, 6, generator=torch.Generator().manual_seed(0))
@@ -81,38 +82,20 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
 }
 
 
-BY_DAY = {(name, form) for name in ("repvgg", "same", "mobileone") for form in ("functions", "export-dynamic")}
+IN_FORMS = product(("repvgg", "same", "mobileone"), ("functions", "export-dynamic"))
 
 
-@pytest.mark.parametrize(
-    ("name", "form"),
-    [
-        *((name, "modules") for name in MODELS),
-        *(
-            pytest.param(name, form, marks=() if (name, form) in BY_DAY else pytest.mark.nightly)
-            for name in MODELS
-            for form in FORMS
-            if form != "modules" and name != "reflect"  # these pad by an operation of their own
-        ),
-    ],
-)
+@pytest.mark.parametrize(("name", "form"), [*((name, "modules") for name in MODELS), *IN_FORMS])
 def test_branches_become_one_convolution(name: str, form: Form) -> None:
     merged = assert_rewrites(MERGE, MODELS[name](), X, count=1, form=form, refused=(), others=OTHERS)
     left = [key for key in merged.state_dict() if not key.startswith("norm.")]
     assert left == [key for key in left if "_merged." in key] and len(left) == (1 if name == "no bias" else 2)
 
 
-@pytest.mark.parametrize(
-    ("name", "dtype"),
-    [
-        *((name, torch.float32) for name in MODELS),
-        *(
-            pytest.param(name, dtype, marks=() if name == "biased" else pytest.mark.nightly)
-            for name in MODELS
-            for dtype in (torch.float64, torch.bfloat16)
-        ),
-    ],
-)
+OTHER_DTYPES = [("biased", torch.float64), ("biased", torch.bfloat16)]
+
+
+@pytest.mark.parametrize(("name", "dtype"), [*((name, torch.float32) for name in MODELS), *OTHER_DTYPES])
 def test_checkpoints_go_in_and_out(name: str, dtype: torch.dtype) -> None:
     x, old, new = X.to(dtype), MODELS[name]().to(dtype), MODELS[name]().to(dtype)
     graph_module = MERGE(graph_of(old, "modules", x), expect=1)

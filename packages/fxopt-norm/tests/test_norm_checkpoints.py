@@ -94,17 +94,10 @@ def test_what_is_saved_computes_the_same(name: str) -> None:
             assert torch.equal(value, before[key]), key
 
 
-@pytest.mark.parametrize(
-    ("name", "dtype"),
-    [
-        *((name, torch.float16) for name in MODELS),
-        *(
-            pytest.param(name, dtype, marks=() if name == "between" else pytest.mark.nightly)
-            for name in MODELS
-            for dtype in (torch.bfloat16, torch.float64)
-        ),
-    ],
-)
+OTHER_DTYPES = [("between", torch.bfloat16), ("between", torch.float64)]
+
+
+@pytest.mark.parametrize(("name", "dtype"), [*((name, torch.float16) for name in MODELS), *OTHER_DTYPES])
 def test_dtypes(name: str, dtype: torch.dtype) -> None:
     """A float32 checkpoint; the model had its dtype before the fold, or got it since."""
     checkpoint, reference = made(name, 1).state_dict(), made(name, 0).to(dtype)
