@@ -14,6 +14,7 @@ from fxopt_core import ReversibleTransformation, iter_nodes
 from fxopt_cpu import PackedConv2d
 from fxopt_testing import assert_rewrites
 from fxopt_testing.forms import Form
+from fxopt_testing.rewrites import graph_of
 
 FORMS: tuple[Form, ...] = ("modules", "functions", "export-dynamic")
 
@@ -49,9 +50,8 @@ def check(
     others: Sequence[tuple[Tensor, ...]] = (),
 ) -> GraphModule:
     """Assert what holds of every rewrite, and equal results without gradients, for channels-last inputs too."""
-    graph_module = assert_rewrites(
-        transformation, model, *inputs, count=sites, form=form, others=others, gradients=False
-    )
+    assert_rewrites(transformation, model, *inputs, count=sites, form=form, others=others, gradients=False)
+    graph_module = transformation(graph_of(model, form, *inputs))
     for each in (inputs, *others):
         with torch.no_grad():
             assert_computes(graph_module, model, *each)

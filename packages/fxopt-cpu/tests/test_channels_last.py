@@ -56,8 +56,7 @@ CASES: dict[str, tuple[Callable[[Any, Tensor], Any], int]] = {
 def test_results_are_laid_out_as_before(case: str, form: Form) -> None:
     function, count = CASES[case]
     model = Computes(function, **layers())
-    check(FuseConvolutions(), model, X, form=form, others=OTHERS)
-    graph_module = FuseConvolutions()(graph_of(model, form, X))
+    graph_module = check(FuseConvolutions(), model, X, form=form, others=OTHERS)
     assert [layer.memory_format for layer in packed(graph_module)].count("channels_last") == count
     found, expected = graph_module(X), model(X)
     for one, other in zip(*((t,) if isinstance(t, Tensor) else t for t in (found, expected)), strict=True):

@@ -27,6 +27,7 @@ from fxopt_rewrite import infer_shapes
 pytest.importorskip("fxopt_cpu")
 pytestmark = pytest.mark.skipif(isa() not in ISAS[1:], reason="convolutions are planned on processors with AVX2")
 
+Make = Callable[[nn.Module, Tensor], GraphModule]
 PACKED = "fold-batch-norm,fuse-convolutions,plan-regions"
 
 
@@ -61,9 +62,7 @@ def traced(model: nn.Module, x: Tensor) -> GraphModule:
 
 @torch.no_grad()
 @pytest.mark.parametrize(("groups", "made"), [(24, planned), (2, traced), (4, traced), (12, traced)])
-def test_a_model_with_every_kind_of_step_is_one_plan(
-    groups: int, made: Callable[[nn.Module, Tensor], GraphModule]
-) -> None:
+def test_a_model_with_every_kind_of_step_is_one_plan(groups: int, made: Make) -> None:
     model = Block(groups).eval()
     graph_module = made(copy.deepcopy(model), torch.randn(2, 3, 32, 32))
     gc.collect()
@@ -161,9 +160,7 @@ BARE: list[tuple[nn.Module, list[str]]] = [(Branches(affine=False), STATISTICS),
     ("made", "model", "names"),
     [*((planned, *each) for each in WHOLE), *((traced, *each) for each in (*WHOLE, *BARE))],
 )
-def test_layers_of_torch_are_planned_and_their_changes_seen(
-    made: Callable[[nn.Module, Tensor], GraphModule], model: nn.Module, names: list[str]
-) -> None:
+def test_layers_of_torch_are_planned_and_their_changes_seen(made: Make, model: nn.Module, names: list[str]) -> None:
     model, x = copy.deepcopy(model).eval(), torch.randn(2, 3, 8, 8)
     graph_module = made(model, x)
     assert len(list(regions_of(graph_module))) == 1
@@ -214,9 +211,7 @@ class Pyramid(nn.Module):
 
 @torch.no_grad()
 @pytest.mark.parametrize(("mode", "made"), [("nearest", planned), ("nearest-exact", traced)])
-def test_enlarged_and_concatenated_images_are_planned(
-    mode: str, made: Callable[[nn.Module, Tensor], GraphModule]
-) -> None:
+def test_enlarged_and_concatenated_images_are_planned(mode: str, made: Make) -> None:
     model = Pyramid(mode).eval()
     graph_module = made(model, torch.randn(2, 3, 16, 16))
     assert len(list(regions_of(graph_module))) == 1
