@@ -16,8 +16,11 @@ from torch.fx import GraphModule
 from fxopt_arith import ChangeTrueDivToMulByInverse
 from fxopt_core import iter_nodes
 from fxopt_testing import assert_rewrites
-from fxopt_testing.forms import Form
-from fxopt_testing.rewrites import FORMS, graph_of, refused
+from fxopt_testing.forms import TRACED, Form
+from fxopt_testing.rewrites import graph_of, refused
+
+# By day, dynamic sizes stand for fixed ones.
+FORMS = [*TRACED, "export-dynamic", pytest.param("export", marks=pytest.mark.nightly)]
 
 
 class Apply(nn.Module):
@@ -107,7 +110,7 @@ def test_powers_of_two_are_exact(dtype: torch.dtype, constant: float) -> None:
 
 
 @given(constant=st.floats(allow_nan=True, allow_infinity=True) | st.integers(-(2**63), 2**63 - 1), known=st.booleans())
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=settings().max_examples // 3, deadline=None)
 def test_any_constant_is_safe(constant: float, known: bool) -> None:
     graph_module = (
         graph_of(Apply(lambda x: x / constant), "modules", torch.ones(3)) if known else traced(lambda x: x / constant)

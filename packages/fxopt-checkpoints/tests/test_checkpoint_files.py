@@ -62,7 +62,7 @@ def test_tensors_are_read_in_any_order(tmp_path: Path, dtype: torch.dtype) -> No
 
 
 def test_memory_of_a_file_is_given_back(tmp_path: Path) -> None:
-    write_safetensors(tmp_path / "model.safetensors", {f"x{n}": torch.ones(1 << 18) for n in range(32)})
+    write_safetensors(tmp_path / "model.safetensors", {f"x{n}": torch.ones(1 << 18) for n in range(8)})
     stored = stored_tensors(tmp_path)
     file = str(tmp_path.resolve() / "model.safetensors")  # other tests of this process have models mapped too
 

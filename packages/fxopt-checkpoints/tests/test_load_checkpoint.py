@@ -220,9 +220,8 @@ def test_without_strict_what_is_complete_is_loaded(tmp_path: Path, trained: nn.M
     assert torch.equal(graph_module.get_parameter("block.2.bias"), trained.state_dict()["block.2.bias"])
 
 
-@pytest.mark.parametrize("on_meta", [True, False], ids=["meta", "values"])
 @pytest.mark.parametrize(
-    "error", [CheckpointError("it cannot be read"), KeyboardInterrupt()], ids=["error", "interrupt"]
+    ("error", "on_meta"), [(CheckpointError("it cannot be read"), True), (KeyboardInterrupt(), False)], ids=str
 )
 def test_failing_midway_leaves_nothing_loaded(
     tmp_path: Path, trained: nn.Module, error: BaseException, on_meta: bool, monkeypatch: pytest.MonkeyPatch

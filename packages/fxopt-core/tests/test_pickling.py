@@ -1,4 +1,4 @@
-"""A pickled graph module comes back with its graph, in this process and in another one."""
+"""A pickled graph module comes back with its graph; `test_fresh_process` reads it in another one."""
 
 from __future__ import annotations
 
@@ -6,11 +6,8 @@ import copy
 import io
 import math
 import pickle
-import subprocess
-import sys
 import threading
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -303,35 +300,3 @@ def test_a_newer_format_is_refused() -> None:
 
     with pytest.raises(FxoptError, match="pickled in format 99, and this version reads formats up to 6; upgrade"):
         pickle.loads(pickle.dumps(Newer()))
-
-
-# another process
-
-
-READER = """
-import sys
-assert not any(name.startswith("fxopt") for name in sys.modules)
-import pickle
-for path in sys.argv[1:]:
-    with open(path, "rb") as file:
-        graph_module = pickle.load(file)
-    import torch
-    print([node.name for node in graph_module.graph.nodes])
-    print(graph_module(torch.ones(2, 3))["b"].tolist())
-    with open(path + ".again", "wb") as file:
-        pickle.dump(graph_module, file)
-"""
-
-
-def test_in_a_fresh_process(tmp_path: Path) -> None:
-    originals = {"functional": touched(functional), "again": touched(functional)}
-    for name, original in originals.items():
-        (tmp_path / name).write_bytes(pickle.dumps(original))
-    paths = [str(tmp_path / name) for name in originals]
-    command = [sys.executable, "-c", READER, *paths]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120)
-    lines = iter(done.stdout.splitlines())
-    for name, original in originals.items():
-        assert next(lines) == str([node.name for node in iter_nodes(original.graph)])
-        assert next(lines) == str(original(torch.ones(2, 3))["b"].tolist())
-        assert structure(pickle.loads((tmp_path / f"{name}.again").read_bytes())) == structure(original)

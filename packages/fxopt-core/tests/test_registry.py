@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import subprocess
 import sys
 import threading
 import types
@@ -434,14 +433,3 @@ class TestRegister:
 class TestProcessRegistry:
     def test_there_is_one(self) -> None:
         assert registry() is registry()
-
-    def test_importing_core_loads_no_plugin(self) -> None:
-        script = (
-            "import sys, fxopt_core\n"
-            "from fxopt_core import registry\n"
-            "known = registry()\n"
-            "assert known._loaded is None\n"
-            "loaded = [m for m in sys.modules if m.startswith('fxopt_') and m.split('.')[0] != 'fxopt_core']\n"
-            "assert not loaded, loaded\n"
-        )
-        subprocess.run([sys.executable, "-c", script], check=True)

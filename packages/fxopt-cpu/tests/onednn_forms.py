@@ -45,20 +45,12 @@ def check(
     transformation: ReversibleTransformation,
     model: nn.Module,
     *inputs: Tensor,
-    sites: int,
+    sites: int | None = None,
     form: Form = "modules",
     others: Sequence[tuple[Tensor, ...]] = (),
 ) -> GraphModule:
     """Assert what holds of every rewrite, and equal results without gradients, for channels-last inputs too."""
-    assert_rewrites(
-        transformation,
-        model,
-        *inputs,
-        count=sites,
-        form=form,
-        others=others,
-        gradients=False,
-    )
+    assert_rewrites(transformation, model, *inputs, count=sites, form=form, others=others, gradients=False)
     graph_module = transformation(graph_of(model, form, *inputs))
     for each in (inputs, *others):
         with torch.no_grad():

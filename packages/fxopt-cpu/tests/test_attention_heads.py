@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from itertools import product
 from typing import Any
 
 import pytest
@@ -75,9 +76,7 @@ class Attend(nn.Module):
 def _fused(model: nn.Module, *inputs: Tensor, form: Any = "modules") -> GraphModule:
     """Return a fused graph, all that a rewrite has to keep being checked before."""
     assert_rewrites(FuseAttention(), model, *inputs, count=1, form=form, gradients=False, again=False)
-    graph_module = graph_of(model, form, *inputs)
-    FuseAttention()(graph_module)
-    return graph_module
+    return FuseAttention()(graph_of(model, form, *inputs))
 
 
 X = torch.randn(B, L, 3 * H * E)
@@ -90,15 +89,15 @@ MASKS = {
 }
 
 
+BEFORE, AFTER = (_three_narrows, _five_dimensions, _chunks, _heads_first, _interleaved), (_joined, _flat, _apart)
+DAILY = [(_three_narrows, _flat, "functions"), (_interleaved, _apart, "functions"), (_chunks, _joined, "functions")]
+DAILY += [(before, _joined, "export-dynamic") for before in BEFORE]
+OTHERS = [case for case in product(BEFORE, AFTER, ("functions", "export-dynamic")) if case not in DAILY]
+
+
 @pytest.mark.parametrize(
-    ("form", "after"),
-    [
-        *(("functions", after) for after in (_joined, _flat, _apart)),
-        ("export-dynamic", _joined),
-        *(pytest.param("export-dynamic", after, marks=pytest.mark.nightly) for after in (_flat, _apart)),
-    ],
+    ("before", "after", "form"), [*DAILY, *(pytest.param(*case, marks=pytest.mark.nightly) for case in OTHERS)]
 )
-@pytest.mark.parametrize("before", [_three_narrows, _five_dimensions, _chunks, _heads_first, _interleaved])
 def test_views_of_a_merged_product(before: Any, after: Any, form: Any) -> None:
     model = Attend(before, after).eval()
     found = _fused(model, X, form=form)

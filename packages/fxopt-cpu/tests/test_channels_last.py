@@ -16,6 +16,7 @@ from torch.utils._pytree import tree_leaves
 from fxopt_core import Instrument, instrumented, iter_nodes
 from fxopt_cpu import FuseConvolutions, PackedConv2d
 from fxopt_rewrite import infer_shapes
+from fxopt_testing.forms import Form
 from fxopt_testing.rewrites import graph_of
 
 X = torch.randn(2, 3, 8, 8)
@@ -55,6 +56,20 @@ CASES: dict[str, tuple[Callable[[Any, Tensor], Any], int]] = {
 }
 
 
+@pytest.mark.parametrize("form", ["export-dynamic", pytest.param("modules", marks=pytest.mark.nightly)])
+@pytest.mark.parametrize("case", CASES)
+@torch.no_grad()
+def test_results_are_laid_out_as_before(case: str, form: Form) -> None:
+    function, count = CASES[case]
+    model = Computes(function, **layers())
+    graph_module = check(FuseConvolutions(), model, X, form=form, others=OTHERS)
+    assert [layer.memory_format for layer in packed(graph_module)].count("channels_last") == count
+    found, expected = graph_module(X), model(X)
+    for one, other in zip(*((t,) if isinstance(t, Tensor) else t for t in (found, expected)), strict=True):
+        assert one.stride() == other.stride()
+        torch.testing.assert_close(one, other)
+
+
 def strides(graph_module: GraphModule) -> dict[str, list[str]]:
     """The described strides of all values, sizes that vary as text; none where there is one element."""
     values = {node.name: node.meta.get("val") for node in iter_nodes(graph_module.graph)}
@@ -66,27 +81,15 @@ def strides(graph_module: GraphModule) -> dict[str, list[str]]:
 
 
 @pytest.mark.parametrize("case", CASES)
-@torch.no_grad()
-def test_results_are_laid_out_as_before(case: str) -> None:
-    function, count = CASES[case]
-    model = Computes(function, **layers())
-    check(
+def test_strides_are_described_as_they_are_and_come_back(case: str) -> None:
+    graph_module, transformation = (
+        graph_of(Computes(CASES[case][0], **layers()), "export-dynamic", X),
         FuseConvolutions(),
-        model,
-        X,
-        sites=len(packed(FuseConvolutions()(graph_of(model, "modules", X)))),
-        others=OTHERS,
     )
-    graph_module = graph_of(model, "export-dynamic", X)
     images = [node.meta["val"] for node in graph_module.graph.find_nodes(op="placeholder")]
-    before, transformation = strides(graph_module), FuseConvolutions()
+    before = strides(graph_module)
     described = strides(transformation(graph_module))
     assert described == strides(infer_shapes(graph_module, *images))
-    assert [layer.memory_format for layer in packed(graph_module)].count("channels_last") == count
-    found, expected = graph_module(X), model(X)
-    for one, other in zip(*((t,) if isinstance(t, Tensor) else t for t in (found, expected)), strict=True):
-        assert one.stride() == other.stride()
-        torch.testing.assert_close(one, other)
     assert strides(transformation(graph_module, reverse=True)) == before
 
 

@@ -10,7 +10,8 @@ from torch import Tensor, nn
 
 from fxopt_cpu import EmbeddingNorm, FuseNorms, SumNorm, isa
 from fxopt_testing import assert_rewrites
-from fxopt_testing.rewrites import FORMS, graph_of, refused
+from fxopt_testing.forms import TRACED
+from fxopt_testing.rewrites import graph_of, refused
 
 pytestmark = pytest.mark.skipif(isa() is None, reason="the library was not built")
 
@@ -56,6 +57,10 @@ def test_sums_of_embeddings(norm: nn.Module) -> None:
 def test_tied_embeddings_stay() -> None:
     found = assert_rewrites(FuseNorms(), Embedded(nn.LayerNorm(16), tied=True).eval(), *IDS, count=0)
     assert [reason for _, reason in refused(found)] == ["tied-parameter"]
+
+
+# By day, dynamic sizes stand for fixed ones.
+FORMS = [*TRACED, "export-dynamic", pytest.param("export", marks=pytest.mark.nightly)]
 
 
 class Written(nn.Module):

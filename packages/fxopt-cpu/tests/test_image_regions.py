@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import gc
 import random
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -26,6 +27,7 @@ from fxopt_rewrite import infer_shapes
 pytest.importorskip("fxopt_cpu")
 pytestmark = pytest.mark.skipif(isa() not in ISAS[1:], reason="convolutions are planned on processors with AVX2")
 
+Make = Callable[[nn.Module, Tensor], GraphModule]
 PACKED = "fold-batch-norm,fuse-convolutions,plan-regions"
 
 
@@ -53,11 +55,16 @@ def planned(model: nn.Module, x: Tensor) -> GraphModule:
     return registry().pipeline(PACKED)(capture(model, (x,)))
 
 
+def traced(model: nn.Module, x: Tensor) -> GraphModule:
+    """What `planned` makes, from a graph that costs less; `test_region_forms` has each call in both forms."""
+    return registry().pipeline(PACKED)(infer_shapes(torch.fx.symbolic_trace(model), x))
+
+
 @torch.no_grad()
-@pytest.mark.parametrize("groups", [24, 2, 4, 12])
-def test_a_model_with_every_kind_of_step_is_one_plan(groups: int) -> None:
+@pytest.mark.parametrize(("groups", "made"), [(24, planned), (2, traced), (4, traced), (12, traced)])
+def test_a_model_with_every_kind_of_step_is_one_plan(groups: int, made: Make) -> None:
     model = Block(groups).eval()
-    graph_module = planned(copy.deepcopy(model), torch.randn(2, 3, 32, 32))
+    graph_module = made(copy.deepcopy(model), torch.randn(2, 3, 32, 32))
     gc.collect()
     for size in ((2, 3, 32, 32), (1, 3, 32, 32), (3, 3, 32, 32)):
         x = torch.randn(*size)
@@ -97,7 +104,7 @@ def test_an_activation_in_place_after_a_sum_that_overwrites_is_planned() -> None
 
     layers = {"first": nn.Conv2d(3, 8, 1), "second": nn.Conv2d(8, 8, 3, padding=1), "third": nn.Conv2d(8, 4, 1)}
     model, x = Computes(function, **layers).eval(), torch.randn(2, 3, 8, 8)
-    graph_module = planned(model, x)
+    graph_module = traced(model, x)
     torch.testing.assert_close(graph_module(x), model(x), rtol=1e-4, atol=1e-5)
     (region,) = regions_of(graph_module)
     assert len(plans_of(graph_module)) == 1 and sum(node.op == "call_function" for node in region.nodes) == 2
@@ -141,21 +148,21 @@ class Shared(nn.Module):
 
 STATISTICS = ["second.running_mean", "second.running_var"]
 OF_SHARED = ["up.weight", "head.0.weight", "head.1.weight"]
-CHANGED: list[tuple[nn.Module, list[str]]] = [
-    (Branches(affine=False), STATISTICS),
+WHOLE: list[tuple[nn.Module, list[str]]] = [
     (Branches(), [*STATISTICS, "second.weight", "second.bias"]),
-    (Shared(bias=False), OF_SHARED),
     (Shared(), [*OF_SHARED, "up.bias", "head.0.bias"]),
 ]
+BARE: list[tuple[nn.Module, list[str]]] = [(Branches(affine=False), STATISTICS), (Shared(bias=False), OF_SHARED)]
 
 
 @torch.no_grad()
-@pytest.mark.parametrize(("model", "names"), CHANGED)
-@pytest.mark.parametrize("traced", [False, True])
-def test_layers_of_torch_are_planned_and_their_changes_seen(model: nn.Module, names: list[str], traced: bool) -> None:
+@pytest.mark.parametrize(
+    ("made", "model", "names"),
+    [*((planned, *each) for each in WHOLE), *((traced, *each) for each in (*WHOLE, *BARE))],
+)
+def test_layers_of_torch_are_planned_and_their_changes_seen(made: Make, model: nn.Module, names: list[str]) -> None:
     model, x = copy.deepcopy(model).eval(), torch.randn(2, 3, 8, 8)
-    captured = infer_shapes(torch.fx.symbolic_trace(model), x) if traced else capture(model, (x,))
-    graph_module = registry().pipeline(PACKED)(captured)
+    graph_module = made(model, x)
     assert len(list(regions_of(graph_module))) == 1
 
     def agree(*inputs: Tensor) -> None:
@@ -203,10 +210,10 @@ class Pyramid(nn.Module):
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("mode", ["nearest", "nearest-exact"])
-def test_enlarged_and_concatenated_images_are_planned(mode: str) -> None:
+@pytest.mark.parametrize(("mode", "made"), [("nearest", planned), ("nearest-exact", traced)])
+def test_enlarged_and_concatenated_images_are_planned(mode: str, made: Make) -> None:
     model = Pyramid(mode).eval()
-    graph_module = planned(model, torch.randn(2, 3, 16, 16))
+    graph_module = made(model, torch.randn(2, 3, 16, 16))
     assert len(list(regions_of(graph_module))) == 1
     for size in ((2, 3, 16, 16), (1, 3, 17, 23), (1, 3, 33, 9), (1, 3, 101, 3)):  # some are no multiples
         x = torch.randn(*size)
@@ -228,7 +235,7 @@ def test_images_are_enlarged_whichever_way_they_are_given(named: bool) -> None:
     layers = {"one": nn.Conv2d(1, 4, 1), "two": nn.Conv2d(4, 4, 1), "three": nn.Conv2d(4, 1, 1)}
     model = Computes(function, **layers, up=nn.Upsample(scale_factor=3), norm=nn.BatchNorm2d(1)).eval()
     x = torch.randn(2, 1, 5, 7)
-    graph_module = registry().pipeline(PACKED)(infer_shapes(torch.fx.symbolic_trace(model), x))
+    graph_module = traced(model, x)
     for each in (x, torch.randn(1, 1, 4, 4), torch.randn(0, 1, 5, 7)):
         for _ in range(2):
             torch.testing.assert_close(graph_module(each), model(each), rtol=1e-4, atol=1e-5, equal_nan=True)
@@ -256,12 +263,12 @@ def test_sums_in_place_that_torch_refuses_are_refused() -> None:
 @torch.no_grad()
 def test_images_that_are_enlarged_by_means_are_not_planned() -> None:
     model, x = Pyramid("bilinear").eval(), torch.randn(1, 3, 16, 16)
-    graph_module = planned(model, x)
+    graph_module = traced(model, x)
     torch.testing.assert_close(graph_module(x), model(x), rtol=1e-4, atol=1e-5)
-    assert "upsample_bilinear2d" in {getattr(node.target, "_opname", "") for node in graph_module.graph.nodes}
+    by_means = {node.name for node in graph_module.graph.nodes if node.target is F.interpolate}
     regions = [{node.name for node in region.nodes} for region in regions_of(graph_module)]
-    assert regions
-    assert not any("bilinear" in name for names in regions for name in names)
+    assert regions and len(by_means) == 2
+    assert not any(by_means & names for names in regions)
 
 
 @torch.no_grad()
@@ -274,7 +281,7 @@ def test_concatenations_are_planned_by_all_names_of_their_dimension_and_not_into
     layers = {"one": nn.Conv2d(3, 3, 1), "two": nn.Conv2d(6, 3, 1), "three": nn.Conv2d(6, 3, 1)}
     model, x = Computes(function, **layers, four=nn.Conv2d(3, 3, 1)).eval(), torch.randn(2, 3, 8, 8)
     model.memory = torch.zeros(0)
-    graph_module = registry().pipeline(PACKED)(infer_shapes(torch.fx.symbolic_trace(model), x))
+    graph_module = traced(model, x)
     wanted = model(x)
     for _ in range(2):
         torch.testing.assert_close(graph_module(x), wanted, rtol=1e-4, atol=1e-5)
@@ -304,7 +311,8 @@ def test_sums_in_place_are_planned_where_nobody_else_reads_the_summand() -> None
 @torch.no_grad()
 def test_undo_gives_the_code_back() -> None:
     model, x = Block().eval(), torch.randn(2, 3, 32, 32)
-    graph_module = registry().pipeline(PACKED.removesuffix(",plan-regions"))(capture(model, (x,)))
+    graph_module = infer_shapes(torch.fx.symbolic_trace(model), x)
+    registry().pipeline(PACKED.removesuffix(",plan-regions"))(graph_module)
     before = graph_module.code
     PlanRegions()(graph_module)
     assert "run_plan" in graph_module.code
@@ -316,7 +324,7 @@ def test_undo_gives_the_code_back() -> None:
 def test_means_of_images_too_large_for_a_window_run_by_torch() -> None:
     model = nn.Sequential(nn.Conv2d(1, 4, 1), nn.Conv2d(4, 4, 1), nn.AdaptiveAvgPool2d(1), nn.Conv2d(4, 2, 1)).eval()
     x = torch.randn(2, 1, 2, 5000)
-    graph_module = planned(model, x)
+    graph_module = traced(model, x)
     for _ in range(3):
         torch.testing.assert_close(graph_module(x), model(x), rtol=1e-4, atol=1e-5)
     assert not plans_of(graph_module)  # a plan would be given up at each call
@@ -412,11 +420,13 @@ class Drawn(nn.Module):
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("seed", range(24))
+@pytest.mark.parametrize(
+    "seed", [pytest.param(seed, marks=() if seed < 8 else pytest.mark.nightly) for seed in range(24)]
+)
 def test_values_may_lie_within_concatenations_whoever_else_reads_them(seed: int) -> None:
     torch.manual_seed(seed)
     model, x = Drawn(seed).eval(), torch.randn(2, 3, 8, 6)
-    graph_module = registry().pipeline(PACKED)(infer_shapes(torch.fx.symbolic_trace(model), x))
+    graph_module = traced(model, x)
     expected = model(x)
     for _ in range(2):
         torch.testing.assert_close(graph_module(x), expected, rtol=1e-4, atol=1e-4)
@@ -433,7 +443,7 @@ def test_concatenations_of_results_copy_nothing() -> None:
     layers = nn.ModuleList(nn.Conv2d(8 * (place + 1), 8, 3, padding=1) for place in range(4))
     model = nn.Sequential(nn.Conv2d(3, 8, 1), Computes(function, layers=layers), nn.Conv2d(40, 3, 1)).eval()
     x = torch.randn(1, 3, 8, 8)
-    graph_module = planned(model, x)
+    graph_module = traced(model, x)
     torch.testing.assert_close(graph_module(x), model(x), rtol=1e-4, atol=1e-5)
     (plan,) = plans_of(graph_module)
     assert plan.arena == (40 + 3) * 64 * 4  # the widest concatenation, in which all others lie, and the result

@@ -40,7 +40,7 @@ class Layer(nn.Module):
 
 
 class Encoder(nn.Module):
-    def __init__(self, layers: int = 2) -> None:
+    def __init__(self, layers: int = 1) -> None:
         super().__init__()
         self.words, self.places, self.norm = nn.Embedding(50, WIDTH), nn.Embedding(20, WIDTH), nn.LayerNorm(WIDTH)
         self.layers = nn.ModuleList(Layer() for _ in range(layers))
@@ -74,17 +74,22 @@ def _same(found: Any, wanted: Any) -> None:
         torch.testing.assert_close(one, other, atol=2e-5, rtol=1e-4)
 
 
+def made(layers: int) -> Encoder:
+    torch.manual_seed(0)
+    model = Encoder(layers).eval()
+    for norm in (module for module in model.modules() if isinstance(module, nn.LayerNorm)):
+        nn.init.normal_(norm.weight, 1.0, 0.2)
+    return model
+
+
 @pytest.fixture
 def model() -> Encoder:
-    torch.manual_seed(0)
-    made = Encoder().eval()
-    for norm in (module for module in made.modules() if isinstance(module, nn.LayerNorm)):
-        nn.init.normal_(norm.weight, 1.0, 0.2)
-    return made
+    return made(1)
 
 
 @torch.no_grad()
-def test_one_call_for_all_and_plans_by_kind(model: Encoder, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_call_for_all_and_plans_by_kind(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = made(2)
     graph_module = _fused(model)
     calls = [node for node in graph_module.graph.nodes if node.op.startswith("call") and "guards" not in node.name]
     assert len(calls) == 1 + 2 * 5 + 2  # embeddings, five for each layer, the first row and the head

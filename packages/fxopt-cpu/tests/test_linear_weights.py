@@ -17,11 +17,13 @@ from fxopt_capture import capture, load, save
 from fxopt_checkpoints import load_original_state_dict, original_state_dict
 from fxopt_core import NotReversibleError, history, undo
 from fxopt_cpu import FuseLinears, calibrated, isa
-from fxopt_testing.forms import Form
-from fxopt_testing.rewrites import FORMS, graph_of, refusals, refused, structure
+from fxopt_testing.forms import TRACED, Form
+from fxopt_testing.rewrites import graph_of, refusals, refused, structure
 from fxopt_tools.verification.bounds import promise_of
 
 pytestmark = pytest.mark.skipif(isa() is None, reason="the library was not built")
+# By day, dynamic sizes stand for fixed ones.
+FORMS = [*TRACED, "export-dynamic", pytest.param("export", marks=pytest.mark.nightly)]
 SMALL = FuseLinears(weights="int8", min_weights=1)
 NARROW = FuseLinears(weights="bfloat16")
 has_bfloat16 = isa() in ("avx512bf16", "amx")

@@ -126,13 +126,18 @@ def test_without_the_originals_there_is_no_way_back(model: nn.Module) -> None:
     assert len(layers(graph_module)) == count(model)
 
 
-@pytest.mark.parametrize("options", [{}, {"keep_originals": True}, {"activations": "static"}], ids=str)
+@pytest.mark.parametrize(
+    ("cls", "options"),
+    [(Mlp, {}), (Mlp, {"keep_originals": True}), (Net, {}), (Net, {"activations": "static"})],
+    ids=str,
+)
 @torch.no_grad()
 def test_copies_pickles_and_archives_compute_the_same(
-    model: nn.Module, options: dict[str, Any], tmp_path: Path
+    cls: type[nn.Module], options: dict[str, Any], tmp_path: Path
 ) -> None:
-    x, other = inputs(model), type(model)().eval()
-    graph_module = capture(model, (x,))
+    model, other = cls().eval(), cls().eval()
+    x = inputs(model)
+    graph_module = capture(model, (x,), dynamic_shapes=({},))
     with calibrated(graph_module, [x]):
         graph_module = rounding(model, **options)(graph_module)
     expected = graph_module(x)
@@ -169,7 +174,7 @@ def test_static_ranges_need_calls_that_reach_the_layer(model: nn.Module) -> None
 
 def test_static_layers_are_undone_where_the_originals_are_kept(model: nn.Module) -> None:
     x = inputs(model)
-    graph_module = capture(model, (x,))
+    graph_module = graph_of(model, "modules", x)
     with calibrated(graph_module, [x]):
         rounding(model, activations="static", keep_originals=True)(graph_module)
     undo(graph_module)

@@ -99,7 +99,8 @@ BETWEEN: dict[str, Between] = {
 
 
 def optimized(model: nn.Module, x: Tensor, form: str) -> GraphModule:
-    traced = capture(model, (x,)) if form == "exported" else infer_shapes(symbolic_trace(model), x)
+    exported = form == "exported"
+    traced = capture(model, (x,), dynamic_shapes=({},)) if exported else infer_shapes(symbolic_trace(model), x)
     return registry().pipeline("cpu-inference")(traced)
 
 

@@ -74,7 +74,7 @@ STACKS: dict[str, tuple[Callable[[], nn.Module], tuple[Tensor, ...]]] = {
         lambda: nn.TransformerEncoderLayer(8, 2, 16, batch_first=True, norm_first=True), (X,)
     ),
     "decoder": (
-        lambda: nn.TransformerDecoder(nn.TransformerDecoderLayer(8, 2, 16, batch_first=True), 2), (X, MEMORY)
+        lambda: nn.TransformerDecoder(nn.TransformerDecoderLayer(8, 2, 16, batch_first=True), 1), (X, MEMORY)
     ),
 }  # fmt: skip
 

@@ -16,8 +16,8 @@ from torch.fx import GraphModule, Tracer
 from fxopt_core import history, iter_nodes
 from fxopt_linear import FuseBiasInLinear, MergeLinears
 from fxopt_testing import assert_rewrites
-from fxopt_testing.forms import Form
-from fxopt_testing.rewrites import FORMS, graph_of, refused, structure
+from fxopt_testing.forms import TRACED, Form
+from fxopt_testing.rewrites import graph_of, refused, structure
 
 
 class Conv1D(nn.Module):
@@ -63,6 +63,10 @@ def leaves(model: nn.Module) -> GraphModule:
             return isinstance(m, Conv1D) or super().is_leaf_module(m, module_qualified_name)
 
     return GraphModule(model, Leaves().trace(model))
+
+
+# By day, dynamic sizes stand for fixed ones.
+FORMS = [*TRACED, "export-dynamic", pytest.param("export", marks=pytest.mark.nightly)]
 
 
 @pytest.mark.parametrize("form", FORMS)

@@ -15,9 +15,11 @@ from torch.fx import GraphModule
 from fxopt_core import history
 from fxopt_norm import FuseBatchNorm1dInConv1d, FuseBatchNorm1dInLinear, FuseBatchNorm2dInConv2d
 from fxopt_testing import assert_left_alone, assert_rewrites
-from fxopt_testing.forms import Form
-from fxopt_testing.rewrites import FORMS, graph_of, refused
+from fxopt_testing.forms import TRACED, Form
+from fxopt_testing.rewrites import graph_of, refused
 
+# By day, dynamic sizes stand for fixed ones.
+FORMS = [*TRACED, "export-dynamic", pytest.param("export", marks=pytest.mark.nightly)]
 BETWEEN: dict[str, Callable[[Any, Tensor], Tensor]] = {
     "dropout": lambda m, x: m.drop(x),
     "identity": lambda m, x: m.same(x),

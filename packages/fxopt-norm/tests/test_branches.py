@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Callable
+from itertools import product
 from typing import Any
 
 import pytest
@@ -17,7 +18,7 @@ from fxopt_core import NotReversibleError, registry, undo
 from fxopt_norm import MergeParallelConvolutions
 from fxopt_testing import assert_left_alone, assert_rewrites
 from fxopt_testing.forms import Form
-from fxopt_testing.rewrites import FORMS, graph_of
+from fxopt_testing.rewrites import graph_of
 
 MERGE = MergeParallelConvolutions()
 X = torch.randn(2, 4, 7, 6, generator=torch.Generator().manual_seed(0))
@@ -81,18 +82,20 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
 }
 
 
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("name", MODELS)
+IN_FORMS = product(("repvgg", "same", "mobileone"), ("functions", "export-dynamic"))
+
+
+@pytest.mark.parametrize(("name", "form"), [*((name, "modules") for name in MODELS), *IN_FORMS])
 def test_branches_become_one_convolution(name: str, form: Form) -> None:
-    if name == "reflect" and form != "modules":
-        pytest.skip("these forms pad by an operation of their own")
     merged = assert_rewrites(MERGE, MODELS[name](), X, count=1, form=form, refused=(), others=OTHERS)
     left = [key for key in merged.state_dict() if not key.startswith("norm.")]
     assert left == [key for key in left if "_merged." in key] and len(left) == (1 if name == "no bias" else 2)
 
 
-@pytest.mark.parametrize("name", MODELS)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+OTHER_DTYPES = [("biased", torch.float64), ("biased", torch.bfloat16)]
+
+
+@pytest.mark.parametrize(("name", "dtype"), [*((name, torch.float32) for name in MODELS), *OTHER_DTYPES])
 def test_checkpoints_go_in_and_out(name: str, dtype: torch.dtype) -> None:
     x, old, new = X.to(dtype), MODELS[name]().to(dtype), MODELS[name]().to(dtype)
     graph_module = MERGE(graph_of(old, "modules", x), expect=1)
@@ -260,7 +263,7 @@ def test_a_long_sum_is_one_site() -> None:
             total = each(x) + total
         return total
 
-    model = Computes(forward, **{f"c{place}": nn.Conv2d(4, 4, 1) for place in range(300)})
+    model = Computes(forward, **{f"c{place}": nn.Conv2d(4, 4, 1) for place in range(100)})
     MERGE(graph_of(model, "modules", X), expect=1)
 
 

@@ -218,7 +218,7 @@ def test_the_drawing_has_every_node_once(small: tuple[GraphModule, GraphModule])
 
 def test_notebooks_show_a_drawing_or_a_line(small: tuple[GraphModule, GraphModule]) -> None:
     assert "<svg" in picture(small[1])._repr_html_()
-    large = layers(1800)
+    large = layers(600)
     MergeLinears()(large)
     assert "nodes to draw: write a report" in picture(large)._repr_html_()
     assert picture(traced(nn.Sequential()))._repr_html_() == "<p>nothing changed</p>"

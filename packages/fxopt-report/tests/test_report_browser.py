@@ -1,4 +1,4 @@
-"""Reports in headless Chromium: they open without a complaint, quickly, and can be searched, zoomed and gone through.
+"""Reports in headless Chromium: they open without a complaint, can be searched, zoomed, gone through and saved.
 
 Skipped where there is no playwright, or no Chromium: `CHROMIUM` names one that is not on the path.
 """
@@ -6,15 +6,20 @@ Skipped where there is no playwright, or no Chromium: `CHROMIUM` names one that 
 from __future__ import annotations
 
 import os
+import re
 import shutil
+import struct
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from xml.etree import ElementTree
 
 import pytest
 import torch
 from reporting_models import Small, hostile, layers, traced
+from torch.export import Dim
 
+from fxopt_capture.capture import capture
 from fxopt_core import compose
 from fxopt_linear.merge_linears import MergeLinears
 from fxopt_norm.convolutions import FuseBatchNorm2dInConv2d
@@ -32,6 +37,26 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::ResourceWarning"),  # playwright's, of pipes that it closes late
 ]
 Opener = Callable[..., "Page"]
+SVG = "{http://www.w3.org/2000/svg}"
+NODES = 600
+
+
+def written(model: Any, path: Path) -> Path:
+    """A report on a model, in a file."""
+    return report(None, model, title="A model").save(path)
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The report on a model with two rewrites and a refusal."""
+    graph_module = compose(FuseBatchNorm2dInConv2d(), MergeLinears())(traced(Small()))
+    return written(graph_module, tmp_path_factory.mktemp("small") / "small.html")
+
+
+@pytest.fixture(scope="module")
+def long(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The report on a model of many layers."""
+    return written(MergeLinears()(layers(NODES)), tmp_path_factory.mktemp("long") / "long.html")
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +81,7 @@ def opened(browser: Browser, tmp_path: Path) -> Iterator[Opener]:
         dialog.dismiss()
 
     def opener(model: Any, **options: Any) -> Page:
-        path = report(None, model, title="A model").save(tmp_path / f"{len(pages)}.html")
+        path = model if isinstance(model, Path) else written(model, tmp_path / f"{len(pages)}.html")
         page = browser.new_page(**{"viewport": {"width": 1400, "height": 1000}, **options})
         page.on("console", lambda message: complaints.append(message.text))
         page.on("pageerror", lambda error: complaints.append(str(error)))
@@ -76,19 +101,13 @@ def opened(browser: Browser, tmp_path: Path) -> Iterator[Opener]:
     assert len(asked) == len(pages)
 
 
-@pytest.fixture
-def small() -> Any:
-    """A model with two rewrites and a refusal."""
-    return compose(FuseBatchNorm2dInConv2d(), MergeLinears())(traced(Small()))
-
-
 def settle(page: Page) -> None:
     """Wait until what was asked for is drawn."""
     page.evaluate("() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
 
 
 @pytest.mark.parametrize("width", [1440, 390])
-def test_graphs_begin_at_the_top_of_their_panes_and_fit_their_width(small: Any, opened: Opener, width: int) -> None:
+def test_graphs_begin_at_the_top_of_their_panes_and_fit_their_width(small: Path, opened: Opener, width: int) -> None:
     page = opened(small, viewport={"width": width, "height": 900})
     for pane in ("before", "after"):
         outer = page.locator(f"#pane-{pane}").bounding_box()
@@ -112,7 +131,7 @@ def zoomed(page: Page) -> int:
     return int(str(page.locator("#zoom").text_content()).split()[0])
 
 
-def test_nodes_are_drawn_and_marked(opened: Opener, small: Any) -> None:
+def test_nodes_are_drawn_and_marked(opened: Opener, small: Path) -> None:
     page = opened(small)
     assert marked(page, "before", "removed") == {"conv", "norm", "q", "k"}
     assert marked(page, "after", "added") == {"conv_folded", "q_k_merged", "narrow", "narrow_1"}
@@ -120,7 +139,7 @@ def test_nodes_are_drawn_and_marked(opened: Opener, small: Any) -> None:
     assert page.locator("#pane-after .edge").count() > 0
 
 
-def test_choosing_a_node_leads_to_the_other_graph_and_back(opened: Opener, small: Any) -> None:
+def test_choosing_a_node_leads_to_the_other_graph_and_back(opened: Opener, small: Path) -> None:
     page = opened(small)
     page.locator("#pane-after .node.added", has_text="q_k_merged").click()
     side = page.locator("#side")
@@ -134,7 +153,7 @@ def test_choosing_a_node_leads_to_the_other_graph_and_back(opened: Opener, small
     assert "Nothing is selected" in str(side.text_content())
 
 
-def test_rows_of_the_tables_show_their_nodes(opened: Opener, small: Any) -> None:
+def test_rows_of_the_tables_show_their_nodes(opened: Opener, small: Path) -> None:
     page = opened(small)
     page.get_by_role("button", name="Show q + k in the picture").click()
     assert {"q", "k"} == marked(page, "before", "chosen")
@@ -143,8 +162,8 @@ def test_rows_of_the_tables_show_their_nodes(opened: Opener, small: Any) -> None
     assert "v" in marked(page, "after", "chosen")
 
 
-def test_search_finds_goes_on_and_lets_go(opened: Opener) -> None:
-    page = opened(MergeLinears()(layers(300)))
+def test_search_finds_goes_on_and_lets_go(opened: Opener, long: Path) -> None:
+    page = opened(long)
     page.keyboard.press("/")
     page.keyboard.type("blocks.7 merged")
     assert page.locator("#found").text_content() == "1 found"
@@ -156,13 +175,13 @@ def test_search_finds_goes_on_and_lets_go(opened: Opener) -> None:
     assert page.locator("#found").text_content() == "0 found"
     page.locator("#search").fill("layernorm")
     found = int(str(page.locator("#found").text_content()).split()[0])
-    assert found == 300 // 12
+    assert found == NODES // 12
     page.keyboard.press("Escape")
     assert page.locator("#found").text_content() == ""
 
 
-def test_wheel_buttons_and_keys_zoom_and_move(opened: Opener, small: Any) -> None:
-    page = opened(MergeLinears()(layers(300)))
+def test_wheel_buttons_and_keys_zoom_and_move(opened: Opener, long: Path) -> None:
+    page = opened(long)
     start = zoomed(page)
     page.get_by_role("button", name="Zoom in").click()
     assert zoomed(page) > start
@@ -195,9 +214,9 @@ def test_wheel_buttons_and_keys_zoom_and_move(opened: Opener, small: Any) -> Non
     assert world.get_attribute("transform") != before
 
 
-def test_changes_can_be_gone_through(opened: Opener) -> None:
-    page = opened(MergeLinears()(layers(300)))
-    count = 300 // 12
+def test_changes_can_be_gone_through(opened: Opener, long: Path) -> None:
+    page = opened(long)
+    count = NODES // 12
     for key, text in (
         ("n", f"1 of {count}"),
         ("n", f"2 of {count}"),
@@ -211,7 +230,7 @@ def test_changes_can_be_gone_through(opened: Opener) -> None:
         assert len(marked(page, "after", "chosen")) == 4
 
 
-def test_without_scripts_there_are_the_tables(opened: Opener, small: Any) -> None:
+def test_without_scripts_there_are_the_tables(opened: Opener, small: Path) -> None:
     page = opened(small, java_script_enabled=False)
     assert page.get_by_text("The picture needs scripts").is_visible()
     assert not page.locator("#stage").is_visible()
@@ -229,13 +248,16 @@ def test_hostile_text_does_nothing(opened: Opener) -> None:
     assert page.locator("script").count() == 2
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_text_stands_out_from_what_is_behind_it(opened: Opener, small: Any, scheme: str) -> None:
+def test_text_stands_out_from_what_is_behind_it(opened: Opener, small: Path) -> None:
     """Contrast of 4.5 to 1 at least, in both colour schemes, for text and for the texts of nodes."""
-    page = opened(small, color_scheme=scheme)
-    ratios: dict[str, float] = page.evaluate(CONTRAST)
-    assert ratios
-    assert min(ratios.values()) >= 4.5, ratios
+    page = opened(small, color_scheme="light")
+    light: dict[str, float] = page.evaluate(CONTRAST)
+    page.emulate_media(color_scheme="dark")
+    dark: dict[str, float] = page.evaluate(CONTRAST)
+    assert light != dark
+    for ratios in (light, dark):
+        assert ratios
+        assert min(ratios.values()) >= 4.5, ratios
 
 
 CONTRAST = """() => {
@@ -258,18 +280,18 @@ CONTRAST = """() => {
 }"""
 
 
-def test_five_thousand_nodes_can_be_zoomed_and_searched(opened: Opener) -> None:
-    torch.manual_seed(0)
-    page = opened(MergeLinears()(layers(5100)))
+@pytest.mark.parametrize("nodes", [NODES, pytest.param(5100, marks=pytest.mark.nightly)])
+def test_many_nodes_can_be_zoomed_and_searched(opened: Opener, long: Path, nodes: int) -> None:
+    page = opened(long if nodes == NODES else MergeLinears()(layers(nodes)))
     page.keyboard.press("0")
     settle(page)
     assert page.locator(".node").count() == 0, "from afar, nodes are drawn in one path of each kind"
     page.keyboard.press("1")
     settle(page)
-    assert 0 < page.locator(".node").count() < 600, "only what is in view is drawn"
+    assert 0 < page.locator(".node").count() < 200, "only what is in view is drawn"
     page.locator("#search").fill("relu")
     page.keyboard.press("Enter")
-    assert page.locator("#found").text_content() == f"1 of {5100 // 12}"
+    assert page.locator("#found").text_content() == f"1 of {nodes // 12}"
 
 
 def test_modules_fold_into_boxes_and_unfold(opened: Opener) -> None:
@@ -294,3 +316,42 @@ def test_modules_fold_into_boxes_and_unfold(opened: Opener) -> None:
     page.keyboard.press("Enter")  # what is found is unfolded
     assert not marked(page, "after", "folded") - {"0.0"}
     assert "_0_2_0" in marked(page, "after", "chosen")
+
+
+def test_svg_and_png_hold_both_graphs(opened: Opener, small: Path, tmp_path: Path) -> None:
+    page = opened(small)
+    drawings = {}
+    for kind in ("SVG", "PNG"):
+        with page.expect_download() as download:
+            page.get_by_role("button", name=f"Save the graph as {kind}").click()
+        assert download.value.suggested_filename == f"A-model.{kind.lower()}"
+        download.value.save_as(tmp_path / kind)
+        drawings[kind] = (tmp_path / kind).read_bytes()
+
+    text = drawings["SVG"].decode()
+    assert "var(--" not in text
+    assert "<script" not in text
+    drawn = ElementTree.fromstring(text)
+    nodes = [group for group in drawn.iter(f"{SVG}g") if "node" in group.get("class", "").split()]
+    assert len(nodes) == 20
+    assert {"conv", "conv_folded", "q_k_merged"} <= {str(node.findtext(f"{SVG}title")).split("\n")[0] for node in nodes}
+    assert sum("edge" in path.get("class", "") for path in drawn.iter(f"{SVG}path")) >= 4
+
+    assert drawings["PNG"].startswith(b"\x89PNG")
+    width, height = struct.unpack(">II", drawings["PNG"][16:24])
+    assert (width, height) == tuple(int(2 * float(drawn.attrib[side])) for side in ("width", "height"))
+    assert len(drawings["PNG"]) > width * height / 400, "a blank picture is smaller"
+
+
+def test_the_page_fits_a_phone_and_shapes_stand_beside_edges(opened: Opener) -> None:
+    page = opened(capture(Small(hook=False).eval(), torch.randn(2, 3, 16, 16), dynamic_shapes=({0: Dim.AUTO},)))
+    settle(page)
+    shapes = page.locator("#pane-after .shape").all_text_contents()
+    assert any(re.findall(r"\d+", shape)[-3:] == ["3", "16", "16"] for shape in shapes), shapes
+    page.set_viewport_size({"width": 390, "height": 844})
+    settle(page)
+    assert page.evaluate("document.documentElement.scrollWidth") <= 390
+    for label in ("Zoom in", "Save the graph as PNG"):
+        box = page.get_by_role("button", name=label).bounding_box()
+        assert box is not None
+        assert box["x"] + box["width"] <= 390

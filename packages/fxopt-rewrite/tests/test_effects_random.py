@@ -224,7 +224,7 @@ def shares(one: object, other: object) -> bool:
     return bool(storages(one) & storages(other))
 
 
-@settings(max_examples=250, deadline=None)
+@settings(deadline=None)
 @given(CHOICES, RETURNED)
 def test_whatever_is_written_or_shared_was_foretold(choices: list[tuple[int, int, int]], returned: set[int]) -> None:
     graph_module = build(choices, returned, expose=True)
@@ -251,7 +251,7 @@ class Slicing(SlicingRun):
         return [*tensors_of(self.run(*given_inputs)), *given_inputs, *self.module.state_dict().values()]
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=settings().max_examples // 2, deadline=None)
 @given(CHAINS, RETURNED, st.booleans())
 def test_where_no_own_memory_is_needed_a_slice_goes_unnoticed(
     choices: list[tuple[int, int, int]], returned: set[int], shapes_known: bool
@@ -273,7 +273,7 @@ def test_where_no_own_memory_is_needed_a_slice_goes_unnoticed(
             torch.testing.assert_close(found, expected, equal_nan=True, rtol=1e-4, atol=1e-4)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=settings().max_examples // 3, deadline=None)
 @given(CHOICES, RETURNED)
 def test_inferred_shapes_are_those_of_a_run(choices: list[tuple[int, int, int]], returned: set[int]) -> None:
     graph_module = build(choices, returned, expose=True)

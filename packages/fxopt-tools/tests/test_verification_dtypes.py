@@ -27,7 +27,7 @@ def gives(expected: Any, found: Any, **stated: Any) -> VerificationReport:
 @pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")
 @pytest.mark.parametrize("dtype", [*FLOATS, *COMPLEX, *WHOLE], ids=str)
 def test_every_dtype_agrees_with_itself_and_one_is_not_zero(dtype: torch.dtype) -> None:
-    for shape in ((), (3,), (2, 1, 2)):
+    for shape in ((), (2, 1, 2)):
         one, zero = torch.ones(shape).to(dtype), torch.zeros(shape).to(dtype)
         assert gives(one, one.clone()) and gives(zero, zero.clone())
         assert not gives(one, zero) and not gives(zero, one)
