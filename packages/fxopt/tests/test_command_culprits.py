@@ -71,7 +71,7 @@ class TestBisect:
 
     def test_nothing_to_find(self) -> None:
         assert "no culprit" in fxopt("bisect", ATTENTION, code=9).stdout
-        data = fxopt_json("bisect", ATTENTION, code=9)
+        data = fxopt_json("bisect", ATTENTION, "-p", "merge-linears", code=9)
         assert data["verdict"] == "never-fails"
         assert data["culprit"] is None
 

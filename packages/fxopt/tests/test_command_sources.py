@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from command_models import attention, seeded
-from command_runs import fxopt, fxopt_json, process
+from command_runs import fxopt, fxopt_json
 from torch import Tensor, nn
 
 from fxopt.commands.models.inputs import drawn
@@ -151,10 +151,6 @@ class TestFactories:
         (folder / "tuples.py").write_text("def make():\n    return 1, 2\ndef nothing():\n    return ()\n")
         assert "returned a tuple; expected a model" in failure("tuples:make")
         assert "returned a tuple; expected a model" in failure("tuples:nothing")
-
-    def test_a_model_that_cannot_be_captured(self, folder: Path) -> None:
-        said = process("optimize", "command_models:branching", "-o", "out.fxopt", folder=folder).stderr
-        assert said.startswith("error: Branching cannot be captured"), "torch logs what it cannot guard on"
 
     def test_a_graph_that_raises_has_no_traceback(self) -> None:
         """torch.fx prints one, and raises the error."""

@@ -209,7 +209,8 @@ def test_a_model_of_transformers_goes_its_ways() -> None:
         {"input_ids": torch.randint(50, (2, size)), "attention_mask": torch.ones(2, size, dtype=torch.int64)}
         for size in (16, 6)
     ]
-    fast: Any = optimize(bird, kwargs=examples[0], also=examples[1:])
+    fixed: Any = {}  # other sizes are not the point, and take three times as long
+    fast: Any = optimize(bird, kwargs=examples[0], also=examples[1:], dynamic_shapes=fixed)
     assert len(fast.graphs) == 2
     assert (fast.config.hidden_size, fast.main_input_name, fast.device.type) == (32, "input_ids", "cpu")
     for example in examples:  # the model itself stays with full attention once it had a short text
