@@ -99,7 +99,7 @@ def test_prefill_and_three_steps(transformers: ModuleType, name: str) -> None:
     """The graph of the first call makes the cache, that of a step takes it and adds to it, as the model does."""
     model = build(transformers, name)
     ids = "decoder_input_ids" if source(name, 1) else "input_ids"
-    first = capture(model, kwargs={**source(name, 2), ids: tokens(2, 6), "use_cache": True})
+    first = symbolic_trace(model, example_inputs={**source(name, 2), ids: tokens(2, 6), "use_cache": True})
     inputs = {**source(name, 3), ids: tokens(3, 5)}
     expected, found = model(**inputs, use_cache=True), first(**inputs, use_cache=True)
     check_same(found, expected)
@@ -198,12 +198,6 @@ def test_the_model_decides_whether_there_is_a_cache(
         captured(ids, use_cache=False)
     without = build(transformers, "LlamaForCausalLM", use_cache=False)
     assert list(capture(without, (ids,))(ids)) == ["logits"]
-
-
-def test_a_trace_makes_a_cache_where_it_is_told_to(llama: Any) -> None:
-    ids = tokens(2, 4)
-    asked = symbolic_trace(llama, example_inputs={"input_ids": ids, "use_cache": True})
-    check_same(asked(ids, use_cache=True), llama(ids))
 
 
 def test_masked_steps_take_a_batch_of_one(transformers: ModuleType, llama: Any, step: Any) -> None:

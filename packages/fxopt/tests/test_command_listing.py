@@ -81,14 +81,14 @@ class TestList:
             def isatty(self) -> bool:
                 return True
 
-        monkeypatch.setattr(sys, "stdout", Screen())
+        screen = Screen()
+        monkeypatch.setattr(sys, "stdout", screen)
         monkeypatch.setenv("TERM", "xterm-256color")
         monkeypatch.delenv("NO_COLOR", raising=False)
         with pytest.raises(SystemExit):
             build_app(plain=False)(["list", "--family", "linear"])
-        shown = sys.stdout.getvalue()  # type: ignore[attr-defined]  # it is a screen
-        assert "\x1b[" in shown
-        assert "─" in shown
+        assert "\x1b[" in screen.getvalue()
+        assert "─" in screen.getvalue()
 
     def test_one_family(self) -> None:
         data = fxopt_json("list", "--family", "linear")

@@ -16,6 +16,7 @@ import pytest
 from command_runs import environment, process
 
 ATTENTION = "command_models:attention"
+OPTIMIZE = ("optimize", ATTENTION, "-p", "merge-linears", "-o", "out.fxopt")
 posix = pytest.mark.skipif(sys.platform == "win32", reason="signals and terminals of POSIX")
 
 
@@ -151,7 +152,7 @@ class TestTerminal:
     @pytest.mark.parametrize(("answer", "code"), [("n\n", 3), ("y\n", 0), ("\x03", 130)])
     def test_an_output_that_exists_is_asked_about(self, tmp_path: Path, answer: str, code: int) -> None:
         (tmp_path / "out.fxopt").write_text("mine")
-        found, shown = in_terminal(tmp_path, "optimize", ATTENTION, "-o", "out.fxopt", answer=answer)
+        found, shown = in_terminal(tmp_path, *OPTIMIZE, answer=answer)
         assert found == code, shown
         assert "out.fxopt exists. Replace it?" in shown
         assert "Traceback" not in shown

@@ -34,17 +34,27 @@ class Branching(nn.Module):
         return x if mask is None else x * mask[..., None]
 
 
-@pytest.fixture
-def model() -> Branching:
+def seeded() -> Branching:
     torch.manual_seed(0)
     return Branching().eval()
 
 
 @pytest.fixture
-def fast(model: Branching) -> GuardedGraphs:
+def model() -> Branching:
+    return seeded()
+
+
+@pytest.fixture(scope="module")
+def optimized() -> GuardedGraphs:
     shapes = {"x": {0: AUTO, 1: AUTO}, "mask": {0: AUTO, 1: AUTO}}
     also: list[Any] = [(LONG,), {"x": LONG, "mask": MASK}, SHORT[:, :5], Inputs(LONG, mask=MASK)]
-    return optimize(model, (SHORT,), also=also, dynamic_shapes=shapes)
+    return optimize(seeded(), (SHORT,), also=also, dynamic_shapes=shapes)
+
+
+@pytest.fixture
+def fast(optimized: GuardedGraphs) -> GuardedGraphs:
+    """A copy for each test."""
+    return copy.deepcopy(optimized)
 
 
 def numbers(module: nn.Module) -> int:

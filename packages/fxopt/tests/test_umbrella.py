@@ -80,12 +80,13 @@ def test_an_unknown_name_is_an_attribute_error() -> None:
 
 
 def test_importing_is_lazy() -> None:
-    """And loads nothing of the command."""
+    """And loads nothing of the command, nor inductor, which takes longer than torch."""
     script = (
         "import sys, fxopt; assert not any(m.startswith(('fxopt_', 'torch')) for m in sys.modules); "
         "fxopt.MergeLinears; assert 'fxopt_linear' in sys.modules; assert 'fxopt_norm' not in sys.modules; "
         "dir(fxopt); assert 'pytest' not in sys.modules; assert 'fxopt_testing' not in sys.modules; "
-        "import fxopt.optimization; assert not {'typer', 'rich', 'fxopt.commands'} & set(sys.modules)"
+        "import fxopt.optimization, fxopt_compile; "
+        "assert not {'typer', 'rich', 'fxopt.commands', 'torch._inductor.config'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-W", "ignore", "-c", script], check=True)
 
