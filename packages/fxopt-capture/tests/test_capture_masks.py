@@ -84,7 +84,15 @@ def test_values_that_are_no_mask_are_not_tried() -> None:
         captured(IDS, MASK.bool())
 
 
-@pytest.mark.parametrize(("attention", "dtype"), [("sdpa", torch.bool), ("eager", torch.int64)], ids=str)
+@pytest.mark.parametrize(
+    ("attention", "dtype"),
+    [
+        ("sdpa", torch.bool),
+        pytest.param("eager", torch.int64, marks=pytest.mark.nightly),  # more dtypes at capture are above
+        pytest.param("sdpa", torch.float32, marks=pytest.mark.nightly),
+    ],
+    ids=str,
+)
 def test_masks_of_texts(attention: str, dtype: torch.dtype) -> None:
     model = text_model("BertModel", attention)
     captured: Any = capture(model, (), {"input_ids": IDS, "attention_mask": torch.ones_like(MASK).to(dtype)})

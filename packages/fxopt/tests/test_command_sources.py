@@ -128,7 +128,7 @@ class TestFactories:
 
     def test_a_module_of_the_current_folder(self, folder: Path) -> None:
         (folder / "made_here.py").write_text("from command_models import attention as make\n")
-        fxopt("optimize", "made_here:make", "-o", "out.fxopt")
+        fxopt("optimize", "made_here:make", "-p", "merge-linears", "-o", "out.fxopt")
 
     @pytest.mark.parametrize(
         ("text", "words"),
@@ -166,8 +166,8 @@ class TestFactories:
 class TestInputFiles:
     def optimize(self, code: int = 0, *more: str) -> str:
         """Return what `optimize` says with the inputs in ``inputs.pt``."""
-        arguments = ("optimize", "command_models:seeded", "-o", "out.fxopt", "--force", "--inputs", "inputs.pt", *more)
-        return fxopt(*arguments, code=code).output
+        arguments = ("optimize", "command_models:seeded", "-p", "merge-linears", "-o", "out.fxopt", "--force")
+        return fxopt(*arguments, "--inputs", "inputs.pt", *more, code=code).output
 
     @pytest.mark.parametrize("form", [torch.ones(2, 5, 8), (torch.ones(2, 5, 8),), {"x": torch.ones(2, 5, 8)}])
     def test_forms(self, form: Any) -> None:
