@@ -142,9 +142,11 @@ def test_symbolic_trace(found: Traced) -> None:
         check_same(model, traced, example(inputs, batch, length, image=224 if name == "ResNetModel" else 32))
 
 
-@pytest.mark.parametrize(
-    "found", by_day(MODELS, "T5ForConditionalGeneration", "CLIPModel", "ResNetModel"), indirect=True
-)
+# Without values, torch cannot look whether a model takes images of other sizes; those of ResNet vary otherwise.
+HOLLOW = [name for name in MODELS if name != "ResNetModel"]
+
+
+@pytest.mark.parametrize("found", by_day(HOLLOW, "T5ForConditionalGeneration", "CLIPModel"), indirect=True)
 def test_models_on_meta(found: Traced) -> None:
     """The graph is that of the model with weights, and takes its weights."""
     model, expected = found.model, found.graph_module

@@ -81,9 +81,9 @@ def _in_inference_mode(net: Net) -> None:
         net.get_buffer("norm.running_var").add_(1)
 
 
-@torch.enable_grad()
 def _train(net: Net, optimizer: torch.optim.Optimizer) -> None:
-    net(images()).square().sum().backward()
+    with torch.enable_grad():
+        net(images()).square().sum().backward()
     optimizer.step()
     optimizer.zero_grad()
 
