@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import io
 import re
-import sys
 from email.message import Message
 from pathlib import Path
 
 import pytest
 from command_models import Plugin
-from command_runs import fxopt, fxopt_json, use_registry
+from command_runs import fxopt, fxopt_json, on_screen, use_registry
 from typer.testing import CliRunner
 
 import fxopt as umbrella
@@ -77,18 +75,10 @@ class TestList:
         assert "names plugins that are not installed: liner, xyz" in fxopt("show", "merge-linears", code=2).stderr
 
     def test_tables_have_frames_and_colours_in_a_terminal(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        class Screen(io.StringIO):
-            def isatty(self) -> bool:
-                return True
-
-        screen = Screen()
-        monkeypatch.setattr(sys, "stdout", screen)
-        monkeypatch.setenv("TERM", "xterm-256color")
-        monkeypatch.delenv("NO_COLOR", raising=False)
-        with pytest.raises(SystemExit):
-            build_app(plain=False)(["list", "--family", "linear"])
-        assert "\x1b[" in screen.getvalue()
-        assert "─" in screen.getvalue()
+        code, shown = on_screen(monkeypatch, "list", "--family", "linear")
+        assert code == 0
+        assert "\x1b[" in shown
+        assert "─" in shown
 
     def test_one_family(self) -> None:
         data = fxopt_json("list", "--family", "linear")

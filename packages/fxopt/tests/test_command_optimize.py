@@ -128,7 +128,7 @@ class TestReports:
         arguments = (*source, "-o", out, "--report", page, "--times", "--force")
         result = fxopt(*arguments, code=10)
         assert result.stderr == f"error: {out} is saved, but {words} failed: ValueError: two lines\n"
-        assert "sites rewritten" in result.stdout
+        assert "1 site rewritten" in result.stdout
         load(out)
         assert not page.exists()
         data = fxopt_json(*arguments, code=10)

@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 
 import pytest
-from command_runs import environment, process
+from command_runs import environment, on_screen, process
 
 ATTENTION = "command_models:attention"
 OPTIMIZE = ("optimize", ATTENTION, "-p", "merge-linears", "-o", "out.fxopt")
@@ -149,7 +149,14 @@ def _read(terminal: int) -> str | None:
 
 @posix
 class TestTerminal:
-    @pytest.mark.parametrize(("answer", "code"), [("n\n", 3), ("y\n", 0), ("\x03", 130)])
+    @pytest.mark.parametrize(
+        ("answer", "code"),
+        [
+            ("n\n", 3),
+            pytest.param("y\n", 0, marks=pytest.mark.nightly),  # by day, the test below has it
+            ("\x03", 130),
+        ],
+    )
     def test_an_output_that_exists_is_asked_about(self, tmp_path: Path, answer: str, code: int) -> None:
         (tmp_path / "out.fxopt").write_text("mine")
         found, shown = in_terminal(tmp_path, *OPTIMIZE, answer=answer)
@@ -159,3 +166,13 @@ class TestTerminal:
         assert ((tmp_path / "out.fxopt").read_bytes() == b"mine") == (code != 0)
         for progress in ("loading torch", "capturing", "saving", " left", "\x1b["):
             assert progress in shown or code != 0
+
+
+def test_progress_is_shown_once_an_output_may_be_replaced(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    Path("out.fxopt").write_text("mine")
+    code, shown = on_screen(monkeypatch, *OPTIMIZE, typed="y\n")
+    assert code == 0, shown
+    assert "out.fxopt exists. Replace it?" in shown
+    assert Path("out.fxopt").read_bytes() != b"mine"
+    for progress in ("loading torch", "capturing", "saving", " left", "\x1b["):
+        assert progress in shown
