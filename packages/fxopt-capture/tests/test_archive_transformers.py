@@ -6,7 +6,6 @@ import copy
 import subprocess
 import sys
 import textwrap
-from importlib.metadata import version
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -14,8 +13,7 @@ from typing import Any
 import pytest
 import torch
 from archive_models import in_every_form
-from cache_names import CACHE, FORMER, IS_RENAMED
-from hostile_archives import DOCUMENT, entries_of, packed
+from cache_names import FORMER, IS_RENAMED
 from test_capture_caches import build, check_same, tokens
 
 from fxopt_capture import capture
@@ -36,37 +34,6 @@ def without_cache(llama: Any) -> Any:
     return capture(llama, (tokens(2, 5),), {"use_cache": False})
 
 
-def test_a_cache_is_returned(llama: Any, tmp_path: Path) -> None:
-    captured = capture(llama, (tokens(2, 5),), {"use_cache": True})
-    save(captured, tmp_path / "model.fxopt")
-    loaded = load(tmp_path / "model.fxopt")
-    for size in ((2, 5), (1, 3), (4, 9)):
-        ids = tokens(*size)
-        check_same(loaded(ids, use_cache=True), llama(ids, use_cache=True))
-
-
-def test_archives_of_another_release(llama: Any, tmp_path: Path) -> None:
-    """What fits is taken; what does not is refused, with both releases named."""
-    saved, other = tmp_path / "saved.fxopt", tmp_path / "other.fxopt"
-    save(capture(llama, (tokens(2, 1),), {CACHE: llama(tokens(2, 4)).past_key_values}), saved)
-    entries = entries_of(saved)
-
-    document = entries[DOCUMENT].replace(version("transformers").encode(), b"5.0.0")
-    other.write_bytes(packed({**entries, DOCUMENT: document}))
-    loaded, own = load(other), llama(tokens(3, 4)).past_key_values
-    token, given = tokens(3, 1), copy.deepcopy(own)
-    check_same(loaded(token, **{CACHE: given}), llama(token, **{CACHE: own}))
-    with pytest.raises(CaptureError, match=r"\(saved with transformers 5.0.0, opened with .*\) needs `"):
-        loaded(token)
-
-    fields = f'"logits","{CACHE}"'.encode()
-    assert fields in entries[DOCUMENT]
-    document = entries[DOCUMENT].replace(fields, b'"logits","memory"')
-    other.write_bytes(packed({**entries, DOCUMENT: document}))
-    with pytest.raises(CaptureError, match="it returns a CausalLMOutputWithPast with logits, memory, which transf"):
-        load(other)
-
-
 @pytest.mark.skipif(not IS_RENAMED, reason="transformers 5.24 has renamed the cache")
 def test_a_cache_by_its_former_name(llama: Any, tmp_path: Path) -> None:
     """Capture, the graph and the archive take both names, and warn of the former one, as the model does."""
@@ -83,16 +50,6 @@ def test_a_cache_by_its_former_name(llama: Any, tmp_path: Path) -> None:
         assert found.cache is own and found["past_key_values"] is own
         with pytest.raises(CaptureError, match="`cache` was given to the captured LlamaForCausalLM twice"):
             module(token, past_key_values=own, cache=own)
-
-
-def test_dtypes_that_the_model_reads(llama: Any, tmp_path: Path) -> None:
-    """What guards know besides what the program says comes back."""
-    captured = capture(llama, kwargs={"inputs_embeds": torch.randn(2, 4, 32), "use_cache": False})
-    save(captured, tmp_path / "model.fxopt")
-    loaded: Any = load(tmp_path / "model.fxopt")
-    assert loaded._guards_fn.specs == captured._guards_fn.specs  # type: ignore[union-attr]
-    assert loaded._guards_fn.module_dtype == captured._guards_fn.module_dtype  # type: ignore[union-attr]
-    assert loaded._guards_fn.conditions == captured._guards_fn.conditions  # type: ignore[union-attr]
 
 
 def test_output_types_are_found_in_another_process(transformers: ModuleType, tmp_path: Path) -> None:

@@ -193,7 +193,7 @@ def test_any_call_gives_the_same_either_way(
 ) -> None:
     captured, slow = both_ways(name)
 
-    @settings(max_examples=120, deadline=None)
+    @settings(max_examples=50, deadline=None)
     @given(calls_like_right_ones(name))
     def check(call: tuple[tuple[Any, ...], dict[str, Any]]) -> None:
         expected = outcome(slow, *copy.deepcopy(call))

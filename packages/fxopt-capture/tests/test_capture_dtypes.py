@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import copy
-import pickle
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
+from archive_models import in_every_form
 from test_capture_errors import line_of
 from torch import Tensor, nn
 
@@ -97,13 +98,13 @@ def test_only_dtypes_of_the_kind_that_is_read_are_checked() -> None:
         captured(ids.int(), X)
 
 
-def test_inputs_follow_a_module_that_is_moved() -> None:
+def test_inputs_follow_a_module_that_is_moved(tmp_path: Path) -> None:
     model = Asking().eval()
     moved = capture(copy.deepcopy(model), X).double()
     assert torch.equal(moved(X.double()), model.double()(X.double()))
     with pytest.raises(CaptureError, match=r"dtype torch\.float16.*; pass torch\.float64"):
         moved(X.half())
-    for other in (copy.deepcopy(moved), pickle.loads(pickle.dumps(moved))):
+    for other in in_every_form(moved, tmp_path):
         assert torch.equal(other(X.double()), moved(X.double()))
         with pytest.raises(CaptureError, match="float16"):
             other(X.half())

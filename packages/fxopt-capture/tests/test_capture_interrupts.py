@@ -18,7 +18,7 @@ from fxopt_capture.capture import capture
 faults = pytest.importorskip("fault_injection", reason="needs the tests of fxopt-testing")
 
 X = torch.linspace(-1, 1, 8).reshape(2, 4)
-POINTS = 5 if settings.default is None or settings.default.max_examples <= 100 else 400
+POINTS = 3 if settings.default is None or settings.default.max_examples <= 100 else 400
 
 
 class Counting(nn.Module):

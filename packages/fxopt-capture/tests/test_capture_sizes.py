@@ -138,7 +138,7 @@ class Features(nn.Module):
 
 def bert(transformers: ModuleType) -> nn.Module:
     sizes = {"hidden_size": 16, "num_attention_heads": 2, "intermediate_size": 32, "vocab_size": 50}
-    model: nn.Module = transformers.BertModel(transformers.BertConfig(num_hidden_layers=2, **sizes)).eval()
+    model: nn.Module = transformers.BertModel(transformers.BertConfig(num_hidden_layers=1, **sizes)).eval()
     return model
 
 
@@ -175,7 +175,7 @@ def test_a_decoder_inside_of_a_classifier(transformers: ModuleType) -> None:
     class Classifier(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.decoder = transformers.LlamaModel(transformers.LlamaConfig(num_hidden_layers=2, **sizes))
+            self.decoder = transformers.LlamaModel(transformers.LlamaConfig(num_hidden_layers=1, **sizes))
             self.head = nn.Linear(16, 3)
 
         def forward(self, embedded: Tensor) -> Tensor:

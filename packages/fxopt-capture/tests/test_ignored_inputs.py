@@ -53,24 +53,3 @@ def test_what_the_model_reads_is_an_input_beside() -> None:
 def test_a_keyword_that_decides_by_being_there_is_not_ignored() -> None:
     with pytest.raises(CaptureError, match="does not compute what the model does on the example"):
         capture(Choosing().eval(), (X,), {"sizes": SIZES})
-
-
-def test_masks_of_images() -> None:
-    """YOLOS takes the mask that its processor makes, and does not read it."""
-    transformers = pytest.importorskip("transformers")
-    config = transformers.YolosConfig(
-        image_size=[32, 32],
-        patch_size=16,
-        hidden_size=16,
-        intermediate_size=32,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        num_detection_tokens=4,
-    )
-    model = transformers.YolosModel(config).eval()
-    inputs = {"pixel_values": torch.randn(2, 3, 32, 32), "pixel_mask": torch.ones(2, 32, 32, dtype=torch.int64)}
-    captured = capture(model, (), inputs)
-    with torch.no_grad():
-        expected = model(**inputs).last_hidden_state
-        torch.testing.assert_close(captured(**inputs).last_hidden_state, expected)
-        torch.testing.assert_close(captured(pixel_values=inputs["pixel_values"]).last_hidden_state, expected)

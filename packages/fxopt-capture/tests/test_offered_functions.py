@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 import io
-import os
 import pickle
-import subprocess
 import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -13,12 +12,13 @@ from typing import Any
 
 import pytest
 import torch
+from hostile_archives import entries_of, packed
 from torch import Tensor, nn
 from torch.fx import GraphModule, symbolic_trace
 
 from fxopt_capture import load, save
 from fxopt_capture.archive.module_rows import layer_class
-from fxopt_core import CaptureError, Transformation, history, hookimpl, registry
+from fxopt_core import CaptureError, Registry, Transformation, history, hookimpl, registry
 from fxopt_rewrite import (
     UntrustedNameError,
     plain_name,
@@ -158,32 +158,36 @@ PLUGIN = """
 import torch
 from fxopt_core import hookimpl
 
-library = torch.library.Library("fxopt_test_offers", "FRAGMENT")
+library = torch.library.Library("fxopt_test_others", "FRAGMENT")
 library.define("thrice(Tensor x) -> Tensor")
 library.impl("thrice", lambda x: x * 3, "CompositeExplicitAutograd")
 
 @hookimpl
 def fxopt_functions():
-    return [torch.ops.fxopt_test_offers.thrice]
-"""
-READER = """
-import pickle, sys, torch
-from fxopt_capture import load
-for graph_module in (pickle.load(open("module.pickle", "rb")), load("module.fxopt")):
-    assert torch.equal(graph_module(torch.full((1, 4), 2.0)), torch.full((1, 4), 6.0))
+    return [torch.ops.fxopt_test_others.thrice]
 """
 
 
-def test_operators_of_plugins_are_found_in_another_process(tmp_path: Path) -> None:
-    """Whose plugins register them, though nobody has imported these before the file is read."""
-    graph_module = ToTwice(function="thrice")(symbolic_trace(Model(nn.Identity())))
-    save(graph_module, tmp_path / "module.fxopt")
-    (tmp_path / "module.pickle").write_bytes(pickle.dumps(graph_module))
+@pytest.mark.parametrize("is_pickle", [False, True])
+def test_operators_are_found_in_plugins_that_nobody_has_loaded(
+    is_pickle: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Plugins register them when they are loaded, which reading a file does."""
+    graph_module, file = ToTwice(function="thrice")(symbolic_trace(Model(nn.Identity()))), io.BytesIO()
+    former, name = NAME.encode(), b"fxopt_test_others"
+    save(graph_module, file)
+    archive = packed({key: content.replace(former, name) for key, content in entries_of(file).items()})
+    pickled = pickle.dumps(graph_module).replace(former, name)
     (tmp_path / "thrice_plugin.py").write_text(PLUGIN)
     info = tmp_path / "thrice-1.0.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: thrice\nVersion: 1.0\n")
     (info / "entry_points.txt").write_text("[fxopt]\nthrice = thrice_plugin\n")
-    path = os.pathsep.join([str(tmp_path), *sys.path])
-    command = [sys.executable, "-c", READER]
-    subprocess.run(command, cwd=tmp_path, env={**os.environ, "PYTHONPATH": path}, check=True)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(importlib.import_module("fxopt_core.registry.registry"), "_PROCESS_REGISTRY", Registry())
+    assert "thrice_plugin" not in sys.modules
+    try:
+        loaded = pickle.loads(pickled) if is_pickle else load(io.BytesIO(archive))
+        assert torch.equal(loaded(X), 3 * X)
+    finally:
+        sys.modules.pop("thrice_plugin").library._destroy()

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from types import ModuleType
 from typing import Any
 
 import pytest
 import torch
 from archive_models import layout
-from test_capture_transformers import MODELS
 from torch import Tensor, nn
 from torch.fx import GraphModule
 
-from fxopt_capture import InputGuards, capture, symbolic_trace
+from fxopt_capture import InputGuards, capture
 from fxopt_capture.exporting import program
 from fxopt_core import CaptureError, iter_nodes
 
@@ -113,49 +111,6 @@ def test_no_memory_is_taken_for_weights(monkeypatch: pytest.MonkeyPatch) -> None
     assert set(seen) == {("cpu", True)}
     assert [node.op for node in iter_nodes(captured.graph)].count("call_module") == 2
     assert captured.get_parameter("0.weight") is model.weight
-
-
-IN_CI = ("LlamaForCausalLM", "CLIPModel")
-
-
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=() if name in IN_CI else pytest.mark.nightly) for name in MODELS]
-)
-def test_hugging_face_models_on_meta(transformers: ModuleType, name: str) -> None:
-    options, inputs, _ = MODELS[name]
-    cls = getattr(transformers, name)
-    torch.manual_seed(0)
-    model = cls(cls.config_class(**options)).eval()
-    hollow = on_meta(lambda: cls(cls.config_class(**options)))
-    expected, captured = symbolic_trace(model, inputs), symbolic_trace(hollow, inputs)
-    assert layout(captured) == layout(expected)
-    assert {*conditions(expected)} <= {*conditions(captured)}
-    saved = expected.state_dict()
-    found = dict(captured.named_buffers())
-    others = {key: buffer for key, buffer in expected.named_buffers() if key not in saved}
-    assert all(torch.equal(found[key], buffer) for key, buffer in others.items())
-    assert all(tensor.is_meta for tensor in (*hollow.parameters(), *hollow.buffers()))
-    captured.load_state_dict(saved, assign=True)
-    assert not any(tensor.is_meta for tensor in (*captured.parameters(), *captured.buffers()))
-
-
-def test_buffers_that_a_model_does_not_compute_stay_empty(transformers: ModuleType) -> None:
-    options, inputs, _ = MODELS["LlamaForCausalLM"]
-    cls = transformers.LlamaForCausalLM
-
-    class Custom(cls):  # type: ignore[misc,valid-type]  # transformers is not known to mypy
-        def __init__(self, config: Any) -> None:
-            super().__init__(config)
-            self.register_buffer("shift", torch.zeros(1), persistent=False)
-
-        def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Any:
-            found = super().forward(input_ids, attention_mask, use_cache=False)
-            found.logits = found.logits + self.shift
-            return found
-
-    captured = symbolic_trace(on_meta(lambda: Custom(cls.config_class(**options))), inputs)
-    hollow = [key for key, buffer in captured.named_buffers() if buffer.is_meta]
-    assert hollow == ["shift"]
 
 
 def test_a_capture_where_meta_is_the_default_device() -> None:

@@ -9,6 +9,8 @@ import torch
 from live_models import Attention, Net, agrees, compiled, fast_calls, images, network
 from torch import Tensor, nn
 
+from fxopt_rewrite import refresh
+
 
 @pytest.fixture(scope="module")
 def live() -> tuple[Net, Callable[[Tensor], Tensor], Tensor]:
@@ -66,6 +68,10 @@ CHANGES: dict[str, Callable[[Net], object]] = {
     "tied": lambda net: setattr(net.attention.q, "weight", net.attention.k.weight),
     "double": lambda net: net.double().float(),
     "in inference mode": lambda net: _in_inference_mode(net),
+    "SGD": lambda net: _train(net, torch.optim.SGD(net.parameters(), 0.01, momentum=0.9)),
+    "Adam, many tensors at once": lambda net: _train(net, torch.optim.Adam(net.parameters(), 0.01, foreach=True)),
+    "AdamW, fused": lambda net: _train(net, torch.optim.AdamW(net.parameters(), 0.01, fused=True)),
+    "past torch, as NumPy writes": lambda net: _past_torch(net),
 }
 
 
@@ -73,6 +79,18 @@ def _in_inference_mode(net: Net) -> None:
     with torch.inference_mode():
         net.attention.q.weight.add_(1)
         net.get_buffer("norm.running_var").add_(1)
+
+
+def _train(net: Net, optimizer: torch.optim.Optimizer) -> None:
+    with torch.enable_grad():
+        net(images()).square().sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+def _past_torch(net: Net) -> None:
+    net.attention.q.weight.detach().view(-1).data[1:2].fill_(50.0)
+    refresh(net)
 
 
 @pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)

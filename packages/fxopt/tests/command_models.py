@@ -131,6 +131,11 @@ def branching() -> tuple[nn.Module, tuple[Tensor]]:
     return Branching(), (torch.ones(2, 2),)
 
 
+def five_for_four() -> tuple[nn.Module, tuple[Tensor]]:
+    """Return a layer and an input that is too wide for it."""
+    return nn.Linear(4, 3).eval(), (torch.ones(2, 5),)
+
+
 class Squared(nn.Module):
     """A product that graphs compute by themselves."""
 

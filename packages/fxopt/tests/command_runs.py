@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import io
 import json
 import os
 import subprocess
@@ -30,6 +31,24 @@ def fxopt(*arguments: object, code: int = 0) -> Result:
 def fxopt_json(*arguments: object, code: int = 0) -> Any:
     """Run the command with ``--json``; return what it prints."""
     return json.loads(fxopt(*arguments, "--json", code=code).stdout)
+
+
+class _Screen(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def on_screen(monkeypatch: pytest.MonkeyPatch, *arguments: str, typed: str = "") -> tuple[object, str]:
+    """Run the command in this process as in a terminal; return its exit code and what it shows."""
+    screen = _Screen()
+    for name, stream in {"stdin": _Screen(typed), "stdout": screen, "stderr": screen}.items():
+        monkeypatch.setattr(sys, name, stream)
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.setenv("COLUMNS", "120")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    with pytest.raises(SystemExit) as caught:
+        build_app(plain=False)(arguments)
+    return caught.value.code, screen.getvalue()
 
 
 def environment(**extra: str) -> dict[str, str]:

@@ -32,25 +32,31 @@ class Pair(nn.Module):
         return self.q(x) + self.k(x)
 
 
-@pytest.fixture
-def before(tmp_path: Path) -> Path:
+@pytest.fixture(scope="module")
+def archives(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of archives, which tests only read."""
+    return tmp_path_factory.mktemp("archives")
+
+
+@pytest.fixture(scope="module")
+def before(archives: Path) -> Path:
     """The archive of a model."""
-    save(capture(*attention()), tmp_path / "before.fxopt")
-    return tmp_path / "before.fxopt"
+    save(capture(*attention()), archives / "before.fxopt")
+    return archives / "before.fxopt"
 
 
-@pytest.fixture
-def after(tmp_path: Path) -> Path:
+@pytest.fixture(scope="module")
+def after(archives: Path) -> Path:
     """The same, after two runs."""
     graph_module = FuseBiasInLinear()(MergeLinears()(capture(*attention())))
-    save(graph_module, tmp_path / "after.fxopt")
-    return tmp_path / "after.fxopt"
+    save(graph_module, archives / "after.fxopt")
+    return archives / "after.fxopt"
 
 
-@pytest.fixture
-def folded(tmp_path: Path) -> Path:
+@pytest.fixture(scope="module")
+def folded(archives: Path) -> Path:
     """An archive that cannot be undone."""
-    path = tmp_path / "folded.fxopt"
+    path = archives / "folded.fxopt"
     fxopt("optimize", "command_models:folding", "-p", "fold-batch-norm", "-o", path)
     return path
 

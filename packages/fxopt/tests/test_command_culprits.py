@@ -71,7 +71,7 @@ class TestBisect:
 
     def test_nothing_to_find(self) -> None:
         assert "no culprit" in fxopt("bisect", ATTENTION, code=9).stdout
-        data = fxopt_json("bisect", ATTENTION, code=9)
+        data = fxopt_json("bisect", ATTENTION, "-p", "merge-linears", code=9)
         assert data["verdict"] == "never-fails"
         assert data["culprit"] is None
 
@@ -164,7 +164,7 @@ class TestReport:
 
     def test_one_that_exists_is_not_touched(self) -> None:
         Path("report.html").write_text("mine")
-        arguments = ("optimize", ATTENTION, "-o", "out.fxopt", "--report", "report.html")
+        arguments = ("optimize", ATTENTION, "-p", "merge-linears", "-o", "out.fxopt", "--report", "report.html")
         assert "--force to replace it" in fxopt(*arguments, code=3).stderr
         assert not Path("out.fxopt").exists()
         assert Path("report.html").read_text() == "mine"
@@ -180,6 +180,7 @@ class TestReport:
             raise KeyboardInterrupt
 
         monkeypatch.setattr("fxopt_report.report", interrupted)
-        fxopt("optimize", ATTENTION, "-o", "out.fxopt", "--report", "report.html", code=130)
+        arguments = ("optimize", ATTENTION, "-p", "merge-linears", "-o", "out.fxopt", "--report", "report.html")
+        fxopt(*arguments, code=130)
         assert [path.name for path in folder.iterdir()] == ["out.fxopt"]
         load("out.fxopt")

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 from email.message import Message
-from typing import Any
+from pathlib import Path
 
 import pytest
 from command_models import Plugin
-from command_runs import fxopt, fxopt_json, use_registry
+from command_runs import fxopt, fxopt_json, on_screen, use_registry
 from typer.testing import CliRunner
 
 import fxopt as umbrella
@@ -20,26 +20,16 @@ from fxopt_core import Registry, registry
 from fxopt_rewrite import REASONS
 
 
-class EntryPoint:
-    """A plugin that does not load."""
-
-    name = "broken"
-
-    class dist:
-        """Its distribution."""
-
-        name, version = "fxopt-broken", "2.0"
-
-    def load(self) -> Any:
-        """Raise."""
-        raise ImportError("no module named 'frobnicate'")
-
-
 @pytest.fixture
-def passes(monkeypatch: pytest.MonkeyPatch) -> Registry:
-    """A registry of its own, with a broken plugin and with one that works."""
-    broken: Any = EntryPoint()
-    made = use_registry(monkeypatch, Registry(entry_points=[broken]))
+def passes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Registry:
+    """A registry of its own, with a broken plugin of another distribution, and with one that works."""
+    info = tmp_path / "fxopt_broken-2.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: fxopt-broken\nVersion: 2.0\n")
+    (info / "entry_points.txt").write_text("[fxopt]\nbroken = fxopt_broken.plugin\n")
+    (tmp_path / "fxopt_broken.py").write_text("raise ImportError(\"no module named 'frobnicate'\")\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    made = use_registry(monkeypatch, Registry())
     made.register(Plugin(), "mine")
     return made
 
@@ -83,6 +73,12 @@ class TestList:
         assert "left out: FXOPT_PLUGINS does not name arith, core, " in output
         assert "linear" in fxopt_json("list")["left_out"]
         assert "names plugins that are not installed: liner, xyz" in fxopt("show", "merge-linears", code=2).stderr
+
+    def test_tables_have_frames_and_colours_in_a_terminal(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        code, shown = on_screen(monkeypatch, "list", "--family", "linear")
+        assert code == 0
+        assert "\x1b[" in shown
+        assert "─" in shown
 
     def test_one_family(self) -> None:
         data = fxopt_json("list", "--family", "linear")
@@ -187,7 +183,25 @@ def test_a_class_without_docstring_has_empty_parts() -> None:
     assert parse_docstring(Bare).summary == parse_docstring(Bare).body == ""
 
 
+COMPLETED = {
+    "fxopt op": "optimize",
+    "fxopt show merge-l": "merge-linears",
+    "fxopt optimize x -p inference,merge-l": "inference,merge-linears",
+    "fxopt list --family n": "norm",
+    "fxopt optimize x --exp": "--expect",
+}
+
+
 class TestCompletion:
+    @pytest.mark.parametrize("typed", COMPLETED)
+    def test_shells(self, typed: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+        monkeypatch.setenv("_FXOPT_COMPLETE", "complete_bash")
+        monkeypatch.setenv("COMP_WORDS", typed)
+        monkeypatch.setenv("COMP_CWORD", str(len(typed.split()) - 1))
+        with pytest.raises(SystemExit):
+            build_app(plain=True)([], prog_name="fxopt")
+        assert capsys.readouterr().out.split() == [COMPLETED[typed]]
+
     @pytest.mark.parametrize(
         ("incomplete", "expected"),
         [

@@ -48,7 +48,7 @@ class TestSources:
         assert data["verification"]["passed"]
 
     def test_what_a_factory_prints_goes_to_standard_error(self, out: Path) -> None:
-        result = fxopt("optimize", "command_models:talkative", "-o", out, "--json")
+        result = fxopt("optimize", "command_models:talkative", "-p", "merge-linears", "-o", out, "--json")
         assert "hello from the factory" in result.stderr
         json.loads(result.stdout)
 
@@ -67,7 +67,8 @@ class TestSources:
 
     def test_inputs_from_a_file(self, tmp_path: Path, out: Path) -> None:
         torch.save([(torch.randn(2, 5, 8),), {"x": torch.randn(3, 5, 8)}], tmp_path / "inputs.pt")
-        data = fxopt_json("optimize", "command_models:seeded", "-o", out, "--inputs", tmp_path / "inputs.pt")
+        arguments = ("optimize", "command_models:seeded", "-p", "merge-linears", "-o", out)
+        data = fxopt_json(*arguments, "--inputs", tmp_path / "inputs.pt")
         assert [output["input"] for output in data["verification"]["outputs"]] == [0, 1]
 
 
@@ -93,8 +94,9 @@ class TestAnswer:
         assert data["pipeline"] == registry().pipeline_text(registry().pipeline("cpu-inference"))
 
     def test_without_verification(self, out: Path) -> None:
-        assert "not verified" in fxopt("optimize", ATTENTION, "-o", out, "--no-verify").stdout
-        assert fxopt_json("optimize", ATTENTION, "-o", out, "--no-verify", "--force")["verification"] is None
+        arguments = ("optimize", ATTENTION, "-p", "merge-linears", "-o", out, "--no-verify", "--force")
+        assert "not verified" in fxopt(*arguments).stdout
+        assert fxopt_json(*arguments)["verification"] is None
 
     def test_sites_are_summarised_unless_all_are_wanted(self, out: Path) -> None:
         arguments = ("optimize", "command_models:six_layers", "-p", "merge-linears", "-o", out, "--force")
@@ -104,7 +106,7 @@ class TestAnswer:
         assert fxopt(*arguments, "--verbose").stdout.count("-> q_k_v_merged") == 2
 
     def test_quiet(self, out: Path) -> None:
-        result = fxopt("optimize", ATTENTION, "-o", out, "--quiet")
+        result = fxopt("optimize", ATTENTION, "-p", "merge-linears", "-o", out, "--quiet")
         assert (result.stdout, result.stderr) == ("", "")
         load(out)
         assert fxopt("optimize", ATTENTION, "-o", out, "--quiet", code=3).stderr.startswith("error: ")
@@ -122,10 +124,11 @@ class TestReports:
 
         monkeypatch.setattr(place, broken)
         page = out.with_suffix(".html")
-        arguments = ("optimize", ATTENTION, "-o", out, "--report", page, "--times", "--force")
+        source = ("optimize", ATTENTION, "-p", "merge-linears")
+        arguments = (*source, "-o", out, "--report", page, "--times", "--force")
         result = fxopt(*arguments, code=10)
         assert result.stderr == f"error: {out} is saved, but {words} failed: ValueError: two lines\n"
-        assert "sites rewritten" in result.stdout
+        assert "1 site rewritten" in result.stdout
         load(out)
         assert not page.exists()
         data = fxopt_json(*arguments, code=10)
@@ -199,7 +202,7 @@ class TestInterrupts:
 
         monkeypatch.setattr(os, "fsync", interrupted)
         out.write_text("mine")
-        result = fxopt("optimize", ATTENTION, "-o", out, "--force", code=130)
+        result = fxopt("optimize", ATTENTION, "-p", "merge-linears", "-o", out, "--force", code=130)
         assert "interrupted" in result.stderr
         assert "Traceback" not in result.stderr
         assert [path.name for path in out.parent.iterdir()] == ["out.fxopt"]
@@ -243,7 +246,7 @@ class TestOutput:
             raise OSError(28, "No space left on device")
 
         monkeypatch.setattr(os, "fsync", full)
-        assert "No space left" in fxopt("optimize", ATTENTION, "-o", out, code=3).stderr
+        assert "No space left" in fxopt("optimize", ATTENTION, "-p", "merge-linears", "-o", out, code=3).stderr
         assert list(out.parent.iterdir()) == []
 
     def test_a_graph_that_cannot_be_saved(self, out: Path) -> None:

@@ -1,4 +1,4 @@
-"""The command as a process: its script, signals, terminals, imports, plugins of other distributions."""
+"""The command as a process: its script, signals, terminals."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ import time
 from pathlib import Path
 
 import pytest
-from command_runs import environment, process
+from command_runs import environment, on_screen, process
 
 ATTENTION = "command_models:attention"
+OPTIMIZE = ("optimize", ATTENTION, "-p", "merge-linears", "-o", "out.fxopt")
 posix = pytest.mark.skipif(sys.platform == "win32", reason="signals and terminals of POSIX")
 
 
@@ -29,12 +30,35 @@ def test_the_script_is_installed() -> None:
         assert result.stdout.startswith("fxopt ")
 
 
+ONE_BY_ONE = """
+import json, sys
+from fxopt.commands.main import main
+for arguments in json.loads(sys.argv[1]):
+    sys.argv = ["fxopt", *arguments]
+    try:
+        main()
+    except SystemExit as ended:
+        print(ended.code or 0)
+    for stream in (sys.stdout, sys.stderr):
+        print(end="\\0", file=stream, flush=True)
+"""
+
+
 def test_optimize_without_a_terminal(tmp_path: Path) -> None:
-    result = process("optimize", ATTENTION, "-p", "merge-linears", "-o", "out.fxopt", folder=tmp_path)
-    assert result.returncode == 0, result.stderr
+    """Torch logs what it cannot guard on, and a traceback for each attempt to export; what is handled is not shown."""
+    sources = ATTENTION, "command_models:branching", "command_models:five_for_four"
+    commands = [["optimize", source, "-p", "merge-linears", "-o", "out.fxopt", "--force"] for source in sources]
+    command = [sys.executable, "-W", "ignore", "-c", ONE_BY_ONE, json.dumps(commands)]
+    result = subprocess.run(command, cwd=tmp_path, env=environment(), capture_output=True, text=True)
     assert "\x1b" not in result.stdout + result.stderr
-    assert "+ q + k + v -> q_k_v_merged" in result.stdout
-    assert result.stderr == ""
+    done, *codes = result.stdout.split("\0")
+    assert "+ q + k + v -> q_k_v_merged" in done
+    assert (done.splitlines()[-1], codes) == ("0", ["4\n", "4\n", ""])
+    silent, branching, wrong_size, _ = result.stderr.split("\0")
+    assert silent == ""
+    assert branching.startswith("error: Branching cannot be captured")
+    assert wrong_size.startswith("error: Linear cannot be captured: RuntimeError: a and b must have same reduction dim")
+    assert len(wrong_size.splitlines()) == 1
 
 
 def test_help_is_plain_without_a_terminal(tmp_path: Path) -> None:
@@ -44,30 +68,15 @@ def test_help_is_plain_without_a_terminal(tmp_path: Path) -> None:
     assert process("lisst", folder=tmp_path).returncode == 2
 
 
-def test_importing_fxopt_loads_nothing_of_the_command() -> None:
-    script = (
-        "import sys, fxopt, fxopt.optimization; "
-        "assert not {'typer', 'rich', 'fxopt.commands'} & set(sys.modules), sorted(sys.modules)"
-    )
-    subprocess.run([sys.executable, "-W", "ignore", "-c", script], check=True, env=environment())
-
-
-def test_a_broken_plugin_of_another_distribution_is_listed(tmp_path: Path) -> None:
-    info = tmp_path / "fxopt_wrecked-3.1.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: fxopt-wrecked\nVersion: 3.1\n")
-    (info / "entry_points.txt").write_text("[fxopt]\nwrecked = fxopt_wrecked.plugin\n")
-    (tmp_path / "fxopt_wrecked.py").write_text("raise RuntimeError('wrecked')\n")
-    path = os.pathsep.join([str(tmp_path), environment()["PYTHONPATH"]])
-    result = process("list", "--json", folder=tmp_path, PYTHONPATH=path)
-    (failed,) = json.loads(result.stdout)["failed"]
-    assert failed["plugin"] == "wrecked"
-    assert "fxopt-wrecked 3.1" in failed["error"]
-    assert failed["cause"] == "RuntimeError: wrecked"
-
-
 @posix
-@pytest.mark.parametrize(("sent", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(
+    ("sent", "code"),
+    [
+        (signal.SIGINT, 130),
+        # By day, `test_an_interrupt_is_one_whatever_becomes_of_it` has it.
+        pytest.param(signal.SIGTERM, 143, marks=pytest.mark.nightly),
+    ],
+)
 def test_signals_leave_nothing_half_written(tmp_path: Path, sent: signal.Signals, code: int) -> None:
     (tmp_path / "out.fxopt").write_text("mine")
     command = [sys.executable, "-m", "fxopt", "optimize", "command_models:waits", "-o", "out.fxopt", "--force"]
@@ -140,16 +149,17 @@ def _read(terminal: int) -> str | None:
 
 @posix
 class TestTerminal:
-    def test_colours_and_frames(self, tmp_path: Path) -> None:
-        code, shown = in_terminal(tmp_path, "list", "--family", "linear")
-        assert code == 0
-        assert "\x1b[" in shown
-        assert "─" in shown
-
-    @pytest.mark.parametrize(("answer", "code"), [("n\n", 3), ("y\n", 0), ("\x03", 130)])
+    @pytest.mark.parametrize(
+        ("answer", "code"),
+        [
+            ("n\n", 3),
+            pytest.param("y\n", 0, marks=pytest.mark.nightly),  # by day, the test below has it
+            ("\x03", 130),
+        ],
+    )
     def test_an_output_that_exists_is_asked_about(self, tmp_path: Path, answer: str, code: int) -> None:
         (tmp_path / "out.fxopt").write_text("mine")
-        found, shown = in_terminal(tmp_path, "optimize", ATTENTION, "-o", "out.fxopt", answer=answer)
+        found, shown = in_terminal(tmp_path, *OPTIMIZE, answer=answer)
         assert found == code, shown
         assert "out.fxopt exists. Replace it?" in shown
         assert "Traceback" not in shown
@@ -158,25 +168,11 @@ class TestTerminal:
             assert progress in shown or code != 0
 
 
-COMPLETED = {
-    "fxopt op": "optimize",
-    "fxopt show merge-l": "merge-linears",
-    "fxopt optimize x -p inference,merge-l": "inference,merge-linears",
-    "fxopt list --family n": "norm",
-    "fxopt optimize x --exp": "--expect",
-}
-SHELL = """
-import contextlib, os, sys
-from fxopt.commands.main import build_app
-for typed in sys.argv[1:]:
-    os.environ.update(_FXOPT_COMPLETE="complete_bash", COMP_WORDS=typed, COMP_CWORD=str(len(typed.split()) - 1))
-    with contextlib.suppress(SystemExit):
-        build_app(plain=True)(args=[], prog_name="fxopt")
-    print(end=";", flush=True)
-"""
-
-
-def test_shells_complete(tmp_path: Path) -> None:
-    command = [sys.executable, "-W", "ignore", "-c", SHELL, *COMPLETED]
-    result = subprocess.run(command, cwd=tmp_path, env=environment(), capture_output=True, text=True)
-    assert [found.split() for found in result.stdout.split(";")] == [*([word] for word in COMPLETED.values()), []]
+def test_progress_is_shown_once_an_output_may_be_replaced(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    Path("out.fxopt").write_text("mine")
+    code, shown = on_screen(monkeypatch, *OPTIMIZE, typed="y\n")
+    assert code == 0, shown
+    assert "out.fxopt exists. Replace it?" in shown
+    assert Path("out.fxopt").read_bytes() != b"mine"
+    for progress in ("loading torch", "capturing", "saving", " left", "\x1b["):
+        assert progress in shown
