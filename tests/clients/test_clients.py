@@ -16,7 +16,7 @@ def test_a_captured_adapter_takes_other_lengths() -> None:
     """An adapter that is on is part of the graph; merged first, its layers are plain, and passes merge them."""
     peft, transformers = pytest.importorskip("peft"), pytest.importorskip("transformers")
     sizes = {"hidden_size": 16, "num_attention_heads": 2, "intermediate_size": 32, "vocab_size": 50}
-    base = transformers.BertModel(transformers.BertConfig(num_hidden_layers=2, **sizes))
+    base = transformers.BertModel(transformers.BertConfig(num_hidden_layers=1, **sizes))
     model = peft.get_peft_model(base, peft.LoraConfig(r=2, target_modules=["query", "value"])).eval()
     for name, parameter in model.named_parameters():
         if "lora_B" in name:
@@ -27,7 +27,7 @@ def test_a_captured_adapter_takes_other_lengths() -> None:
 
     captured = fxopt.capture(model, kwargs=texts(2, 6))
     plain = copy.deepcopy(model).merge_and_unload()  # in place, and what is captured shares its weights
-    merged = fxopt.MergeLinears()(fxopt.capture(plain, kwargs=texts(2, 6)), expect=2)
+    merged = fxopt.MergeLinears()(fxopt.capture(plain, kwargs=texts(2, 6)), expect=1)
     for batch, length in ((1, 9), (3, 4)):
         inputs = texts(batch, length)
         with torch.no_grad():

@@ -45,7 +45,7 @@ def named(architecture: Architecture) -> str:
     "architecture",
     mostly_nightly(
         ARCHITECTURES,
-        ["BERT", "Llama", "Mixtral", "T5", "CLIP", "timm ResNet-18", "plain: attention"],
+        ["BERT", "Mixtral", "CLIP", "timm ResNet-18", "plain: attention"],
         named,
     ),
 )
