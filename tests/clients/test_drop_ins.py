@@ -65,7 +65,7 @@ def of_images(task: str, head: str) -> Any:
 
 def of_speech(folder: Path) -> Any:
     (folder / "vocabulary.json").write_text('{"<pad>": 0, "<s>": 1, "</s>": 2, "<unk>": 3, "|": 4, "a": 5, "b": 6}')
-    convolutions = {"conv_dim": (8, 8), "conv_stride": (5, 4), "conv_kernel": (10, 4), "num_feat_extract_layers": 2}
+    convolutions = {"conv_dim": (8, 8), "conv_stride": (20, 8), "conv_kernel": (40, 8), "num_feat_extract_layers": 2}
     positions = {"num_conv_pos_embeddings": 4, "num_conv_pos_embedding_groups": 2}
     config = transformers.Wav2Vec2Config(**SMALL, **convolutions, **positions, vocab_size=7)
     words = transformers.Wav2Vec2CTCTokenizer(str(folder / "vocabulary.json"))
@@ -159,14 +159,21 @@ def test_the_encoder_of_speech_recognition_is_replaced() -> None:
     heads = {"encoder_attention_heads": 2, "decoder_attention_heads": 2}
     tokens = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0, "decoder_start_token_id": 1}
     config = transformers.WhisperConfig(
-        d_model=16, vocab_size=200, max_target_positions=40, **sizes, **heads, **tokens, begin_suppress_tokens=None
+        d_model=16,
+        vocab_size=200,
+        max_source_positions=100,
+        max_target_positions=40,
+        **sizes,
+        **heads,
+        **tokens,
+        begin_suppress_tokens=None,
     )
     special = ["endoftext", "startoftranscript", "en", "transcribe", "translate", "notimestamps", "nospeech"]
     words = [chr(code) for code in range(33, 126)] + [f"<|{name}|>" for name in special]
     tokens_of = transformers.WhisperTokenizer(vocab={word: index for index, word in enumerate(words)}, merges=[])
     model = transformers.WhisperForConditionalGeneration(config)
     model.generation_config.max_new_tokens = 5
-    extractor = transformers.WhisperFeatureExtractor()
+    extractor = transformers.WhisperFeatureExtractor(chunk_length=2)
     client = pipe("automatic-speech-recognition", model, tokenizer=tokens_of, feature_extractor=extractor)
     fast = fxopt.optimize(client)
     assert isinstance(fast.model.get_encoder(), fxopt.CapturedModule)

@@ -7,6 +7,7 @@ import logging
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -61,8 +62,7 @@ def tokens(batch: int, length: int) -> Inputs:
 SIZES = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4, "intermediate_size": 64, "vocab_size": 99}
 
 
-@pytest.fixture(scope="module")
-def made_bert() -> Case:
+def bert() -> Case:
     """One layer, whose query, key and value are merged."""
     transformers = pytest.importorskip("transformers")
     torch.manual_seed(0)
@@ -93,8 +93,7 @@ def images(batch: int, size: int) -> Inputs:
     return {"images": torch.randn(batch, 3, 29, 29, generator=torch.Generator().manual_seed(batch))}
 
 
-@pytest.fixture(scope="module")
-def made_convolutions() -> Case:
+def convolutions() -> Case:
     """Folded and merged, by the pipeline that `optimize` runs."""
     torch.manual_seed(0)
     model = Convolutions().eval()
@@ -104,23 +103,23 @@ def made_convolutions() -> Case:
     return Case(graph_module, model, images, {"images": {0: "batch"}})
 
 
-@pytest.fixture
-def bert(made_bert: Case) -> Case:
-    """For one test."""
-    return made_bert.copy()
+Make = Callable[[], Case]
 
 
-@pytest.fixture
-def convolutions(made_convolutions: Case) -> Case:
-    """For one test."""
-    return made_convolutions.copy()
+@pytest.fixture(scope="module")
+def made() -> Callable[[Make], Case]:
+    """Each of the models, captured once."""
+    return cache(lambda make: make())
 
 
-@pytest.fixture(params=["bert", "convolutions"])
-def case(request: pytest.FixtureRequest) -> Case:
-    """Each of the models."""
-    made: Case = request.getfixturevalue(request.param)
-    return made
+@pytest.fixture(params=[bert, convolutions])
+def case(request: pytest.FixtureRequest, made: Callable[[Make], Case]) -> Case:
+    """One of them, for a test to change."""
+    return made(request.param).copy()
+
+
+on_bert = pytest.mark.parametrize("case", [bert], indirect=True)
+on_convolutions = pytest.mark.parametrize("case", [convolutions], indirect=True)
 
 
 @pytest.fixture
@@ -132,8 +131,9 @@ def compiler() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("compiler")
+@pytest.mark.parametrize("case", [pytest.param(bert, marks=pytest.mark.nightly), convolutions], indirect=True)
 def test_one_graph_for_all_sizes_without_a_break(case: Case) -> None:
-    """``fullgraph=True`` raises where compiling would have to leave the graph."""
+    """``fullgraph=True`` raises where compiling would have to leave the graph; a Llama is compiled below."""
     compiled = torch.compile(case.graph_module, fullgraph=True, dynamic=True, backend="aot_eager")
     for batch, length in ((2, 10), (3, 7), (5, 12)):
         inputs = case.inputs(batch, length)
@@ -168,10 +168,11 @@ def test_a_step_of_decoding_compiles_with_its_cache() -> None:
 
 
 @pytest.mark.usefixtures("compiler")
-def test_what_the_graph_refuses_stays_refused(convolutions: Case) -> None:
+@on_convolutions
+def test_what_the_graph_refuses_stays_refused(case: Case) -> None:
     """A compiled graph module checks its inputs, as it does uncompiled."""
-    compiled = torch.compile(convolutions.graph_module, fullgraph=True, backend="eager")
-    for call in (convolutions.graph_module, compiled):
+    compiled = torch.compile(case.graph_module, fullgraph=True, backend="eager")
+    for call in (case.graph_module, compiled):
         with pytest.raises(Exception, match="input `images` has size 4 in dimension 1, where the graph was captured"):
             call(images=torch.randn(2, 4, 30, 29))
 
@@ -186,6 +187,7 @@ def quiet_export() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("quiet_export")
+@pytest.mark.parametrize("case", [bert, pytest.param(convolutions, marks=pytest.mark.nightly)], indirect=True)
 def test_onnx_at_other_sizes(case: Case, tmp_path: Path) -> None:
     """The file computes the same in onnxruntime, with dynamic axes."""
     pytest.importorskip("onnxscript")
@@ -235,30 +237,32 @@ def test_int8_weights_of_merged_layers(case: Case, quantize: Callable[[nn.Module
 
 
 @pytest.mark.usefixtures("compiler")
-def test_int8_weights_compile(convolutions: Case, quantize: Callable[[nn.Module], None]) -> None:
+@on_convolutions
+def test_int8_weights_compile(case: Case, quantize: Callable[[nn.Module], None]) -> None:
     """Both recipes together."""
-    quantize(convolutions.graph_module)
-    compiled = torch.compile(convolutions.graph_module, fullgraph=True, backend="aot_eager")
-    inputs = convolutions.inputs(2, 10)
+    quantize(case.graph_module)
+    compiled = torch.compile(case.graph_module, fullgraph=True, backend="aot_eager")
+    inputs = case.inputs(2, 10)
     with torch.no_grad():
-        found, expected = compiled(**inputs), convolutions.graph_module(**inputs)
+        found, expected = compiled(**inputs), case.graph_module(**inputs)
     for one, other in zip(tensors(found), tensors(expected), strict=True):
         torch.testing.assert_close(one, other)
 
 
-def test_passes_after_quantizing_refuse(bert: Case, quantize: Callable[[nn.Module], None]) -> None:
+@on_bert
+def test_passes_after_quantizing_refuse(case: Case, quantize: Callable[[nn.Module], None]) -> None:
     """Quantized weights are no plain parameters: nothing is merged, fused or undone, and nothing changes."""
-    quantize(bert.graph_module)
-    code, inputs = bert.graph_module.code, bert.inputs(2, 10)
+    quantize(case.graph_module)
+    code, inputs = case.graph_module.code, case.inputs(2, 10)
     with torch.no_grad():
-        expected = bert.graph_module(**inputs).last_hidden_state
+        expected = case.graph_module(**inputs).last_hidden_state
     with pytest.raises(UndoError, match=r"`.*merged\.weight` is an Int8Tensor now"):
-        MergeLinears()(bert.graph_module, reverse=True)
-    FuseBiasInLinear()(bert.graph_module, expect=0)
-    assert {refusal.reason for refusal in history(bert.graph_module)[-1].refusals} == {"not-a-parameter"}
+        MergeLinears()(case.graph_module, reverse=True)
+    FuseBiasInLinear()(case.graph_module, expect=0)
+    assert {refusal.reason for refusal in history(case.graph_module)[-1].refusals} == {"not-a-parameter"}
     with torch.no_grad():
-        assert torch.equal(bert.graph_module(**inputs).last_hidden_state, expected)
-    assert bert.graph_module.code == code
+        assert torch.equal(case.graph_module(**inputs).last_hidden_state, expected)
+    assert case.graph_module.code == code
 
 
 @pytest.fixture(autouse=True)

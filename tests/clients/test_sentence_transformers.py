@@ -181,9 +181,8 @@ def test_without_fxopt_the_error_says_what_to_install(folder: Path, monkeypatch:
         library.SentenceTransformer(str(folder), device="cpu")
 
 
-@pytest.mark.parametrize(
-    "pipeline", ["cpu-inference-int8", pytest.param("cpu-inference-bf16", marks=pytest.mark.nightly)]
-)
+@pytest.mark.nightly  # by day the command does it, in test_command_folders.py
+@pytest.mark.parametrize("pipeline", ["cpu-inference-int8", "cpu-inference-bf16"])
 def test_pipelines_that_approximate(model: Any, tmp_path: Path, pipeline: str) -> None:
     if pipeline == "cpu-inference-bf16" and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
         pytest.skip("no instructions for bfloat16")

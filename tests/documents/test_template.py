@@ -49,13 +49,13 @@ def sources() -> list[str]:
     ("answers", "chosen", "count"),
     [
         pytest.param({}, "", 30, id="defaults", marks=pytest.mark.nightly),
-        pytest.param(ANSWERS, "not conformance or undo or sites", 4, id="answers"),
+        pytest.param(ANSWERS, "not conformance or constructible or named", 4, id="answers"),
     ],
 )
 def test_what_it_generates_passes_its_tests(tmp_path: Path, answers: dict[str, str], chosen: str, count: int) -> None:
     """As a wheel, built by what its pyproject.toml names, beside the packages that are installed.
 
-    Of the properties of the kit, which other passes show to work, two by day and all each night.
+    By day with those of the kit's properties that need no models; each night with all.
     """
     place, site = generated(tmp_path / "plugin", **answers), tmp_path / "site"
     options = ("--no-deps", "--no-index", "--no-build-isolation", "--disable-pip-version-check", "--quiet")
