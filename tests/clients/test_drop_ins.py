@@ -1,7 +1,8 @@
-"""`optimize` on what holds a Hugging Face model: rerankers, sparse encoders, pipelines; live models with adapters."""
+"""`optimize` on what holds a Hugging Face model: rerankers, sparse encoders, pipelines; models with adapters."""
 
 from __future__ import annotations
 
+import copy
 import importlib
 import io
 import pickle
@@ -358,6 +359,28 @@ def test_adapters_come_and_go_between_calls_of_a_live_model(tmp_path: Path) -> N
     eager: Any = fxopt_compile.undo(model)
     numpy.testing.assert_allclose(eager.encode(TEXTS), with_adapter, atol=1e-5)
     assert abs(with_adapter - plain).max() > 1e-3
+
+
+def test_a_captured_adapter_takes_other_lengths() -> None:
+    """An adapter that is on is part of the graph; merged first, its layers are plain, and passes merge them."""
+    peft = pytest.importorskip("peft")
+    model = peft.get_peft_model(small_bert()[0], peft.LoraConfig(r=2, target_modules=["query", "value"])).eval()
+    for name, parameter in model.named_parameters():
+        if "lora_B" in name:
+            torch.nn.init.normal_(parameter)
+
+    def texts(batch: int, length: int) -> dict[str, torch.Tensor]:
+        return {"input_ids": torch.randint(50, (batch, length)), "attention_mask": torch.ones(batch, length).long()}
+
+    captured = fxopt.capture(model, kwargs=texts(2, 6))
+    plain = copy.deepcopy(model).merge_and_unload()  # in place, and what is captured shares its weights
+    merged = fxopt.MergeLinears()(fxopt.capture(plain, kwargs=texts(2, 6)), expect=1)
+    for batch, length in ((1, 9), (3, 4)):
+        inputs = texts(batch, length)
+        with torch.no_grad():
+            expected = model(**inputs).last_hidden_state
+            for found in (captured, merged):
+                torch.testing.assert_close(found(**inputs).last_hidden_state, expected, rtol=1e-4, atol=1e-5)
 
 
 def test_the_command_computes_a_stored_dtype_that_is_slow_in_float32(tmp_path: Path) -> None:
