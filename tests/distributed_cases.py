@@ -123,13 +123,16 @@ def without_gathering(graph_module: GraphModule, count: int) -> Iterator[None]:
     assert watch.largest <= max(-(-len(each) // count) * each[0].numel() for each in model().parameters())
 
 
+FORMS: dict[str, Callable[[nn.Module], GraphModule]] = {
+    "whole": folded,
+    "root": lambda plain: sharded(rewritten(plain)),
+    "layers": lambda plain: sharded(rewritten(plain), layers=True),
+    "folded": lambda plain: sharded(folded(plain)),
+}
+
+
 def forms(plain: nn.Module) -> dict[str, GraphModule]:
-    return {
-        "whole": folded(plain),
-        "root": sharded(rewritten(plain)),
-        "layers": sharded(rewritten(plain), layers=True),
-        "folded": sharded(folded(plain)),
-    }
+    return {name: make(plain) for name, make in FORMS.items()}
 
 
 # Checkpoints of torch.distributed.checkpoint
@@ -154,9 +157,7 @@ def save(folder: Path) -> None:
 def load_into_plain(folder: Path) -> None:
     """What was saved on 2 and on 4 goes into the model as it was written."""
     for count in (2, 4):
-        for name in ("root", "layers", "whole", "folded"):
-            if not (folder / f"{name}-{count}").exists():
-                continue
+        for name in FORMS:
             plain, before = model(2), model()
             state = plain.state_dict() if name == "root" else {"model": plain.state_dict(), "step": 0}
             dcp_load(state, checkpoint_id=folder / f"{name}-{count}")
@@ -167,35 +168,30 @@ def load_into_plain(folder: Path) -> None:
 
 @case
 def load(folder: Path) -> None:
-    """What a plain model saved, sharded on 2 and on 4, goes into each form; so does what other forms saved."""
-    for count in (2, 4):
-        for source, origin in (("plain", model(1)), ("root", model())):
-            path = folder / f"{source}-{count}"
-            if not path.exists():
-                continue
-            for name, graph_module in forms(model(2)).items():
-                state = fxopt.distributed_state_dict(graph_module)
-                if name == "root":
-                    with without_gathering(graph_module, min(count, world())):
-                        dcp_load(state, checkpoint_id=path)
-                else:
-                    dcp_load(state, checkpoint_id=path)
-                same(graph_module(images()), origin(images()))
-                if name != "folded":
-                    same(whole(graph_module.get_parameter("head.weight")), origin.head.weight)
+    """What two processes saved of a plain model goes into each form; what they saved of a rewritten one, into one."""
+    for source, origin, names in (("plain", model(1), [*FORMS]), ("root", model(), ["folded"])):
+        for name in names:
+            graph_module = FORMS[name](model(2))
+            state = fxopt.distributed_state_dict(graph_module)
+            if name == "root":
+                with without_gathering(graph_module, min(2, world())):
+                    dcp_load(state, checkpoint_id=folder / f"{source}-2")
+            else:
+                dcp_load(state, checkpoint_id=folder / f"{source}-2")
+            same(graph_module(images()), origin(images()))
+            if name != "folded":
+                same(whole(graph_module.get_parameter("head.weight")), origin.head.weight)
 
 
 @case
 def load_nested(folder: Path) -> None:
-    """As one value of a mapping, beside a number."""
-    for count in (2, 4):
-        for name in ("layers", "folded", "whole"):
-            path = folder / f"{name}-{count}"
-            for graph_module in forms(model(2)).values() if path.exists() else ():
-                state = {"model": fxopt.distributed_state_dict(graph_module), "step": 0}
-                dcp_load(state, checkpoint_id=path)
-                assert state["step"] == 3
-                same(graph_module(images()), model()(images()))
+    """As one value of a mapping, beside a number, and from more processes than there are."""
+    for source, name in (("layers", "root"), ("folded", "layers"), ("whole", "folded"), ("layers", "whole")):
+        graph_module = FORMS[name](model(2))
+        state = {"model": fxopt.distributed_state_dict(graph_module), "step": 0}
+        dcp_load(state, checkpoint_id=folder / f"{source}-4")
+        assert state["step"] == 3
+        same(graph_module(images()), model()(images()))
 
 
 @case

@@ -38,12 +38,6 @@ class Shown:
     after: GraphModule
     picture: Picture
 
-    @property
-    def sites(self) -> int:
-        """How many sites were rewritten."""
-        records = history(self.after)
-        return len(records[-1].rewrites) if records else 0
-
     def report(self, title: str) -> Report:
         """Return a page of both graphs to look around in."""
         return report(self.before, self.after, title=title)
@@ -58,9 +52,12 @@ def show(info: PassInfo, session: Session | None) -> Shown | None:
     Returns:
         None where it changes no graph at all.
     """
-    found = [shown for subject, captured in _captured() if (shown := _on_subject(info, subject, captured))]
+    if info.family == "core":  # they copy and check
+        return None
+    found = [(subject, changed) for subject, captured in _captured() if (changed := _changed(info, captured))]
     if found:
-        return max(found, key=lambda shown: shown.sites)
+        subject, changed = max(found, key=lambda each: _sites(each[1][1]))
+        return _shown(subject, _program(info), changed)
     of_session = None if session is None else _in_session(info, session)
     return of_session or next(_in_zoo(info), None)
 
@@ -75,11 +72,10 @@ def _captured() -> tuple[tuple[Subject, GraphModule], ...]:
     return tuple(found)
 
 
-def _on_subject(info: PassInfo, subject: Subject, captured: GraphModule) -> Shown | None:
-    changed = _changed(info, captured)
-    if changed is None:
-        return None
-    return _shown(subject, _program(info), changed)
+def _sites(graph_module: GraphModule) -> int:
+    """Return how many sites the last pass rewrote."""
+    records = history(graph_module)
+    return len(records[-1].rewrites) if records else 0
 
 
 def _shown(subject: Subject, program: str, changed: tuple[GraphModule, GraphModule, Picture]) -> Shown:

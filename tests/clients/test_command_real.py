@@ -23,18 +23,14 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path / "bert"
 
 
-def test_the_class_that_the_folder_names(tmp_path: Path) -> None:
-    model = transformers.BertForSequenceClassification(transformers.BertConfig(**SIZES, num_labels=3))
+def test_the_class_that_the_folder_names_and_inputs_in_safetensors(tmp_path: Path) -> None:
+    model = transformers.BertForSequenceClassification(transformers.BertConfig(**SIZES, num_labels=4))
     model.save_pretrained(tmp_path / "classifier")
-    data = fxopt("optimize", tmp_path / "classifier", "-o", tmp_path / "out.fxopt")
-    assert [output["shape"] for output in data["verification"]["outputs"]] == [[2, 3]]
-
-
-def test_inputs_in_safetensors(folder: Path, tmp_path: Path) -> None:
     inputs = {"input_ids": torch.randint(64, (3, 7)), "attention_mask": torch.ones(3, 7, dtype=torch.int64)}
     safetensors.save_file(inputs, tmp_path / "inputs.safetensors")
-    data = fxopt("optimize", folder, "-o", tmp_path / "out.fxopt", "--inputs", tmp_path / "inputs.safetensors")
-    assert data["verification"]["outputs"][0]["shape"] == [3, 7, 16]
+    arguments = ("-o", tmp_path / "out.fxopt", "--inputs", tmp_path / "inputs.safetensors")
+    data = fxopt("optimize", tmp_path / "classifier", *arguments)
+    assert [output["shape"] for output in data["verification"]["outputs"]] == [[3, 4]]
 
 
 @pytest.mark.parametrize(

@@ -59,7 +59,7 @@ def test_dynamos_graphs_have_the_sites_that_capture_finds(name: str) -> None:
     model, inputs = architecture.build(transformers), architecture.example(2, 9)
     if hasattr(model.config, "use_cache"):
         model.config.use_cache = False
-    captured = registry().pipeline(EVERYTHING)(capture(model, (), inputs))
+    captured = registry().pipeline(EVERYTHING)(capture(model, (), inputs, dynamic_shapes=architecture.varying()))
     model.compile(backend="fxopt", options={"pipeline": EVERYTHING, "verify": True}, fullgraph=True)
     with torch.no_grad():
         model(**inputs)
@@ -74,7 +74,7 @@ def test_dynamos_graphs_have_the_sites_that_capture_finds(name: str) -> None:
 
 def llama() -> Any:
     """A small decoder."""
-    return transformers.LlamaForCausalLM(transformers.LlamaConfig(**{**DECODER, "num_hidden_layers": 1})).eval()
+    return transformers.LlamaForCausalLM(transformers.LlamaConfig(**DECODER)).eval()
 
 
 def t5() -> Any:
@@ -84,25 +84,25 @@ def t5() -> Any:
 
 @pytest.mark.parametrize("make", [llama, pytest.param(t5, marks=pytest.mark.nightly)])
 def test_generation_gives_the_tokens_of_eager(make: Any) -> None:
-    """Greedily and with beams, and with other weights; dynamo compiles a few times, and not for each token."""
+    """With beams, which reorder the cache, and with other weights; dynamo compiles a few times, not for each token."""
     model, tokens = make(), torch.randint(3, VOCABULARY, (2, 5))
-    ways: list[dict[str, Any]] = [{}, {"num_beams": 2}]
-    fixed = {"do_sample": False, "min_new_tokens": 4, "max_new_tokens": 4}
+    options = {"do_sample": False, "num_beams": 2, "min_new_tokens": 6, "max_new_tokens": 6}
 
-    def generate() -> list[list[list[int]]]:
-        return [model.generate(tokens, **fixed, **way).tolist() for way in ways]
+    def generate() -> list[list[int]]:
+        found: list[list[int]] = model.generate(tokens, **options).tolist()
+        return found
 
     expected = generate()
     model.compile(backend="fxopt")
     assert generate() == expected
     graphs = fxopt_compile.history(model)
     assert sum(graph.calls for graph in graphs) >= 6
-    assert len(graphs) <= 8
+    assert len(graphs) <= 5
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(torch.randn_like(parameter) * 0.1)
     found = generate()
-    assert len(fxopt_compile.history(model)) <= 10
+    assert len(fxopt_compile.history(model)) <= 6
     fxopt_compile.undo(model)
     assert generate() == found
 
@@ -123,7 +123,7 @@ def test_generation_with_a_static_cache() -> None:
 @pytest.fixture
 def bert() -> Any:
     """A small encoder."""
-    return transformers.BertModel(transformers.BertConfig(**{**ENCODER, "num_hidden_layers": 1})).eval()
+    return transformers.BertModel(transformers.BertConfig(**ENCODER)).eval()
 
 
 def test_a_pipeline_of_transformers(bert: Any, tmp_path: Path) -> None:
@@ -147,9 +147,7 @@ def test_a_trainer_trains_and_evaluates(tmp_path: Path) -> None:
 
     def losses(compiles: bool) -> tuple[float, float]:
         torch.manual_seed(0)
-        model = transformers.BertForSequenceClassification(
-            transformers.BertConfig(**{**ENCODER, "num_hidden_layers": 1})
-        )
+        model = transformers.BertForSequenceClassification(transformers.BertConfig(**ENCODER))
         if compiles:
             model.compile(backend="fxopt")
         rows = [{"input_ids": torch.arange(3, 9), "labels": torch.tensor(place % 2)} for place in range(8)]

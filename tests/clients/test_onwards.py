@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 import warnings
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +15,12 @@ import pytest
 import torch
 from cache_names import CACHE
 from torch import Tensor, nn
+from torch.export import Dim
 from torch.fx import GraphModule
 from torch.utils._pytree import tree_leaves
 
 from fxopt_capture import capture
-from fxopt_core import UndoError, history, registry
+from fxopt_core import UndoError, faithful_copy, history, registry
 from fxopt_linear import FuseBiasInLinear, MergeLinears
 
 Inputs = dict[str, Any]
@@ -31,6 +34,10 @@ class Case:
     model: nn.Module
     inputs: Callable[[int, int], Inputs]
     dynamic: dict[str, Any]
+
+    def copy(self) -> Case:
+        """Return one that a test may change."""
+        return replace(self, graph_module=faithful_copy(self.graph_module), model=copy.deepcopy(self.model))
 
     def agrees(self, found: object, batch: Inputs) -> None:
         """Compare results with the model's own."""
@@ -52,14 +59,15 @@ def tokens(batch: int, length: int) -> Inputs:
     return {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
 
 
-SIZES = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64, "vocab_size": 99}
+SIZES = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4, "intermediate_size": 64, "vocab_size": 99}
 
 
 def bert() -> Case:
-    """Two layers, whose query, key and value are merged."""
+    """One layer, whose query, key and value are merged."""
     transformers = pytest.importorskip("transformers")
+    torch.manual_seed(0)
     model = transformers.BertModel(transformers.BertConfig(**SIZES)).eval()
-    graph_module = MergeLinears()(capture(model, kwargs=tokens(2, 10)), expect=2)
+    graph_module = MergeLinears()(capture(model, kwargs=tokens(2, 10)), expect=1)
     return Case(graph_module, model, tokens, {name: {0: "batch", 1: "length"} for name in tokens(2, 10)})
 
 
@@ -85,19 +93,33 @@ def images(batch: int, size: int) -> Inputs:
     return {"images": torch.randn(batch, 3, 29, 29, generator=torch.Generator().manual_seed(batch))}
 
 
-def captured_convolutions() -> Case:
+def convolutions() -> Case:
     """Folded and merged, by the pipeline that `optimize` runs."""
+    torch.manual_seed(0)
     model = Convolutions().eval()
-    graph_module = registry().pipeline("inference")(capture(model, kwargs=images(2, 9)))
+    graph_module = registry().pipeline("inference")(
+        capture(model, kwargs=images(2, 9), dynamic_shapes={"images": {0: Dim.AUTO}})
+    )
     return Case(graph_module, model, images, {"images": {0: "batch"}})
 
 
-@pytest.fixture(params=[bert, captured_convolutions])
-def case(request: pytest.FixtureRequest) -> Case:
-    """Each of the models."""
-    torch.manual_seed(0)
-    build: Callable[[], Case] = request.param
-    return build()
+Make = Callable[[], Case]
+
+
+@pytest.fixture(scope="module")
+def made() -> Callable[[Make], Case]:
+    """Each of the models, captured once."""
+    return cache(lambda make: make())
+
+
+@pytest.fixture(params=[bert, convolutions])
+def case(request: pytest.FixtureRequest, made: Callable[[Make], Case]) -> Case:
+    """One of them, for a test to change."""
+    return made(request.param).copy()
+
+
+on_bert = pytest.mark.parametrize("case", [bert], indirect=True)
+on_convolutions = pytest.mark.parametrize("case", [convolutions], indirect=True)
 
 
 @pytest.fixture
@@ -109,8 +131,9 @@ def compiler() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("compiler")
+@pytest.mark.parametrize("case", [pytest.param(bert, marks=pytest.mark.nightly), convolutions], indirect=True)
 def test_one_graph_for_all_sizes_without_a_break(case: Case) -> None:
-    """``fullgraph=True`` raises where compiling would have to leave the graph."""
+    """``fullgraph=True`` raises where compiling would have to leave the graph; a Llama is compiled below."""
     compiled = torch.compile(case.graph_module, fullgraph=True, dynamic=True, backend="aot_eager")
     for batch, length in ((2, 10), (3, 7), (5, 12)):
         inputs = case.inputs(batch, length)
@@ -132,7 +155,7 @@ def test_a_step_of_decoding_compiles_with_its_cache() -> None:
         mask = torch.ones(batch, before + length, dtype=torch.int64)
         return {"input_ids": tokens(batch, length)["input_ids"], "attention_mask": mask, CACHE: cache}
 
-    graph_module = MergeLinears()(capture(model, kwargs=step(2, 5, 3)), expect=4)
+    graph_module = MergeLinears()(capture(model, kwargs=step(2, 5, 3)), expect=2)
     compiled = torch.compile(graph_module, fullgraph=True, dynamic=True, backend="eager")
     for sizes in ((2, 5, 3), (3, 7, 2)):
         inputs, same = step(*sizes), step(*sizes)
@@ -145,9 +168,9 @@ def test_a_step_of_decoding_compiles_with_its_cache() -> None:
 
 
 @pytest.mark.usefixtures("compiler")
-def test_what_the_graph_refuses_stays_refused() -> None:
+@on_convolutions
+def test_what_the_graph_refuses_stays_refused(case: Case) -> None:
     """A compiled graph module checks its inputs, as it does uncompiled."""
-    case = captured_convolutions()
     compiled = torch.compile(case.graph_module, fullgraph=True, backend="eager")
     for call in (case.graph_module, compiled):
         with pytest.raises(Exception, match="input `images` has size 4 in dimension 1, where the graph was captured"):
@@ -164,6 +187,7 @@ def quiet_export() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("quiet_export")
+@pytest.mark.parametrize("case", [bert, pytest.param(convolutions, marks=pytest.mark.nightly)], indirect=True)
 def test_onnx_at_other_sizes(case: Case, tmp_path: Path) -> None:
     """The file computes the same in onnxruntime, with dynamic axes."""
     pytest.importorskip("onnxscript")
@@ -213,9 +237,9 @@ def test_int8_weights_of_merged_layers(case: Case, quantize: Callable[[nn.Module
 
 
 @pytest.mark.usefixtures("compiler")
-def test_int8_weights_compile(quantize: Callable[[nn.Module], None]) -> None:
+@on_convolutions
+def test_int8_weights_compile(case: Case, quantize: Callable[[nn.Module], None]) -> None:
     """Both recipes together."""
-    case = captured_convolutions()
     quantize(case.graph_module)
     compiled = torch.compile(case.graph_module, fullgraph=True, backend="aot_eager")
     inputs = case.inputs(2, 10)
@@ -225,9 +249,9 @@ def test_int8_weights_compile(quantize: Callable[[nn.Module], None]) -> None:
         torch.testing.assert_close(one, other)
 
 
-def test_passes_after_quantizing_refuse(quantize: Callable[[nn.Module], None]) -> None:
+@on_bert
+def test_passes_after_quantizing_refuse(case: Case, quantize: Callable[[nn.Module], None]) -> None:
     """Quantized weights are no plain parameters: nothing is merged, fused or undone, and nothing changes."""
-    case = bert()
     quantize(case.graph_module)
     code, inputs = case.graph_module.code, case.inputs(2, 10)
     with torch.no_grad():

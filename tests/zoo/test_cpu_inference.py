@@ -23,20 +23,23 @@ def relative_error(found: torch.Tensor, expected: torch.Tensor) -> float:
     return float((found - expected).abs().max() / expected.abs().max())
 
 
-@pytest.fixture(scope="module")
-def optimized() -> tuple[nn.Module, Any]:
+BATCHES = ({0: Dim.AUTO},)
+
+
+@pytest.fixture(scope="module", params=[False, pytest.param(True, marks=pytest.mark.nightly)], ids=["half", "whole"])
+def optimized(request: pytest.FixtureRequest) -> tuple[nn.Module, Any]:
     """EfficientNet-Lite0, and what the pipeline makes of it."""
     torch.manual_seed(0)
-    model = efficientnet()
-    images, batches = torch.randn(2, 3, 224, 224), ({0: Dim.AUTO},)
-    return model, fxopt.optimize(model, (images,), pipeline="cpu-inference", dynamic_shapes=batches)
+    model, images = efficientnet(whole=request.param), torch.randn(2, 3, 224, 224)
+    return model, fxopt.optimize(model, (images,), pipeline="cpu-inference", dynamic_shapes=BATCHES)
 
 
 def test_nothing_but_packed_layers_is_left(optimized: tuple[nn.Module, Any]) -> None:
     """Batch norm, padding, activations and sums are gone; images are converted by no call of their own."""
-    graph_module = optimized[1]
+    model, graph_module = optimized
     kinds = [type(module) for module in graph_module.modules()]
-    assert kinds.count(fxopt.PackedConv2d) == 49
+    blocks: Any = model._blocks
+    assert kinds.count(fxopt.PackedConv2d) == 3 * len(blocks) + 1  # the first block has two, before and after it is one
     assert kinds.count(nn.Linear if fxopt.isa() is None else fxopt.PanelLinear) == 1
     assert not {nn.Conv2d, nn.BatchNorm2d, nn.ReLU6} & set(kinds)
     called = [node.name for node in iter_nodes(graph_module.graph) if node.op == "call_function"]
@@ -88,7 +91,7 @@ def test_models_of_timm_compute_what_they_did(timm: ModuleType, name: str) -> No
     torch.manual_seed(0)
     model = timm.create_model(name).eval()
     images = torch.randn(2, 3, 64, 64)
-    graph_module = fxopt.optimize(model, (images,), pipeline="cpu-inference")
+    graph_module = fxopt.optimize(model, (images,), pipeline="cpu-inference", dynamic_shapes=BATCHES)
     assert not any(type(module) is nn.Conv2d for module in graph_module.modules())
     with torch.inference_mode():
         for batch in (2, 1, 3):

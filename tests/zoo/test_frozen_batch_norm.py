@@ -37,7 +37,7 @@ def detr(seed: int) -> nn.Module:
 
 def test_detr() -> None:
     model, other = detr(0), detr(1)
-    graph_module = fxopt.capture(model, (IMAGES,))
+    graph_module = fxopt.capture(model, (IMAGES,), dynamic_shapes={})
     calls = len(graph_module.graph.find_nodes(op="call_function", target=torch.ops.aten.rsqrt.default))
     before = len(graph_module.graph.nodes)
     folded = FuseBatchNorm2dInConv2d()(graph_module)

@@ -30,7 +30,7 @@ def on_meta(architecture: Architecture, library: ModuleType | None) -> nn.Module
 
 
 def rewritten(model: nn.Module, architecture: Architecture, transformation: Transformation) -> GraphModule:
-    return transformation(capture(model, kwargs=architecture.example(2, 8)))
+    return transformation(capture(model, kwargs=architecture.example(2, 8), dynamic_shapes=architecture.varying()))
 
 
 def passes() -> Transformation:
@@ -100,4 +100,6 @@ def test_converted_models_are_refused_with_what_to_do(tmp_path: Path) -> None:
         load_checkpoint(graph_module, tmp_path)
     files.save_file(model.state_dict(), tmp_path / "as_it_is.safetensors")
     load_checkpoint(graph_module, tmp_path / "as_it_is.safetensors")
-    assert_same(graph_module, rewritten(model, architecture, MergeLinears()), architecture)
+    inputs = architecture.example(3, 9)
+    with torch.no_grad():
+        torch.testing.assert_close(graph_module(**inputs).logits, model(**inputs).logits)

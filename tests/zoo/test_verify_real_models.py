@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 import torch
 from architectures import BY_NAME
-from nightly import mostly_nightly
 from torch import Tensor, nn
 
 from fxopt_capture import capture
@@ -39,13 +38,14 @@ def plant(change: Callable[[Tensor], Tensor], module: nn.Module, args: object, o
     return output
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, pytest.param(torch.bfloat16, marks=pytest.mark.nightly)], ids=str)
-@pytest.mark.parametrize("name", mostly_nightly(["Llama", "BERT", "ResNet"], ["Llama"]))
+@pytest.mark.nightly  # by day small modules show it, and a Llama in test_verify_transformers.py
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("name", ["Llama", "BERT", "ResNet"])
 def test_right_rewrites_pass_and_planted_errors_do_not(name: str, dtype: torch.dtype) -> None:
     model = BY_NAME[name].build(pytest.importorskip("transformers")).to(dtype)
     drawn = [BY_NAME[name].example(*size) for size in SIZES]
     inputs = [{key: each.to(dtype) if each.is_floating_point() else each for key, each in one.items()} for one in drawn]
-    graph_module = capture(model, (), inputs[0])
+    graph_module = capture(model, (), inputs[0], dynamic_shapes=BY_NAME[name].varying())
     result = registry().pipeline("fold-batch-norm,merge-linears")(faithful_copy(graph_module))
     assert any(record.rewrites for record in history(result))
     report = verify(model, result, inputs)
