@@ -5,6 +5,7 @@ The passes of fxopt-simplify are checked in their own package, on models of thei
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import subprocess
@@ -13,13 +14,14 @@ import sys
 import pytest
 from generated_models import generated_cases
 from house_properties import COST
+from nightly import mostly_nightly
 
 from fxopt_core import compose
 from fxopt_cpu import FuseConvolutions, FuseLinears, PlanRegions, isa
 from fxopt_cpu.passes.low_precision import SLOW_IN_INT8
 from fxopt_linear import FuseBiasInLinear, MergeLinears
 from fxopt_norm import FuseBatchNorm1dInLinear, FuseBatchNorm2dInConv2d
-from fxopt_testing import Property, conformance_tests, passes_of, zoo
+from fxopt_testing import ModelCase, Property, conformance_tests, model_case, passes_of, zoo
 from fxopt_testing.conformance import applicable
 from fxopt_testing.pictures import picture
 from fxopt_testing.plugin import run_check
@@ -32,8 +34,22 @@ SHIPPED = (
     "fxopt-cpu",
     "fxopt-core",
 )
-CASES = (*zoo(), *generated_cases(2))
-SUBJECTS = [Subject(each, CASES) for name in SHIPPED for each in passes_of(name)]  # tried once, for all tests
+PASSES = [each for name in SHIPPED for each in passes_of(name)]
+MODELS = [list(cases) for _, cases in itertools.groupby(zoo(), key=lambda case: case.name)]
+GENERATED = tuple(generated_cases(2))
+
+
+def in_ci(number: int) -> tuple[ModelCase, ...]:
+    """Return each model of the zoo in every third of its forms, dtypes and modes, other ones for the next pass.
+
+    Passes read all forms of graph by the same code, so that each cell is met by some pass; each night, by all of them.
+    """
+    chosen = (cases[number % min(3, len(cases)) :: 3] for cases in MODELS)
+    return (*itertools.chain.from_iterable(chosen), *GENERATED)
+
+
+SUBJECTS = [Subject(each, in_ci(number)) for number, each in enumerate(PASSES)]  # tried once, for all tests
+EVERYWHERE = [Subject(each, (*zoo(), *GENERATED)) for each in PASSES]
 
 SOME = zoo()[::6]  # for passes that are tried on all of the zoo by themselves
 
@@ -41,7 +57,9 @@ test_a_composition = conformance_tests(
     compose(FuseBatchNorm2dInConv2d(), FuseBatchNorm1dInLinear(), MergeLinears(), inplace=False), models=SOME
 )
 test_planning = conformance_tests(compose(FuseLinears(), PlanRegions()), models=SOME)
-test_quantizing = conformance_tests(FuseLinears(weights="int8", min_weights=1, keep_originals=True))
+quantizing = FuseLinears(weights="int8", min_weights=1, keep_originals=True)
+test_quantizing = conformance_tests(quantizing, models=SOME)
+test_quantizing_everywhere = pytest.mark.nightly(conformance_tests(quantizing))
 if isa() not in SLOW_IN_INT8:
     test_quantizing_convolutions = conformance_tests(
         FuseConvolutions(weights="int8", min_weights=1, min_channels=1, keep_originals=True), models=SOME
@@ -53,27 +71,38 @@ def name_of(value: Subject | Property) -> str:
     return value.transformation.name if isinstance(value, Subject) else value.name
 
 
-COST_BY_DAY = ("merge-linears", "fuse-bias-in-linear")  # that of all passes takes half of the time of all
-CHECKS = [
-    *((subject, rule) for subject in SUBJECTS for rule in applicable(subject)),
-    *(
-        pytest.param(subject, COST, marks=() if name_of(subject) in COST_BY_DAY else pytest.mark.nightly)
-        for subject in SUBJECTS
-        if COST.not_applicable(subject) is None
-    ),
-]
-
-
-@pytest.mark.parametrize(("subject", "rule"), CHECKS, ids=name_of)
+@pytest.mark.parametrize(
+    ("subject", "rule"), [(each, rule) for each in SUBJECTS for rule in applicable(each)], ids=name_of
+)
 def test_shipped_passes(subject: Subject, rule: Property) -> None:
     run_check(subject, rule)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize(
+    ("subject", "rule"), [(each, rule) for each in EVERYWHERE for rule in applicable(each)], ids=name_of
+)
+def test_shipped_passes_everywhere(subject: Subject, rule: Property) -> None:
+    run_check(subject, rule)
+
+
+COST_IN_CI = ("merge-linears", "fuse-bias-in-linear")  # that of all passes takes half of the time of all
+
+
+@pytest.mark.parametrize("subject", mostly_nightly(EVERYWHERE, COST_IN_CI, name_of))
+def test_what_passes_cost(subject: Subject) -> None:
+    run_check(subject, COST)
+
+
+ORDERED = ("attention[modules]", "hub[functions]", "blocks[modules]", "convolution[modules]", "many products[modules]")
+"""Models with several sites each, whose order sets and hashes could decide."""
 
 
 def made() -> dict[str, list[str]]:
     """Return the signature of each shipped pass, and what it makes of some models."""
     found = {}
-    for each in (each for name in SHIPPED for each in passes_of(name)):
-        pictures = [repr(picture(each(case.capture().graph_module))) for case in SOME[::2]]
+    for each in PASSES:
+        pictures = [repr(picture(each(case.capture().graph_module))) for case in map(model_case, ORDERED)]
         found[each.name] = [each.signature, *pictures]
     return found
 
