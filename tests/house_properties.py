@@ -24,9 +24,9 @@ GROWING: dict[str, Callable[[int], nn.Module]] = {
 }
 """By the name of a case of the zoo: what makes it with so many times as many sites."""
 
-_TIMES = (6, 12, 24)
+_TIMES = (4, 8, 16)
 _GROWTH = 2.5
-"""Steps from 12 to 24 times over those from 6 to 12 times: 2 if linear, 2.2 with a sort, 4 if quadratic."""
+"""Steps from 8 to 16 times over those from 4 to 8 times: 2 if linear, 2.2 with a sort, 4 if quadratic."""
 
 
 def _if_growing(subject: Subject, trial: Trial | None) -> str | None:

@@ -20,7 +20,7 @@ from fxopt_norm import FuseBatchNorm1dInLinear
 from fxopt_rewrite import infer_shapes
 from fxopt_testing.pictures import bits_of
 
-CHOICE: Choice = at_each_place if NIGHTLY else some(30)
+CHOICE: Choice = at_each_place if NIGHTLY else some(12)
 INPUTS = (torch.linspace(-1.0, 1.0, 8).view(2, 4),)
 
 
@@ -108,7 +108,7 @@ def test_loading(passes: Transformation, assign: bool, moment: Moment) -> None:
 
     report = inject_faults(make, action, INPUTS, choose=CHOICE, moment=moment, error=error)
     print(report)
-    assert report.injected >= 25
+    assert report.injected >= 12
     assert not report.traces, "\n".join([str(report), *report.traces[:20]])
     assert bits_of([*checkpoint.values()]) == before
 
@@ -121,7 +121,7 @@ def test_asking(passes: Transformation, moment: Moment) -> None:
 
     report = inject_faults(partial(transformed, passes), action, INPUTS, choose=CHOICE, moment=moment)
     print(report)
-    assert report.injected >= 25
+    assert report.injected >= 12
     assert not report.traces, "\n".join([str(report), *report.traces[:20]])
 
 

@@ -54,8 +54,8 @@ from fxopt_tools import Verify
 
 # torch warns about itself when the pytree of an export graph is copied.
 pytestmark = pytest.mark.filterwarnings("ignore:`isinstance\\(treespec, LeafSpec\\)` is deprecated:FutureWarning")
-THROUGHOUT: Choice = every if NIGHTLY else some(12)
-AT_PLACES: Choice = at_each_place if NIGHTLY else some(8)
+THROUGHOUT: Choice = every if NIGHTLY else some(6)
+AT_PLACES: Choice = at_each_place if NIGHTLY else some(4)
 LARGE = 256  # a square weight of this size is what a pass releases, so that a rollback has to rebuild it
 
 

@@ -1,6 +1,6 @@
 """Numbers that reach operators: whatever they are, a call computes or refuses, and touches no memory of others.
 
-Each operator, and the layers of archives, are called with drawn numbers: two seconds each, the same ones every time.
+Each operator, and the layers of archives, are called with drawn numbers: one second each, the same ones every time.
 The session ``sanitize`` of noxfile.py gives each a minute under AddressSanitizer, and others each time. What fails
 there comes again with the printed seed as ``FXOPT_FUZZ_SEED``.
 """
@@ -43,7 +43,7 @@ from fxopt_cpu.operators.linear import pack, pack_bytes, quantize, shifted_sums
 from fxopt_cpu.operators.plan import PlanBuilder
 from fxopt_simplify import ShapeTables
 
-SECONDS = float(os.environ.get("FXOPT_FUZZ_SECONDS", "2"))
+SECONDS = float(os.environ.get("FXOPT_FUZZ_SECONDS", "1"))
 NUMBERS = (
     *(-(2**63), -(2**31), -3, -1, 0, 1, 2, 3, 5, 7, 13, 14, 15, 16, 17, 33, 100, 1000, 4096, 2**16, 2**20, 2**31 - 1),
     *(2**31, 2**32, 2**32 + 1, 2**40, 2**40 + 1, 2**48, 2**61, 2**62, 2**63 - 1, (2**64 + 2) // 3, (2**64 + 8) // 5),
@@ -54,8 +54,8 @@ ROOM = 1 << 31  # bytes of addresses: oneDNN keeps code for each drawn layer, an
 @pytest.fixture
 def draw(request: pytest.FixtureRequest, capsys: pytest.CaptureFixture[str]) -> Iterator[Random]:
     """What a test draws from, in little memory: a number that is not refused may ask for all that there is."""
-    given = os.environ.get("FXOPT_FUZZ_SEED") or ("0" if SECONDS <= 2 else str(SystemRandom().getrandbits(32)))
-    if SECONDS > 2:
+    given = os.environ.get("FXOPT_FUZZ_SEED") or ("0" if SECONDS <= 1 else str(SystemRandom().getrandbits(32)))
+    if SECONDS > 1:
         with capsys.disabled():
             print(f"\n{request.node.name}: FXOPT_FUZZ_SEED={given}", flush=True)
     used = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0]) * resource.getpagesize()

@@ -68,7 +68,7 @@ def model_of(seed: int, convolutions: bool) -> tuple[nn.Module, torch.Tensor]:
 
 @pytest.mark.parametrize("form", mostly_nightly(FORMS, TRACED))  # an export takes seconds
 @pytest.mark.parametrize("transformation", PASSES, ids=repr)
-@drawn(5)
+@drawn(3)
 @given(seed=st.integers(0, 2**20), convolutions=st.booleans())
 def test_single_passes(transformation: Transformation, form: Form, seed: int, convolutions: bool) -> None:
     model, x = model_of(seed, convolutions)
@@ -96,7 +96,7 @@ ANY = (*PASSES[:3], MergeLinears(min_group=3), MergeLinears(share_storage=True),
 
 # Guards of torch.export cannot be pickled, and a capture takes seconds.
 @pytest.mark.parametrize("form", mostly_nightly((*TRACED, "capture"), TRACED))
-@drawn(12)
+@drawn(7)
 @given(data=st.data())
 def test_any_order_and_journeys(form: Form, data: st.DataObject) -> None:
     """Undoing a pipeline gives what the untransformed model has become meanwhile, or is refused and changes nothing."""

@@ -254,7 +254,7 @@ def _described(number: int, frame: FrameType, built_in: Any) -> Call:
 
 
 def _place(frame: FrameType | None) -> str:
-    return "outside" if frame is None else f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"
+    return "outside" if frame is None else f"{frame.f_code.co_filename.rpartition('/')[2]}:{frame.f_lineno}"
 
 
 def inject_faults(

@@ -1,4 +1,4 @@
-"""The kit finds nothing in passes that are right, on a third of the zoo."""
+"""The kit finds nothing in passes that are right, on a sixth of the zoo."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ RIGHT: dict[type[Transformation], set[str]] = {
 
 @pytest.mark.parametrize("cls", RIGHT, ids=lambda cls: cls.__name__)
 def test_passes_that_are_right_pass(cls: type[Transformation]) -> None:
-    report = check_transformation(cls(), models=zoo()[1::3])
+    report = check_transformation(cls(), models=zoo()[1::6])
     assert report
     assert {each.property for each in report.findings} == RIGHT[cls], report
 

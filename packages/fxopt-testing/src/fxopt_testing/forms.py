@@ -89,6 +89,7 @@ def sizes_from_values(graph_module: GraphModule, where: Callable[[int], bool] = 
     """
     env = ShapeEnv()
     mode, sizes = FakeTensorMode(shape_env=env), dict[str, SymInt]()
+    made: dict[object, Tensor] = {}  # to describe a tensor takes a millisecond, and most nodes have one of a few shapes
 
     def size_of(size: int | SymInt) -> SymInt:
         if str(size) not in sizes:
@@ -100,8 +101,11 @@ def sizes_from_values(graph_module: GraphModule, where: Callable[[int], bool] = 
             return size_of(value)
         known = [type(size) is int and not where(dim) for dim, size in enumerate(value.shape)]
         shape = [size if is_known else size_of(size) for size, is_known in zip(value.shape, known, strict=True)]
-        with mode:
-            return torch.empty(shape, dtype=value.dtype, device=value.device)
+        kind = str(shape), value.dtype, value.device
+        if kind not in made:
+            with mode:
+                made[kind] = torch.empty(shape, dtype=value.dtype, device=value.device)
+        return made[kind]
 
     for node in iter_nodes(graph_module.graph):
         if node.op != "get_attr" and "val" in node.meta:

@@ -41,17 +41,20 @@ def behaviour_of(graph_module: GraphModule, inputs: Inputs, *, gradients: bool =
         Exception: Whatever the module raises.
     """
     computed_in = dtypes_of([*graph_module.parameters(), *graph_module.buffers(), *inputs.tensors().values()])
-    found: Mapping[str, Tensor] = {}
-    refused = None
     with contextlib.redirect_stderr(io.StringIO()):  # torch prints what it raises
         # A pass may return a slice of something larger, if it says so: strides are for `verify` to judge.
         outcome = replace(run_once(faithful_copy(graph_module), inputs), strides={})
-        if gradients:
-            try:
-                found = gradients_once(faithful_copy(graph_module), inputs)
-            except RuntimeError as error:
-                refused = str(error)
-    return Behaviour(outcome, computed_in, found, refused)
+    found = Behaviour(outcome, computed_in, {})
+    return with_gradients(found, graph_module, inputs) if gradients else found
+
+
+def with_gradients(behaviour: Behaviour, graph_module: GraphModule, inputs: Inputs) -> Behaviour:
+    """Return a behaviour with the gradients, too, from a call of another copy of its module."""
+    try:
+        with contextlib.redirect_stderr(io.StringIO()):
+            return replace(behaviour, gradients=gradients_once(faithful_copy(graph_module), inputs))
+    except RuntimeError as error:
+        return replace(behaviour, refused=str(error))
 
 
 @dataclass(frozen=True)

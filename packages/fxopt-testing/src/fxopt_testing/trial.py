@@ -26,8 +26,8 @@ from fxopt_core import (
 from fxopt_testing.cases import ModelCase
 from fxopt_testing.examples import example_case
 from fxopt_testing.forms import Form
-from fxopt_testing.outcomes import Behaviour, behaviour_of
-from fxopt_testing.pictures import changes, modes_of_process, picture, state_of
+from fxopt_testing.outcomes import Behaviour, behaviour_of, with_gradients
+from fxopt_testing.pictures import bits_of, changes, modes_of_process, picture, state_of
 from fxopt_tools import Inputs
 
 EVERY_FORM: dict[Form, str] = {
@@ -108,14 +108,45 @@ class Trial:
         return len(self.source.graph.nodes)
 
     @cached_property
+    def called_before(self) -> Behaviour:
+        """What the model did before the run, without gradients."""
+        return behaviour_of(self.source, self.case.example(), gradients=False)
+
+    @cached_property
+    def called_after(self) -> Behaviour:
+        """What it does after the run, without gradients."""
+        return behaviour_of(self.done, self.case.example(), gradients=False)
+
+    @cached_property
     def expected(self) -> Behaviour:
         """What the model did before the run."""
-        return behaviour_of(self.source, self.case.example())
+        return with_gradients(self.called_before, self.source, self.case.example())
 
     @cached_property
     def found(self) -> Behaviour:
         """What it does after the run."""
-        return behaviour_of(self.done, self.case.example())
+        return with_gradients(self.called_after, self.done, self.case.example())
+
+    @cached_property
+    def survives_torch(self) -> bool:
+        """Whether a copy that torch makes of the model computes the same: it drops some hooks."""
+        return self.computes(copy.deepcopy(self.fresh()), self.called_before)
+
+    def computes(self, graph_module: GraphModule, expected: Behaviour) -> bool:
+        """Return whether a graph module gives the same outputs, bit for bit."""
+        found = behaviour_of(graph_module, self.case.example(), gradients=False)
+        mine, theirs = (bits_of(dict(each.outcome.output)) for each in (found, expected))
+        return mine == theirs
+
+    @cached_property
+    def repeats(self) -> tuple[Repeat, ...]:
+        """Further runs of the same pass and of an equal one; what they share memory with is still there."""
+        passes = {"the same pass": self.transformation, "an equal pass": equal_pass(self.transformation)}
+        results = {by: each(self.fresh()) for by, each in passes.items()}
+        return tuple(
+            Repeat(by, changes(self.after, picture(result), limit=1), memory_of(result))
+            for by, result in results.items()
+        )
 
     def other_inputs(self) -> Iterator[tuple[str, Inputs, Behaviour]]:
         """Yield further inputs that the model accepted, with its behaviour."""
@@ -124,6 +155,22 @@ class Trial:
                 yield name, inputs, behaviour_of(self.source, inputs, gradients=False)
             except Exception:  # the graph is bound to its sizes, or the model takes no such input
                 continue
+
+
+@dataclass(frozen=True)
+class Repeat:
+    """A further run of a pass: which pass it was, how its result differs, and the memory that the result has."""
+
+    by: str
+    differing: list[tuple[str, str, str]]
+    memory: Mapping[int, str]
+
+
+def memory_of(graph_module: GraphModule) -> dict[int, str]:
+    """Return the addresses of the memory of parameters and buffers, with a name for each."""
+    tensors = (*graph_module.named_parameters(), *graph_module.named_buffers())
+    plain = ((name, t) for name, t in tensors if type(t) in (torch.Tensor, nn.Parameter) and not t.is_meta)
+    return {tensor.untyped_storage().data_ptr(): name for name, tensor in plain if tensor.numel()}
 
 
 def hooks_of(graph_module: GraphModule) -> dict[str, int]:
@@ -201,13 +248,14 @@ class Subject:
         cls = type(self.transformation)
         return "<locals>" not in cls.__qualname__ and cls.__module__ not in ("__main__", "builtins")
 
-    def equal_pass(self) -> Transformation:
-        """Return another pass of the same class and options."""
-        if isinstance(self.transformation, Composition):
-            return copy.deepcopy(self.transformation)
-        made = type(self.transformation)(**self.transformation.options)
-        assert isinstance(made, Transformation)
-        return made
+
+def equal_pass(transformation: Transformation) -> Transformation:
+    """Return another pass of the same class and options."""
+    if isinstance(transformation, Composition):
+        return copy.deepcopy(transformation)
+    made = type(transformation)(**transformation.options)
+    assert isinstance(made, Transformation)
+    return made
 
 
 def _of_site_model(transformation: Transformation, case: ModelCase) -> Iterator[Trial]:

@@ -262,7 +262,6 @@ def checkpoints_load(subject: Subject, trial: Trial) -> Iterator[Flaw]:
         return
     if trial.case.device == "meta":
         return
-    expected = behaviour_of(trial.done, trial.case.example(), gradients=False)
     found = behaviour_of(twin, trial.case.example(), gradients=False)
-    for difference in differences(expected, found):
+    for difference in differences(trial.called_after, found):
         yield Flaw(f"after loading the original state_dict, {difference.text}", "what the result does")

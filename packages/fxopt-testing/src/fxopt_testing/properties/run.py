@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-import torch
 from torch.fx import GraphModule
 
 from fxopt_core import PostconditionError, iter_nodes, leaves
@@ -13,7 +12,7 @@ from fxopt_rewrite import REASONS
 from fxopt_testing.findings import Flaw, if_preserving, on_model, on_pass
 from fxopt_testing.forms import sizes_from_values
 from fxopt_testing.pictures import changes, picture
-from fxopt_testing.trial import EVERY_FORM, Subject, Trial, trials_in
+from fxopt_testing.trial import EVERY_FORM, Subject, Trial, memory_of, trials_in
 
 
 def _returned(trial: Trial) -> object:
@@ -102,10 +101,9 @@ def process_untouched(subject: Subject, trial: Trial) -> Iterator[Flaw]:
     "set.",
 )
 def deterministic(subject: Subject, trial: Trial) -> Iterator[Flaw]:
-    for made, transformation in (("the same pass", subject.transformation), ("an equal pass", subject.equal_pass())):
-        again = picture(transformation(trial.fresh()))
-        for name, now, was in changes(trial.after, again, limit=1):
-            yield Flaw(f"{made} on an equal model: {name} is {now}", f"{was}, as the first time")
+    for again in trial.repeats:
+        for name, now, was in again.differing:
+            yield Flaw(f"{again.by} on an equal model: {name} is {now}", f"{was}, as the first time")
 
 
 @on_model(
@@ -204,17 +202,8 @@ def _finds_in_every_form(subject: Subject) -> Iterator[Flaw]:
     "Make new tensors and modules in each run; keep none on the pass or its class.",
 )
 def results_independent(subject: Subject, trial: Trial) -> Iterator[Flaw]:
-    seen = {memory: name for name, memory in _memory(trial.done)}
-    results = [subject.transformation(trial.fresh()) for _ in range(2)]  # both are kept, and so is their memory
-    for result in results:
-        mine = {memory: name for name, memory in _memory(result)}
+    seen = memory_of(trial.done)
+    for mine in (again.memory for again in trial.repeats):
         for memory in mine.keys() & seen.keys():
             yield Flaw(f"`{mine[memory]}` shares memory with `{seen[memory]}` of another result", "tensors of its own")
         seen.update(mine)
-
-
-def _memory(graph_module: GraphModule) -> Iterator[tuple[str, int]]:
-    tensors = [*graph_module.named_parameters(), *graph_module.named_buffers()]
-    for name, tensor in tensors:
-        if type(tensor) in (torch.Tensor, torch.nn.Parameter) and not tensor.is_meta and tensor.numel():
-            yield name, tensor.untyped_storage().data_ptr()

@@ -18,7 +18,7 @@ import torch
 from fxopt_core import Composition, FxoptError, Registry, Transformation, hookimpl, options_of
 from fxopt_testing.findings import Flaw, on_pass
 from fxopt_testing.pictures import picture
-from fxopt_testing.trial import Subject, Trial
+from fxopt_testing.trial import Subject, Trial, equal_pass
 
 
 def _if_a_class_of_its_own(subject: Subject, trial: Trial | None) -> str | None:
@@ -193,7 +193,10 @@ def signature_stable(subject: Subject) -> Iterator[Flaw]:
     if not re.fullmatch(r"[0-9a-f]{16,}", first):
         yield Flaw(f"the signature is {first!r:.80}", "a hex digest")
         return
-    for made, other in (("equal options", subject.equal_pass()), ("copy.deepcopy", copy.deepcopy(transformation))):
+    for made, other in (
+        ("equal options", equal_pass(transformation)),
+        ("copy.deepcopy", copy.deepcopy(transformation)),
+    ):
         if other.signature != first or other != transformation or hash(other) != hash(transformation):
             yield Flaw(f"a pass made by {made} has another signature, or is not equal", "equal passes to be equal")
             return

@@ -58,8 +58,7 @@ def _computes_the_same(trial: Trial, saved: dict[str, Any]) -> Iterator[Flaw]:
     original.load_state_dict({**original.state_dict(), **saved})
     if trial.case.device == "meta" or not trial.transformation.preserves_computation:
         return
-    expected = behaviour_of(trial.done, trial.case.example(), gradients=False)
     found = behaviour_of(original, trial.case.example(), gradients=False)
-    for difference in differences(expected, found):
+    for difference in differences(trial.called_after, found):
         if difference.what == "outputs":
             yield Flaw(f"the original, with the weights that come back: {difference.text}", "what the result does")
