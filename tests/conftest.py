@@ -11,7 +11,7 @@ from hypothesis import settings
 from stand_ins import stand_in_for
 
 # Thousands of models of tests/test_properties.py, other ones each night, and every fault of tests/test_faults.py.
-settings.register_profile("nightly", max_examples=900, deadline=None, print_blob=True)
+settings.register_profile("nightly", max_examples=1500, deadline=None, print_blob=True)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
