@@ -47,7 +47,7 @@ from fxopt_rewrite.journal.order import KeyOrders
 from fxopt_rewrite.journal.rewiring import Rewiring, places_of
 from fxopt_rewrite.layers import plain_attributes
 from fxopt_rewrite.shapes.infer import describe_values, fake_values
-from fxopt_rewrite.shapes.meta import VALUE_KEYS, Resized, in_memory_format, memory_format_of
+from fxopt_rewrite.shapes.meta import VALUE_KEYS, Resized, in_memory_format, memory_format_of, value_entries
 
 _NEVER_RECORDED = frozenset({META_KEY, *VALUE_KEYS})
 _PLAIN = frozenset(vars(nn.Module()))
@@ -236,7 +236,8 @@ class Editor:
                 computed at the end of the run, as by `undescribed`, which takes longer.
         """
         value = node.meta.get("val")
-        self._restrided.append((self._id(node), memory_format_of(value)))
+        if value_entries(node):
+            self._restrided.append((self._id(node), memory_format_of(value)))
         self.undescribed(node)
         if memory_format is not None and isinstance(value, FakeTensor):
             node.meta["val"] = in_memory_format(value, memory_format)
