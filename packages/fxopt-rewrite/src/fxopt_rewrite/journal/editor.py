@@ -469,5 +469,5 @@ def _release(graph_module: GraphModule, tensor: Tensor, piece: edits.Piece) -> N
         return
     owner, _, key = piece.key.rpartition(".")
     source = getattr(graph_module.get_submodule(owner), key).detach()
-    if tensor.is_contiguous() and source.dtype == tensor.dtype:
+    if source.dtype == tensor.dtype:
         release(graph_module, tensor, lambda: piece.take(source).clone(memory_format=torch.contiguous_format))
