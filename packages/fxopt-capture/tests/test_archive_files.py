@@ -31,6 +31,12 @@ def test_paths_and_open_files(path: Path) -> None:
             assert history(loaded) == history(first)
 
 
+def test_weights_that_are_loaded_in_inference_mode_can_be_trained(path: Path) -> None:
+    with torch.inference_mode():
+        loaded = load(path)
+    assert not any(tensor.is_inference() for tensor in (*loaded.parameters(), *loaded.buffers()))
+
+
 def test_files_that_are_not_open_for_it(path: Path) -> None:
     """Text, nothing, a file that is open for reading only."""
     wrong: Any

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
 from archive_models import in_every_form
 from torch import Tensor, nn
 from torch.export import Dim
+from torch.nn.modules.module import register_module_full_backward_pre_hook
 
 from fxopt_capture import capture
 from fxopt_core.errors import CaptureError
@@ -243,6 +244,32 @@ def test_a_hook_that_returns_one_argument() -> None:
     model.register_forward_pre_hook(Hooked.one)
     x = torch.randn(3, 4)
     assert torch.equal(capture(model, torch.randn(2, 4))(x), model(x))
+
+
+def test_backward_hooks_are_told(caplog: pytest.LogCaptureFixture) -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
+    model[1].register_full_backward_hook(lambda *_: None)
+    with register_module_full_backward_pre_hook(lambda *_: None):
+        capture(model, X)
+    assert "Sequential: backward hooks of `1`, all modules do not run where the graph has operators" in caplog.text
+
+
+class Tripled(nn.Linear):
+    def __call__(self, input: Tensor) -> Tensor:  # the name in torch
+        return cast("Tensor", super().__call__(input)) * 3
+
+
+class Renamed(nn.Linear):
+    def __call__(self, x: Tensor) -> Tensor:
+        return cast("Tensor", super().__call__(x))
+
+
+def test_a_call_of_the_models_own() -> None:
+    model = Tripled(4, 4)
+    x = torch.randn(3, 4)
+    assert torch.equal(capture(model, X)(x), model(x))
+    with pytest.raises(CaptureError, match=r"Renamed has a `__call__` of its own .* with input by name"):
+        capture(Renamed(4, 4), X)
 
 
 @pytest.mark.parametrize(

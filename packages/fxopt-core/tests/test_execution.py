@@ -223,12 +223,14 @@ class TestErrors:
             with pytest.raises(PreconditionError, match=r"expected a torch.fx.GraphModule: capture the model first"):
                 call(given)
 
-    @pytest.mark.parametrize("reads_later", [True, False])
-    def test_broken_graph_is_found(self, reads_later: bool) -> None:
+    @pytest.mark.parametrize("fault", ["reads later", "no module", "no output"])
+    def test_broken_graph_is_found(self, fault: str) -> None:
         def body(graph_module: GraphModule) -> GraphModule:
             nodes = list(iter_nodes(graph_module.graph))
-            if reads_later:
+            if fault == "reads later":
                 nodes[1].args = (nodes[-2],)
+            elif fault == "no output":
+                graph_module.graph.erase_node(nodes[-1])
             else:
                 del graph_module.linear
             return graph_module

@@ -194,3 +194,4 @@ class TestKept:
         given["b"].add(5)
         assert now == {"a": [1, (2, [tensor])], "b": {3}}
         assert now["a"][1][1][0] is tensor
+        assert Counting(size=[torch.Size([1])]) != Counting(size=[(1,)])

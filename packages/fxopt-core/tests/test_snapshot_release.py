@@ -115,6 +115,17 @@ def test_a_callers_model_is_left_alone_and_comes_back() -> None:
     assert values(gm) == before
 
 
+def test_tensors_that_share_memory_do_so_again() -> None:
+    gm: Any = torch.fx.symbolic_trace(Three())
+    gm.attn.q.weight.data, gm.attn.k.weight.data = torch.randn(2, 4, 4)
+    before, snapshot = values(gm), Snapshot(gm)
+    merge(gm, snapshot)
+    del gm.attn
+    assert snapshot.restore() == ()
+    assert values(gm) == before
+    assert gm.attn.q.weight.untyped_storage().data_ptr() == gm.attn.k.weight.untyped_storage().data_ptr()
+
+
 @pytest.mark.parametrize("protect_values", [False, True])
 def test_a_held_tensor_that_became_a_view_gets_memory_of_its_own_again(protect_values: bool) -> None:
     model: Any = Three()

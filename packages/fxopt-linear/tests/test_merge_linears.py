@@ -14,6 +14,7 @@ from torch.fx import GraphModule
 
 from fxopt_core import UndoError, history, iter_nodes, undo
 from fxopt_linear import MergeLinears
+from fxopt_rewrite import infer_shapes
 from fxopt_testing import assert_rewrites
 from fxopt_testing.forms import TRACED, Form
 from fxopt_testing.rewrites import (
@@ -330,6 +331,14 @@ def test_shared_storage_leaves_the_values_of_the_model() -> None:
     undo(graph_module)
     assert all(torch.equal(values[key], value) for key, value in graph_module.state_dict().items())
     assert model.q.weight.data_ptr() != graph_module.get_parameter("q.weight").data_ptr()
+
+
+@pytest.mark.parametrize("shape", [(4, 6), (2, 5, 6), (2, 3, 5, 6), (0, 6)])
+def test_undo_describes_values_with_their_own_strides(shape: tuple[int, ...]) -> None:
+    graph_module = infer_shapes(graph_of(qkv("k"), "modules", torch.randn(3, 4)), torch.randn(*shape[:-1], 4))
+    before = [node.meta["val"].stride() for node in iter_nodes(graph_module.graph) if "val" in node.meta]
+    undo(MergeLinears()(graph_module, expect=1))
+    assert [node.meta["val"].stride() for node in iter_nodes(graph_module.graph) if "val" in node.meta] == before
 
 
 def test_a_stand_in_bias_that_was_trained_cannot_be_undone() -> None:

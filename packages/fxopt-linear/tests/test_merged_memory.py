@@ -11,7 +11,7 @@ import torch._dynamo  # else the first pass does: a cycle then holds its frames,
 from torch import Tensor, nn
 from torch.fx import symbolic_trace
 
-from fxopt_core import undo
+from fxopt_core import DeepCopy, PostconditionError, compose, undo
 from fxopt_linear import FuseBiasInLinear, MergeLinears, merge_linears
 from fxopt_rewrite import LinearCall
 
@@ -91,3 +91,36 @@ def test_a_weight_is_gone_before_the_next_one_is_copied(monkeypatch: pytest.Monk
         gc.enable()
     assert alive == [3, 2, 1]
     assert all(original() is None for original in originals)
+
+
+@pytest.mark.parametrize("kept", [False, True], ids=["model-gone", "model-kept"])
+@pytest.mark.parametrize("share_storage", [False, True])
+def test_a_failed_run_leaves_the_callers_memory_and_strides(share_storage: bool, kept: bool) -> None:
+    model = Pair(300)
+    model.q.weight = nn.Parameter(torch.randn(300, 300).t())
+    earlier, strides, both = model.k.weight.data, model.q.weight.stride(), torch.randn(2, 300)
+    model.q.bias.data, model.k.bias.data = both
+    graph_module = symbolic_trace(model)
+    model = model if kept else None  # type: ignore[assignment]  # gone
+    with pytest.raises(PostconditionError, match="nothing was changed"):
+        MergeLinears(share_storage=share_storage)(graph_module, expect=5)
+    get = graph_module.get_parameter
+    assert get("k.weight").data_ptr() == earlier.data_ptr()
+    assert get("k.bias").data_ptr() == both[1].data_ptr()
+    assert get("q.weight").stride() == strides
+    assert undo(MergeLinears(share_storage=share_storage)(graph_module)).get_parameter("q.weight").stride() == strides
+
+
+@pytest.mark.parametrize("size", [16, 300])
+@pytest.mark.parametrize("transformation", [MergeLinears(), FuseBiasInLinear()], ids=["merge", "fuse"])
+def test_what_inference_mode_brings_back_can_be_trained(
+    transformation: MergeLinears | FuseBiasInLinear, size: int
+) -> None:
+    graph_module = symbolic_trace(Pair(size).eval())
+    gc.collect()
+    with torch.inference_mode():
+        with pytest.raises(PostconditionError):
+            transformation(graph_module, expect=5)
+        copied = compose(transformation, DeepCopy())(graph_module)
+        for each in (copied, undo(transformation(graph_module))):
+            assert not any(parameter.is_inference() for parameter in each.parameters())

@@ -20,7 +20,7 @@ from torch.fx import Graph, GraphModule, Node, Tracer, _symbolic_trace
 from torch.fx.experimental import _config as symbolic_shapes_config, symbolic_shapes
 from torch.fx.graph import CodeGen
 from torch.fx.node import has_side_effect
-from torch.nn.modules import batchnorm, dropout
+from torch.nn.modules import batchnorm, dropout, module as modules
 from torch.utils import _mode_utils, _pytree as pytree
 from torch.utils._sympy import functions as sympy_functions
 from torch.utils._sympy.numbers import int_oo
@@ -56,6 +56,7 @@ require_torch(
         (_symbolic_trace, ("is_fx_symbolic_tracing",)),
         (batchnorm, ("_BatchNorm",)),
         (dropout, ("_DropoutNd",)),
+        (modules, ("_global_backward_hooks", "_global_backward_pre_hooks")),
         (_mode_utils, ("no_dispatch",)),
         (_RECURRENT[0], ("py_kernels", "_dispatch_cache")),
         (simplification, ("simplify",)),
@@ -205,6 +206,13 @@ def release_real_tensors(graph: Graph) -> None:
     values = (node.meta.get("val") for node in graph.nodes)
     for mode in {value.fake_mode for value in values if isinstance(value, FakeTensor)}:
         mode.fake_tensor_converter.meta_converter.describer.lookup_tensor.clear()
+
+
+def has_backward_hooks(module: modules.Module | None) -> bool:
+    """Return whether a module has backward hooks of its own; for None, whether there are hooks of all modules."""
+    if module is None:
+        return bool(modules._global_backward_hooks or modules._global_backward_pre_hooks)
+    return bool(module._backward_hooks or module._backward_pre_hooks)
 
 
 def is_hook_of_export(hook: object) -> bool:

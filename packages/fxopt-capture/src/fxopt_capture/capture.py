@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
@@ -35,6 +36,7 @@ from fxopt_capture.exporting.failure import described, first_line
 from fxopt_capture.exporting.masks import compare_masks
 from fxopt_capture.exporting.modes import training_note
 from fxopt_capture.exporting.observer import Observer
+from fxopt_capture.exporting.program import backward_hooks_note
 from fxopt_capture.exporting.random_state import random_state_kept
 from fxopt_capture.exporting.strategy import Export, Request, export
 from fxopt_capture.graph.assertions import with_dtypes
@@ -166,6 +168,7 @@ def read_call(
     _check_tensors(model)
     register_structures([*args, *kwargs.values()])
     form, inputs = bind_call(model, args, kwargs)
+    _check_own_call(model, inputs)
     if is_pretrained(model):
         choice = no_cache(form, inputs) if without_cache else cache_choice(model, form)
         form = form.with_implied(**choice)
@@ -247,7 +250,8 @@ def _capture_request(request: Request, *, compare: bool) -> CapturedModule:
         _check_example(request, exported, captured)
         if is_pretrained(model) and not is_weightless(model):
             binding.form = replace(form, absent=absent_inputs(model, form, inputs))
-    for note in filter(None, (exported.note, hidden_note(captured), request.observer.note())):
+    notes = exported.note, hidden_note(captured), request.observer.note(), backward_hooks_note(model)
+    for note in filter(None, notes):
         _LOGGER.warning("%s: %s", type(model).__name__, note)
     return captured
 
@@ -341,6 +345,18 @@ def _check_tensors(model: nn.Module) -> None:
                 f"`{name}` of {type(model).__name__} was made under torch.inference_mode(), and torch cannot export "
                 f"such a tensor; capture copy.deepcopy(model), made outside of that mode"
             )
+
+
+def _check_own_call(model: nn.Module, inputs: Mapping[str, object]) -> None:
+    """Refuse a ``__call__`` of the model's own that does not take inputs by name, as ``torch.export`` gives them."""
+    try:
+        inspect.signature(type(model).__call__).bind(model, **inputs)
+    except TypeError as error:
+        name = type(model).__name__
+        raise CaptureError(
+            f"{name} has a `__call__` of its own that cannot be called as `forward` can, with {', '.join(inputs)} by "
+            f"name ({error}); give it the arguments of `forward`, or move what it does there"
+        ) from error
 
 
 def check_model(model: object) -> None:

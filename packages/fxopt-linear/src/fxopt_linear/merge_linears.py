@@ -179,9 +179,9 @@ class MergeLinears(ReversibleSitePass[LinearGroup]):
                 pieces[call.bias.name] = Piece(f"{name}.bias", region)
             elif biased:
                 edit.neutral(Piece(f"{name}.bias", region))
+            edit.drop(call, pieces, twin=name)  # first: it records the strides of the originals
             if self.share_storage:
                 _share(call, merged, *rows)
-            edit.drop(call, pieces, twin=name)
 
 
 def _runs(index: GraphIndex) -> tuple[list[list[LinearCall]], list[tuple[Obstacle, Node]]]:

@@ -17,7 +17,12 @@ from torch.export import ExportedProgram
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
-from fxopt_capture._torch import any_number_of_steps, guarding, leaving_modules
+from fxopt_capture._torch import (
+    any_number_of_steps,
+    guarding,
+    has_backward_hooks,
+    leaving_modules,
+)
 from fxopt_capture.call.arguments import CallForm
 from fxopt_capture.call.structures import register_structures
 from fxopt_capture.exporting.observer import Observer, numbers_of, steps
@@ -90,12 +95,14 @@ def _flat_forward(model: nn.Module, form: CallForm, observer: Observer) -> Itera
     """Wrap the model's forward and hooks in a forward that takes exactly the graph's inputs, by name.
 
     ``torch.export`` reads names and their order from the signature, and would treat ``**kwargs`` as one argument.
-    `kept` removes the wrapper.
+    `kept` removes the wrapper. A ``__call__`` of the model's own may pass its arguments on by position.
     """
     original = _call_with_hooks(model)
     before = numbers_of(model)
 
-    def forward(**inputs: object) -> object:
+    def forward(*given: object, **inputs: object) -> object:
+        named = zip((*(each.name for each in form.parameters), *form.variadic), given, strict=False)
+        inputs.update((name, value) for name, value in named if name in form.inputs)
         args, kwargs = form.arguments(inputs)
         with _NormalTensors():
             output = observer.run(original, args, kwargs, inputs)
@@ -140,6 +147,25 @@ class _NormalTensors(TorchFunctionMode):
         if id(tensor) not in self.copies:
             self.copies[id(tensor)] = tensor, tensor.clone()
         return self.copies[id(tensor)][1]
+
+
+def backward_hooks_note(model: nn.Module) -> str | None:
+    """Return a note on the backward hooks that no graph of a model calls, or None if there are none.
+
+    >>> model = nn.Sequential(nn.ReLU())
+    >>> handle = model[0].register_full_backward_hook(print)
+    >>> backward_hooks_note(model)
+    "backward hooks of `0` do not run where the graph has operators in place of a module, so that gradients differ...
+    """
+    names = [f"`{name}`" if name else "itself" for name, each in model.named_modules() if has_backward_hooks(each)]
+    if has_backward_hooks(None):
+        names.append("all modules")
+    if not names:
+        return None
+    return (
+        f"backward hooks of {', '.join(names)} do not run where the graph has operators in place of a "
+        f"module, so that gradients differ from the model's. Remove them, and register them on the graph module"
+    )
 
 
 def _call_with_hooks(model: nn.Module) -> Callable[..., object]:

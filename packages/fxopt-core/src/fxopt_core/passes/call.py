@@ -94,10 +94,12 @@ def lint_and_recompile(graph_module: GraphModule, transformation: Pass) -> None:
     """Lint a graph and regenerate its code; a broken graph raises a `PostconditionError`."""
     try:
         graph_module.graph.lint()
+        if not graph_module.graph.find_nodes(op="output"):
+            raise ValueError("it has no output node")
         graph_module.recompile()
     except Exception as error:  # whatever torch finds
         found = f"pass `{transformation.name}` left a broken graph: {error}. Nothing was changed"
-        remedy = "insert nodes before those that read them, and erase those that nothing reads"
+        remedy = "insert nodes before those that read them, and erase those that nothing reads, but the output"
         raise PostconditionError(f"{found}; {remedy}") from error
 
 

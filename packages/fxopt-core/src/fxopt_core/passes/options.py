@@ -21,6 +21,7 @@ from inspect import Parameter
 from types import MappingProxyType
 from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin
 
+import torch
 from torch import nn
 from torch.utils._pytree import tree_map
 
@@ -114,7 +115,11 @@ def bind(cls: type, args: tuple[object, ...], kwargs: Mapping[str, object]) -> d
         raise PassOptionError(f"{cls.__qualname__}() {error}; its options: {names}{remedy}") from None
     bound.apply_defaults()
     # Later changes to the caller's lists, tuples, dictionaries and sets must not reach the options.
-    return tree_map(lambda leaf: set(leaf) if type(leaf) is set else leaf, bound.arguments)  # type: ignore[no-any-return]  # as given
+    return tree_map(  # type: ignore[no-any-return]  # as given
+        lambda leaf: set(leaf) if type(leaf) is set else leaf,
+        bound.arguments,
+        is_leaf=lambda each: type(each) is torch.Size,  # of which torch makes a tuple
+    )
 
 
 def is_plain(value: object) -> bool:

@@ -49,6 +49,7 @@ class _TensorState:
     registered = protected = False
     rebuild: Rebuild | None = None
     reference: weakref.ref[Tensor] | None = None
+    memory: weakref.ref[torch.UntypedStorage] | None = None
 
     def __init__(self, tensor: Tensor, name: str) -> None:
         self.name = name  # the first one, if it has several
@@ -63,9 +64,17 @@ class _TensorState:
         self.hooks = tensor._backward_hooks, dict(tensor._backward_hooks or {})
         self.grad = tensor.grad if self.leaf else None
 
+    def can_be_rebuilt(self) -> bool:
+        """Return whether it fills its memory in order, so that contents are all there is to bring back."""
+        alias = self.alias
+        return alias is not None and alias.is_contiguous() and self.nbytes in (None, alias.nbytes)
+
     def release(self, rebuild: Rebuild) -> None:
-        """Hold the tensor only weakly."""
+        """Hold the tensor and its memory only weakly."""
         assert self.tensor is not None
+        assert self.alias is not None
+        storage = _storage(self.alias)
+        self.memory = None if storage is None else weakref.ref(storage)
         self.rebuild, self.reference = rebuild, weakref.ref(self.tensor)
         self.tensor = self.alias = None
 
@@ -110,9 +119,14 @@ class _TensorState:
         return True
 
     def _rebuilt(self) -> Tensor:
-        """Return the contents of a released tensor, in memory of their own."""
+        """Return the memory of a released tensor if anyone still holds it, else its contents in memory of their own."""
         assert self.rebuild is not None
-        data = self.rebuild().detach()
+        shape, dtype, device, *_ = self.place
+        storage = None if self.memory is None else self.memory()
+        with torch.inference_mode(False), torch.no_grad():
+            if storage is not None and storage.nbytes() == self.nbytes:
+                return torch.empty(0, dtype=dtype, device=device).set_(storage).view(shape)
+            data = self.rebuild().detach()
         if _place(data)[:3] != self.place[:3]:
             wanted = f"what stands in for it is {_place(data)[:3]}, expected {self.place[:3]}"
             raise FxoptError(f"tensor {self.name!r} was released, and {wanted}")
@@ -124,7 +138,7 @@ def _storage(tensor: Tensor) -> torch.UntypedStorage | None:
     return tensor.untyped_storage() if type(tensor) in _PLAIN and tensor.layout is torch.strided else None
 
 
-def _place(tensor: Tensor) -> tuple[object, ...]:
+def _place(tensor: Tensor) -> tuple[Any, ...]:
     """Return form and memory of a tensor, without keeping the memory alive; equal if neither was replaced."""
     form = torch.Size() if is_lazy(tensor) else tensor.shape, tensor.dtype, tensor.device
     storage = _storage(tensor)
@@ -287,10 +301,10 @@ class Snapshot:
         the contents again, in the same shape and dtype and on the same device; `requires_grad`, attributes, gradient
         and ties come from the record. A tensor that is still alive comes back itself. A protected tensor stays held.
 
-        A tensor that is newer than the snapshot is left alone.
+        A tensor that is newer than the snapshot is left alone, and one whose strides or shared memory would be lost.
         """
         state = self._tensors.get(id(tensor))
-        if state is None or state.tensor is not tensor or state.protected:
+        if state is None or state.tensor is not tensor or state.protected or not state.can_be_rebuilt():
             return
         for module in () if self._is_weak else list(self._modules.values())[1:]:
             module.to_weak()

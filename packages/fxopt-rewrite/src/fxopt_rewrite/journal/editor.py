@@ -47,7 +47,14 @@ from fxopt_rewrite.journal.order import KeyOrders
 from fxopt_rewrite.journal.rewiring import Rewiring, places_of
 from fxopt_rewrite.layers import plain_attributes
 from fxopt_rewrite.shapes.infer import describe_values, fake_values
-from fxopt_rewrite.shapes.meta import VALUE_KEYS, Resized, in_memory_format, memory_format_of, value_entries
+from fxopt_rewrite.shapes.meta import (
+    VALUE_KEYS,
+    Resized,
+    in_memory_format,
+    memory_format_of,
+    strides_of,
+    value_entries,
+)
 
 _NEVER_RECORDED = frozenset({META_KEY, *VALUE_KEYS})
 _PLAIN = frozenset(vars(nn.Module()))
@@ -251,6 +258,9 @@ class Editor:
         places = None
         if replacement.users:
             places = tuple((self._id(user), places) for user, places in places_of(node, self._rewiring))
+        value, now = node.meta.get("val"), replacement.meta.get("val")
+        if isinstance(value, FakeTensor) and value is not now and strides_of(value) != strides_of(now):
+            self.edits.append(edits.Restrided(((self._id(node), memory_format_of(value)),)))
         self.edits.append(edits.NodeReplaced(self._id(node), self._id(replacement), places, node in self._dead))
         self._rewiring.redirect(node, replacement)
         self._replaced[node] = replacement
@@ -470,5 +480,5 @@ def _release(graph_module: GraphModule, tensor: Tensor, piece: edits.Piece) -> N
         return
     owner, _, key = piece.key.rpartition(".")
     source = getattr(graph_module.get_submodule(owner), key).detach()
-    if tensor.is_contiguous() and source.dtype == tensor.dtype:
+    if source.dtype == tensor.dtype:
         release(graph_module, tensor, lambda: piece.take(source).clone(memory_format=torch.contiguous_format))

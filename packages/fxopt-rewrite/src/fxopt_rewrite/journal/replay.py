@@ -43,7 +43,7 @@ from fxopt_rewrite.journal.rewiring import Rewiring, set_places
 from fxopt_rewrite.layers import module_problem
 from fxopt_rewrite.ops.names import nodes_in
 from fxopt_rewrite.shapes.infer import describe_values, fake_values
-from fxopt_rewrite.shapes.meta import VALUE_KEYS, in_memory_format, value_entries
+from fxopt_rewrite.shapes.meta import VALUE_KEYS, Resized, in_memory_format, value_entries
 
 
 class Tables:
@@ -56,7 +56,7 @@ class Tables:
         self.targets = TargetNodes(self.graph)
         self.uses = Counter(identities(graph_module))
         self.fakes = fake_values(self.graph)
-        self.modules = KeyOrders()
+        self.modules, self.resized = KeyOrders(), Resized()
 
     def __call__(self) -> None:
         """Bring the graph module up to date, after the last journal."""
@@ -114,7 +114,9 @@ class Live(edits.EditVisitor):
         for number, memory_format in edit.nodes:
             for node in self.by_id.get(number, []):
                 value = node.meta.get("val")
-                if memory_format is not None and isinstance(value, FakeTensor) and value.dim() == 4:
+                if memory_format == "contiguous" and isinstance(value, FakeTensor) and value.dim() > 0:
+                    node.meta.update(self.tables.resized.entries(node, value.shape[-1]))
+                elif memory_format == "channels_last" and isinstance(value, FakeTensor) and value.dim() == 4:
                     node.meta["val"] = in_memory_format(value, memory_format)
                 else:
                     for key in VALUE_KEYS:

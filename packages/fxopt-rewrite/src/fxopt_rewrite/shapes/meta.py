@@ -73,31 +73,40 @@ class Resized:
 _ORDERS = {"contiguous": (0, 1, 2, 3), "channels_last": (0, 2, 3, 1)}
 
 
-def strides_in(memory_format: str, shape: Sequence[int | SymInt]) -> tuple[int | SymInt, ...]:
+def strides_in(memory_format: str, shape: Sequence[Any]) -> tuple[Any, ...]:
     """Return the strides of a dense tensor: of any rank if "contiguous", of four dimensions if "channels_last".
 
     >>> strides_in("channels_last", (2, 3, 8, 8))
     (192, 1, 24, 3)
     """
     order = _ORDERS[memory_format] if len(shape) == 4 else range(len(shape))
-    strides: list[int | SymInt] = [1] * len(shape)
-    step: int | SymInt = 1
+    strides: list[Any] = [1] * len(shape)
+    step: Any = 1
     for dim in reversed(order):
         strides[dim] = step
         step = step * (max(shape[dim], 1) if isinstance(shape[dim], int) else shape[dim])
     return tuple(strides)
 
 
-def memory_format_of(value: object) -> str | None:
-    """Return "contiguous" or "channels_last" for an image whose strides are exactly these, else None."""
-    if not isinstance(value, FakeTensor) or value.layout is not torch.strided or value.dim() != 4:
+def strides_of(value: object) -> tuple[Any, ...] | None:
+    """Return the strides of a fake tensor, as expressions; None for anything else."""
+    if not isinstance(value, FakeTensor) or value.layout is not torch.strided:
         return None
-    strides = list(map(expression, value.stride()))
-    return next((each for each in _ORDERS if list(map(expression, strides_in(each, value.shape))) == strides), None)
+    return tuple(map(expression, value.stride()))
+
+
+def memory_format_of(value: object) -> str | None:
+    """Return "contiguous" for a value whose strides are exactly these, "channels_last" for such an image, else None."""
+    strides = strides_of(value)
+    if strides is None or not isinstance(value, FakeTensor):
+        return None
+    shape = tuple(map(expression, value.shape))  # whose products are found faster than those of symbolic sizes
+    formats = _ORDERS if len(shape) == 4 else ("contiguous",)
+    return next((each for each in formats if strides_in(each, shape) == strides), None)
 
 
 def in_memory_format(value: FakeTensor, memory_format: str) -> FakeTensor:
-    """Return a fake tensor like this image, with the strides of a memory format: no operator runs."""
+    """Return a fake tensor like this one, with the strides of a memory format: no operator runs."""
     with no_dispatch():
         strides = strides_in(memory_format, value.shape)
         element = torch.empty_strided(tuple(value.shape), strides, dtype=value.dtype, device="meta")

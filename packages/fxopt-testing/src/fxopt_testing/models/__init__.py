@@ -119,9 +119,10 @@ def _norm() -> Iterator[Iterator[ModelCase]]:
     yield _row("convolutions", lambda: nn.Sequential(norm.Convolution()), image)
     yield _row("convolution, 1d", lambda: norm.chain(nn.Conv1d(2, 4, 3), nn.BatchNorm1d(4)), _input(2, 2, 6), *TRACED)
     yield _row("convolution, 3d", lambda: norm.chain(nn.Conv3d(1, 2, 2), nn.BatchNorm3d(2)), _input(2, 1, 3, 3, 3))
-    transposed = partial(nn.ConvTranspose2d, 2, 4, 3, stride=2, groups=2)
+    transposed = partial(nn.ConvTranspose2d, 2, 4, 3, stride=2, groups=2, output_padding=1)
     yield _row("convolution, transposed", lambda: norm.chain(transposed(), nn.BatchNorm2d(4)), image, *TRACED)
-    yield _row("norm without affine", lambda: norm.chain(nn.Conv2d(2, 3, 1), nn.BatchNorm2d(3, affine=False)), image)
+    uneven = partial(nn.Conv2d, 2, 3, 2, stride=(2, 1), dilation=(1, 2), padding=(1, 2), padding_mode="reflect")
+    yield _row("norm without affine", lambda: norm.chain(uneven(), nn.BatchNorm2d(3, affine=False)), image)
     yield _row("read between", norm.ReadsBetween, image)
     yield _row("shared norm", norm.SharedNorm, image, *TRACED)
     yield _row("norm without statistics", norm.without_statistics, image)
@@ -150,3 +151,4 @@ def _plain() -> Iterator[Iterator[ModelCase]]:
     yield _row("multi-head attention", plain.Opaque, _input(2, 3, 4))
     yield _row("products", plain.Products, x)
     yield _row("many products", partial(plain.Products, 8), x)  # enough for orders to differ between processes
+    yield _row("embedding", plain.embedding, torch.tensor([[1, 2, 5], [0, 3, 3]]))

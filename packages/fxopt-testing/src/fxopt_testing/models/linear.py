@@ -76,7 +76,7 @@ class Tied(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.embedding = nn.Embedding(6, 4)
+        self.embedding = nn.Embedding(6, 4, padding_idx=3)
         self.inner, self.head, self.other = nn.Linear(4, 4), nn.Linear(4, 6), nn.Linear(4, 6)
         self.head.weight = self.embedding.weight
         self.other.bias = self.head.bias
