@@ -203,12 +203,12 @@ class RegionPlans:
         planned = plans.get(kind)
         if planned is None:
             return None
-        plan, results = planned
+        plan, tensors = planned.plan, [value for value in values if isinstance(value, Tensor)]
         try:
-            outputs: list[Tensor] = RUN([value for value in values if type(value) is Tensor], plan.weights, plan.steps)
+            outputs: list[Tensor] = RUN(tensors, plan.weights, plan.steps)
         except RuntimeError:  # an index is out of range, or a weight has another size: the nodes raise their own errors
             return None
-        return planned.finish(outputs) if any(results) else outputs
+        return planned.finish(values, outputs) if planned.results else outputs
 
     def _made_again(self, graph_module: GraphModule, kind: _Kind, values: tuple[Any, ...]) -> _Plans:
         """Return plans with one for this kind of input, and keep them if nothing has changed meanwhile."""
@@ -221,13 +221,13 @@ class RegionPlans:
         if region is None or kind in plans:  # another thread was faster
             return plans
         try:  # first, so that it knows what the plan is made of
-            unchanged = unchanged or Unchanged(graph_module, region.nodes)
+            unchanged = unchanged or Unchanged(graph_module, (*region.inputs, *region.nodes))
         except RuntimeError:  # tensors of inference mode have no version
             return plans
         planned = plan_of(graph_module, region, values, unchanged.kept)
         for known in plans.values():  # of the same shapes, strided otherwise
             if known is not None and planned is not None and torch.equal(known.plan.steps, planned.plan.steps):
-                planned = Planned(known.plan, planned.results)
+                planned = planned._replace(plan=known.plan)
         if unchanged.holds():
             latest = list(plans.items())[1 - _MOST_PLANS :]
             plans = {**dict(latest), kind: planned}
@@ -277,7 +277,7 @@ def _kind_of(values: tuple[Any, ...]) -> _Kind | None:
     """Return what a plan depends on besides weights; None for inputs that plans do not take."""
     kind: list[object] = []
     for value in values:
-        if type(value) is Tensor:
+        if type(value) is Tensor or type(value) is nn.Parameter:  # which the graph reads before the region
             if value.dtype not in _TAKEN or not value.is_cpu or value.layout is not torch.strided:
                 return None
             kind += (value.shape, value.dtype, None if value.is_contiguous() else value.stride())
