@@ -11,7 +11,7 @@ from fxopt_capture.archive.document import FILE, read_document, write_document
 from fxopt_capture.one_at_a_time import one_at_a_time
 from fxopt_core import check_graph_module, collector_paused
 from fxopt_core.errors import CaptureError
-from fxopt_rewrite import InexpressibleError
+from fxopt_rewrite import InexpressibleError, outside_inference_mode
 
 
 def save(graph_module: GraphModule, path: PathLike | IO[bytes], *, source_lines: bool = False) -> None:
@@ -64,7 +64,8 @@ def load(path: PathLike | IO[bytes]) -> GraphModule:
     with opened(path) as (name, file):
         container = Container(name, file)
         if FILE in container:
-            with one_at_a_time(), collector_paused():  # a trace elsewhere would record the arithmetic on sizes
+            # A trace elsewhere would record the arithmetic on sizes; changes of inference tensors cannot be noticed.
+            with one_at_a_time(), collector_paused(), outside_inference_mode():
                 return read_document(container)
         if not any(entry.endswith("/models/model.json") for entry in container):
             raise CaptureError(

@@ -9,6 +9,7 @@ from functools import partial
 from types import MappingProxyType
 from typing import Any
 
+import torch
 from torch.fx import GraphModule
 
 from fxopt_core.errors import NotReversibleError, PreconditionError, UndoError
@@ -100,6 +101,8 @@ def undo_pass(graph_module: GraphModule, signature: str) -> GraphModule:
     return graph_module
 
 
+@torch.inference_mode(False)  # new parameters are to be written and trained anywhere
+@torch.no_grad()
 def _take_back(graph_module: GraphModule, records: Sequence[Record]) -> None:
     """Take back the journals of records, last first; after an error the graph module is half undone.
 

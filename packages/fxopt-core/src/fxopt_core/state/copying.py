@@ -50,7 +50,7 @@ def faithful_copy(graph_module: _GraphModuleT) -> _GraphModuleT:
     ('kept', False, True)
     """
     check_graph_module(graph_module, "faithful_copy")
-    with collector_paused(), torch.no_grad():
+    with collector_paused(), torch.inference_mode(False), torch.no_grad():
         twin: _GraphModuleT = _Copier(graph_module).twin
     for hook in getattr(twin, "_deepcopy_hooks", ()):
         hook(twin)
