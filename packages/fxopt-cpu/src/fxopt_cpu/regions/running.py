@@ -53,6 +53,10 @@ class Unchanged:
         self._places: dict[tuple[int, str], tuple[dict[str, Any], str, Any]] = {}
         tables: dict[int, dict[str, Any]] = {}
         modules: dict[nn.Module, None] = {}
+        index = GraphIndex(graph_module)
+        plain = [call for node in nodes if (call := plain_layer_of(index, node)) is not None]
+        refs = [ref for call in plain for ref in call.tensors]
+        nodes = [*nodes, *(ref.node for ref in refs if ref.node is not None)]  # which may stand before the region
         for target in dict.fromkeys(str(node.target) for node in nodes if node.op in ("call_module", "get_attr")):
             found = self._walk(graph_module, target, tables)
             if isinstance(found, nn.Module):
@@ -76,9 +80,7 @@ class Unchanged:
         self._hooks = [vars(module)[name] for module in modules for name in _HOOKS]
         self._hooks += [getattr(global_hooks, name) for name in _GLOBAL_HOOKS]
         # What is converted or computed for the operators is a copy.
-        index = GraphIndex(graph_module)
-        plain = [call for node in nodes if (call := plain_layer_of(index, node)) is not None]
-        read = {id(ref.tensor) for call in plain for ref in call.tensors}
+        read = {id(ref.tensor) for ref in refs}
         self._copied = [
             (table, name) for table, name, found in self._places.values()
             if isinstance(found, Tensor) and (found.dtype is not torch.float32 or id(found) in read)
@@ -221,7 +223,7 @@ class RegionPlans:
         if region is None or kind in plans:  # another thread was faster
             return plans
         try:  # first, so that it knows what the plan is made of
-            unchanged = unchanged or Unchanged(graph_module, (*region.inputs, *region.nodes))
+            unchanged = unchanged or Unchanged(graph_module, region.nodes)
         except RuntimeError:  # tensors of inference mode have no version
             return plans
         planned = plan_of(graph_module, region, values, unchanged.kept)
