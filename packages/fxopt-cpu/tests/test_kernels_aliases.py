@@ -13,8 +13,11 @@ from torch import Tensor, nn
 
 from fxopt_core import registry
 from fxopt_cpu import FuseLinears, PlanRegions, isa
+from fxopt_cpu.library import ISAS
 from fxopt_cpu.regions.running import plans_of
 from fxopt_rewrite import infer_shapes
+from fxopt_testing.forms import Form
+from fxopt_testing.rewrites import graph_of
 
 pytestmark = pytest.mark.skipif(isa() is None, reason="the library was not built")
 
@@ -71,6 +74,39 @@ def test_a_region_computes_what_its_nodes_do(computes: Callable[..., Any]) -> No
         mine, its = x.clone(), x.clone()
         torch.testing.assert_close(graph_module(mine), model(its))
         torch.testing.assert_close(mine, its)
+
+
+def _views(m: Any, x: Tensor) -> Any:
+    """Every kind of view of a result that leaves the region, and of one that stays in it."""
+    y, inside = F.relu(m.one(x)), m.two(x).add_(x)
+    parts, rows = y.chunk(2, 1), inside.split([2, 4], 2)
+    made = y[:, ::2], y.narrow(2, 1, 3), y.select(1, 0)[None].expand(3, -1, -1, -1), parts[1], y.mT, y.flatten(2)
+    more = rows[1].unbind(3)[0], inside.permute(2, 0, 1, 3), inside.mT.reshape(-1), y.contiguous()
+    given = x[:, 1], x.contiguous(), m.scale, m.scale[1:]
+    return (m.two(y * m.scale), y, *made, *more, *given)
+
+
+@torch.no_grad()
+@pytest.mark.skipif(isa() not in ISAS[1:], reason="convolutions are planned on processors with AVX2")
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+@pytest.mark.parametrize("form", ["modules", "export"])
+def test_views_that_leave_a_region_share_the_memory_of_eager(form: Form, layout: torch.memory_format) -> None:
+    layers = {"one": nn.Conv2d(4, 4, 3, padding=1), "two": nn.Conv2d(4, 4, 1)}
+    model, x = Computes(_views, **layers).eval(), torch.randn(2, 4, 6, 5).to(memory_format=layout)
+    model.scale = nn.Parameter(torch.rand(4, 1, 1))
+    graph_module = registry().pipeline("fuse-convolutions,plan-regions")(graph_of(model, form, x))
+    for _ in range(2):
+        found, expected = graph_module(x), model(x)
+        torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-4)
+        assert _places(x, model.scale, *found) == _places(x, model.scale, *expected)
+    assert len(plans_of(graph_module)) == 1
+
+
+def _places(*tensors: Tensor) -> list[tuple[object, ...]]:
+    """Return the strides of tensors, and where they lie in the first one that they share memory with."""
+    storages = [each.untyped_storage().data_ptr() for each in tensors]
+    held = zip(tensors, storages, strict=True)
+    return [(storages.index(place), each.storage_offset(), each.stride()) for each, place in held]
 
 
 @torch.no_grad()

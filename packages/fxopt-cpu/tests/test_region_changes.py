@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import gc
+import io
 import sys
 import threading
 from collections.abc import Callable
@@ -19,12 +20,14 @@ from torch.fx import GraphModule, Interpreter
 from torch.nn.modules.module import register_module_forward_hook
 from torch.utils import swap_tensors
 
-from fxopt_capture import capture
+from fxopt_capture import capture, load, save
 from fxopt_core import (
     Transformation,
     changed,
+    faithful_copy,
     latest_change,
     registry,
+    undo,
 )
 from fxopt_cpu import PackedConv2d, PanelLinear
 from fxopt_cpu.layers.thawing import Thawing
@@ -225,6 +228,24 @@ def test_hooks_of_all_modules() -> None:
     finally:
         handle.remove()
     assert torch.equal(agree(graph_module, x), before)
+
+
+def _saved_and_loaded(graph_module: GraphModule) -> GraphModule:
+    file = io.BytesIO()
+    save(graph_module, file)
+    file.seek(0)
+    return load(file)
+
+
+@pytest.mark.parametrize("made", [copy.deepcopy, faithful_copy, _saved_and_loaded])
+@torch.inference_mode()
+def test_what_is_made_in_inference_mode_is_planned_and_trains(made: Callable[[GraphModule], GraphModule]) -> None:
+    twin = made(_net())
+    twin(torch.randn(2, 3, 12, 12))
+    assert len(plans_of(twin)) == 1
+    for graph_module in (twin, undo(twin)):
+        assert not any(each.is_inference() for each in (*graph_module.parameters(), *graph_module.buffers()))
+        assert all(each.requires_grad for each in graph_module.parameters())
 
 
 def test_training_and_other_parameters_for_one_call() -> None:

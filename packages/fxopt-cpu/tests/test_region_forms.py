@@ -9,14 +9,14 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.fx import GraphModule, symbolic_trace
+from torch.fx import GraphModule
 
 from fxopt_capture import capture
 from fxopt_core import registry
 from fxopt_cpu.library import ISAS, isa
 from fxopt_cpu.regions.finding import regions_of
 from fxopt_cpu.regions.running import plans_of
-from fxopt_rewrite import infer_shapes
+from fxopt_testing.rewrites import graph_of
 
 pytestmark = pytest.mark.skipif(isa() not in ISAS[1:], reason="convolutions are planned on processors with AVX2")
 
@@ -99,9 +99,11 @@ BETWEEN: dict[str, Between] = {
 
 
 def optimized(model: nn.Module, x: Tensor, form: str) -> GraphModule:
-    exported = form == "exported"
-    traced = capture(model, (x,), dynamic_shapes=({},)) if exported else infer_shapes(symbolic_trace(model), x)
-    return registry().pipeline("cpu-inference")(traced)
+    if form == "exported":
+        graph_module: GraphModule = capture(model, (x,), dynamic_shapes=({},))
+    else:
+        graph_module = graph_of(model, "export" if form == "export" else "modules", x)
+    return registry().pipeline("cpu-inference")(graph_module)
 
 
 def _computes(node: Any) -> bool:
@@ -136,10 +138,19 @@ def test_a_model_is_one_plan(between: Between, form: str, layout: torch.memory_f
 
 
 @torch.no_grad()
-def test_weights_of_norms_and_scales_are_read_at_each_call() -> None:
-    model, x = Images(BETWEEN["F.layer_norm"]).eval(), torch.randn(2, 3, 9, 8)
-    graph_module = optimized(model, x, "exported")
+@pytest.mark.parametrize(
+    ("form", "between"),
+    [
+        ("exported", BETWEEN["F.layer_norm"]),
+        ("export", BETWEEN["F.layer_norm"]),  # which reads all tensors before it checks its inputs
+        ("export", lambda self, x: F.batch_norm(F.relu(x), self.shift, self.gain)),
+    ],
+)
+def test_weights_of_norms_and_scales_are_read_at_each_call(form: str, between: Between) -> None:
+    model, x = Images(between).eval(), torch.randn(2, 3, 9, 8)
+    graph_module = optimized(model, x, form)
     before = graph_module(x)
+    assert len(plans_of(graph_module)) == 1
     for key in ("gain", "shift"):
         getattr(model, key).add_(0.5)
         torch.testing.assert_close(graph_module(x), model(x), rtol=1e-4, atol=1e-5)

@@ -54,7 +54,7 @@ def install_pickling(graph_module: GraphModule) -> None:
     if not own:
         found = f"the graph module's class was replaced by {type(graph_module).__qualname__}, which it does not own"
         raise FxoptError(f"{found}; keep the class that torch makes for each graph module")
-    for name, method in (("__reduce_ex__", _reduce_ex), ("__copy__", _copy)):
+    for name, method in (("__reduce_ex__", _reduce_ex), ("__copy__", _copy), ("__deepcopy__", _deepcopy)):
         setattr(own[0], name, method)
     if install_pickling not in graph_module._deepcopy_hooks:
         graph_module._deepcopy_hooks.append(install_pickling)
@@ -96,6 +96,13 @@ def _copy(self: GraphModule) -> GraphModule:
     """Copy as torch does, and let the copy, which shares the graph, pickle it too."""
     twin: GraphModule = _base(self).__copy__(self)
     install_pickling(twin)
+    return twin
+
+
+def _deepcopy(self: GraphModule, memo: dict[int, Any]) -> GraphModule:
+    """Copy as torch does; the copy's tensors are plain ones in inference mode, too."""
+    with torch.inference_mode(False):
+        twin: GraphModule = _base(self).__deepcopy__(self, memo)
     return twin
 
 

@@ -26,20 +26,30 @@ from fxopt_rewrite import GraphIndex, LayerNormCall, Region
 
 
 class Planned(NamedTuple):
-    """The plan of a region, with the strides that the nodes would give.
+    """The plan of a region, and where the results of its nodes lie.
 
     Attributes:
         plan: the plan.
-        results: shape and strides of each output; None where it is contiguous, as plans give it.
+        read: tensors of the model that its nodes read.
+        results: for each result, the place of the tensor that it lies in, counted through the region's inputs, ``read``
+            and the plan's outputs; and its shape, strides and offset in there, or None if it is that tensor. Empty if
+            the results are the plan's outputs.
     """
 
     plan: Plan
-    results: tuple[tuple[tuple[int, ...], tuple[int, ...]] | None, ...]
+    read: tuple[Tensor, ...]
+    results: tuple[tuple[int, tuple[tuple[int, ...], tuple[int, ...], int] | None], ...]
 
-    def finish(self, outputs: list[Tensor]) -> list[Tensor]:
-        """Return the outputs of a call with their strides."""
-        pairs = zip(outputs, self.results, strict=True)
-        return [each if result is None else each.as_strided(*result) for each, result in pairs]
+    def finish(self, inputs: tuple[Any, ...], outputs: list[Tensor]) -> list[Tensor]:
+        """Return the results of a call: what is a view in eager mode, is one of the same memory here."""
+        tensors, finished = (*inputs, *self.read, *outputs), []
+        for number, place in self.results:
+            tensor: Tensor = tensors[number]
+            if place is not None:
+                shape, strides, offset = place
+                tensor = tensor.as_strided(shape, strides, tensor.storage_offset() + offset)
+            finished.append(tensor)
+        return finished
 
 
 def plan_of(graph_module: GraphModule, region: Region, values: Sequence[Any], kept: Kept) -> Planned | None:
@@ -55,13 +65,24 @@ def plan_of(graph_module: GraphModule, region: Region, values: Sequence[Any], ke
         step = _Step(index, builder, made, kept, frozenset(region.nodes))
         for node in region.nodes:
             made[node] = step.of(node)
-        strided = strides.layouts_of(index, region, values, made)
-        results = []
+        read = [node for node in region.nodes if node.op == "get_attr"]
+        numbers = {node: number for number, node in enumerate((*region.inputs, *read))}
+        given, results = len(numbers), []
+        found = strides.layouts_of(index, region, values, made)
+        homes = strides.homes_of(region, found, made)
         for node in region.outputs:
-            order, result = strides.order_of(strided[node])
-            builder.output(made[node].permute(*order))
-            results.append(result)
-        return Planned(builder.build(), tuple(results))
+            home = homes[strides.storage_of(found[node])]
+            if home not in numbers:
+                builder.output(made[home].permute(*strides.order_of(found[home])))
+                numbers[home] = len(numbers)
+            shape, stride = tuple(found[node].shape), found[node].stride()
+            usual = numbers[home] < given or stride == torch.empty(shape, device="meta").stride()
+            itself = usual and found[node] is found[home]
+            results.append((numbers[home], None if itself else (shape, stride, found[node].storage_offset())))
+        if results == [(given + number, None) for number in range(len(results))]:
+            results = []
+        held: Any = tuple(map(index.attribute_of, read))
+        return Planned(builder.build(), held, tuple(results))
     except (ValueError, RuntimeError, IndexError, TypeError):
         return None
 

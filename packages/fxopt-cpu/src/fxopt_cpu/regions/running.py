@@ -53,6 +53,10 @@ class Unchanged:
         self._places: dict[tuple[int, str], tuple[dict[str, Any], str, Any]] = {}
         tables: dict[int, dict[str, Any]] = {}
         modules: dict[nn.Module, None] = {}
+        index = GraphIndex(graph_module)
+        plain = [call for node in nodes if (call := plain_layer_of(index, node)) is not None]
+        refs = [ref for call in plain for ref in call.tensors]
+        nodes = [*nodes, *(ref.node for ref in refs if ref.node is not None)]  # which may stand before the region
         for target in dict.fromkeys(str(node.target) for node in nodes if node.op in ("call_module", "get_attr")):
             found = self._walk(graph_module, target, tables)
             if isinstance(found, nn.Module):
@@ -76,9 +80,7 @@ class Unchanged:
         self._hooks = [vars(module)[name] for module in modules for name in _HOOKS]
         self._hooks += [getattr(global_hooks, name) for name in _GLOBAL_HOOKS]
         # What is converted or computed for the operators is a copy.
-        index = GraphIndex(graph_module)
-        plain = [call for node in nodes if (call := plain_layer_of(index, node)) is not None]
-        read = {id(ref.tensor) for call in plain for ref in call.tensors}
+        read = {id(ref.tensor) for ref in refs}
         self._copied = [
             (table, name) for table, name, found in self._places.values()
             if isinstance(found, Tensor) and (found.dtype is not torch.float32 or id(found) in read)
@@ -203,12 +205,12 @@ class RegionPlans:
         planned = plans.get(kind)
         if planned is None:
             return None
-        plan, results = planned
+        plan, tensors = planned.plan, [value for value in values if isinstance(value, Tensor)]
         try:
-            outputs: list[Tensor] = RUN([value for value in values if type(value) is Tensor], plan.weights, plan.steps)
+            outputs: list[Tensor] = RUN(tensors, plan.weights, plan.steps)
         except RuntimeError:  # an index is out of range, or a weight has another size: the nodes raise their own errors
             return None
-        return planned.finish(outputs) if any(results) else outputs
+        return planned.finish(values, outputs) if planned.results else outputs
 
     def _made_again(self, graph_module: GraphModule, kind: _Kind, values: tuple[Any, ...]) -> _Plans:
         """Return plans with one for this kind of input, and keep them if nothing has changed meanwhile."""
@@ -227,7 +229,7 @@ class RegionPlans:
         planned = plan_of(graph_module, region, values, unchanged.kept)
         for known in plans.values():  # of the same shapes, strided otherwise
             if known is not None and planned is not None and torch.equal(known.plan.steps, planned.plan.steps):
-                planned = Planned(known.plan, planned.results)
+                planned = planned._replace(plan=known.plan)
         if unchanged.holds():
             latest = list(plans.items())[1 - _MOST_PLANS :]
             plans = {**dict(latest), kind: planned}
@@ -277,7 +279,7 @@ def _kind_of(values: tuple[Any, ...]) -> _Kind | None:
     """Return what a plan depends on besides weights; None for inputs that plans do not take."""
     kind: list[object] = []
     for value in values:
-        if type(value) is Tensor:
+        if type(value) is Tensor or type(value) is nn.Parameter:  # which the graph reads before the region
             if value.dtype not in _TAKEN or not value.is_cpu or value.layout is not torch.strided:
                 return None
             kind += (value.shape, value.dtype, None if value.is_contiguous() else value.stride())

@@ -41,22 +41,32 @@ def layouts_of(
     return found
 
 
-def order_of(layout: Tensor) -> tuple[list[int], tuple[tuple[int, ...], tuple[int, ...]] | None]:
-    """Return the order in which a value's dimensions lie in memory, with its shape and strides if not contiguous.
+def homes_of(region: Region, found: Mapping[Node, Any], made: Mapping[Node, Any]) -> dict[int, Node]:
+    """Return the node that has made what lies in each storage; of those that write in place, the last."""
+    homes: dict[int, Node] = {}
+    for node in (*region.inputs, *region.nodes):
+        if isinstance(found[node], Tensor):
+            home = homes.setdefault(storage_of(found[node]), node)
+            if found[node] is found[home] and made[node] is not made[home]:
+                homes[storage_of(found[node])] = node
+    return homes
 
-    Memory between the elements, as of a slice, is left out.
+
+def storage_of(layout: Tensor) -> int:
+    """Return what layouts of values that share memory have in common."""
+    return int(layout.untyped_storage()._cdata)
+
+
+def order_of(layout: Tensor) -> list[int]:
+    """Return the order in which a value's dimensions lie in memory.
 
     >>> order_of(torch.empty(2, 3, 4, 5, device="meta").to(memory_format=torch.channels_last))
-    ([0, 2, 3, 1], ((2, 3, 4, 5), (60, 1, 15, 3)))
+    [0, 2, 3, 1]
     """
-
-    def order() -> list[int]:
-        return sorted(range(layout.dim()), key=layout.stride().__getitem__, reverse=True)
-
-    if not layout.permute(order()).is_contiguous():
-        layout = torch.empty_like(layout)
-    plain = layout.stride() == torch.empty(layout.shape, device="meta").stride()
-    return order(), None if plain else (tuple(layout.shape), layout.stride())
+    order = sorted(range(layout.dim()), key=layout.stride().__getitem__, reverse=True)
+    if not layout.permute(order).is_contiguous():
+        raise ValueError(f"a result has strides {layout.stride()}, expected no memory between its elements")
+    return order
 
 
 def called(call: Node | nn.Module, args: Any, kwargs: Any) -> Any:
