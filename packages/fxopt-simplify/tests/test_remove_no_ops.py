@@ -25,6 +25,8 @@ IN_EACH_FORM: dict[str, Function] = {
     "a slice of everything": lambda x: F.relu(x)[:].abs(),
     "several slices of everything": lambda x: F.relu(x)[:, :].abs(),
     "two transpositions": lambda x: F.relu(x).transpose(0, 1).transpose(1, 0).abs(),
+    "transpositions from the end": lambda x: F.relu(x).transpose(-1, -2).transpose(-2, -1).abs(),
+    "a permutation and a transposition": lambda x: F.relu(x[None]).permute(0, 2, 1).transpose(-1, 1).abs(),
     "two permutations": lambda x: F.relu(x).view(-1, 2, 2).permute(1, 2, 0).permute(2, 0, 1).abs(),
     "unsqueeze and squeeze": lambda x: F.relu(x).unsqueeze(1).squeeze(1).abs(),
     "expand to nothing new": lambda x: F.relu(x).expand(-1, -1).abs(),
@@ -82,6 +84,9 @@ STAY: dict[str, Function] = {
     "part of a slice": lambda x: F.relu(x)[1:].abs(),
     "a slice with steps": lambda x: F.relu(x)[::2].abs(),
     "another permutation": lambda x: F.relu(x).view(-1, 2, 2).permute(1, 2, 0).permute(1, 2, 0).abs(),
+    "transpositions that undo each other in three dimensions": lambda x: (
+        F.relu(x.view(4, -1, 1)).transpose(0, 2).transpose(-1, 0).abs()
+    ),
     "unsqueeze and squeeze elsewhere": lambda x: F.relu(x[:, :1]).unsqueeze(1).squeeze(2).abs(),
     "expand of one row": lambda x: F.relu(x[:1]).expand(3, -1).abs(),
     "an input in another dtype": lambda x: x.to(torch.float32).abs(),
@@ -174,11 +179,16 @@ def test_a_mask_of_unknown_values_stays() -> None:
     assert_rewrites(
         RemoveNoOps(), Computes(lambda x: torch.where(x > 0, x, x.abs())), X, count=0, form="export-dynamic"
     )
-    assert_rewrites(RemoveNoOps(), Computes(_later_positions), X, count=0, form="export-dynamic")
+    for function in (_later_positions, _overflowing_positions):
+        assert_rewrites(RemoveNoOps(), Computes(function), X, count=0, form="export-dynamic", exact=True)
 
 
 def _later_positions(x: Tensor) -> Tensor:
     return torch.where(torch.arange(x.shape[1]) >= 1, x.relu(), 0.0).abs()
+
+
+def _overflowing_positions(x: Tensor) -> Tensor:
+    return torch.where(torch.arange(x.shape[1]) + (2**63 - 1) >= 0, x.relu(), x + 1).abs()
 
 
 def test_a_chain_disappears_as_a_whole() -> None:

@@ -140,10 +140,13 @@ class NoOpReader:
         if call.name == "squeeze" and earlier.name == "unsqueeze":
             dims = [each.arguments.get("dim") for each in (earlier, call)]
             return source if dims[0] == dims[1] and type(dims[0]) is int else None
-        orders = _order(earlier), _order(call)
+        rank = next((len(each.arguments["dims"]) for each in (earlier, call) if each.name == "permute"), _LONGEST)
+        facts = tensor_facts(value)
+        rank = facts.rank if facts is not None and facts.proven else rank
+        orders = _order(earlier, rank), _order(call, rank)
         if orders[0] is None or orders[1] is None:
             return None
-        return source if [orders[0][place] for place in orders[1]] == list(range(len(orders[0]))) else None
+        return source if [orders[0][place] for place in orders[1]] == list(range(rank)) else None
 
     # -- conversions
 
@@ -303,27 +306,23 @@ def _is_expanded(node: Node, value: Node) -> bool:
     return True
 
 
-def _order(call: Operation) -> list[int] | None:
+def _order(call: Operation, rank: int) -> list[int] | None:
     """Return the order in which a call puts the dimensions, where literals say so."""
-    facts, arguments = tensor_facts(call.node), call.arguments
+    arguments = call.arguments
     if call.name not in ("permute", "transpose"):
         return None
-    places = arguments.get("dims") if call.name == "permute" else (arguments.get("dim0"), arguments.get("dim1"))
-    if not isinstance(places, tuple) or not all(type(place) is int for place in places):
+    places = arguments["dims"] if call.name == "permute" else (arguments["dim0"], arguments["dim1"])
+    if not isinstance(places, tuple) or not all(type(place) is int and -rank <= place < rank for place in places):
         return None
-    rank = facts.rank if facts is not None else len(places) if call.name == "permute" else None
-    if rank is None and min(places) < 0:
-        return None
-    places = tuple(place + rank if place < 0 and rank is not None else place for place in places)
+    order = list(range(rank))
     if call.name == "permute":
-        return [*places, *range(len(places), _LONGEST)]
-    order = list(range(_LONGEST))
-    order[places[0]], order[places[1]] = places[1], places[0]
+        return [order[place] for place in places]
+    order[places[0]], order[places[1]] = order[places[1]], order[places[0]]
     return order
 
 
 _LONGEST = 64
-"""As many dimensions as a tensor can have: orders are compared over all of them."""
+"""As many dimensions as a tensor can have; two transpositions that undo each other there do so in any rank."""
 _READ = words(
     """
     identity positive contiguous getitem clone where masked_fill permute transpose scaled_dot_product_attention
