@@ -107,6 +107,10 @@ class NoOpReader:
         if call.name == "getitem":
             return _takes_everything(call.arguments["index"]) and self._kind(value) is Kind.TENSOR
         if call.name in _SHAPING:
+            if call.name == "view" and given_place(call.node).dtype is not None:
+                return given_place(call.node).dtype is self._settled.place(value).dtype
+            if any(self._kind(each) is Kind.PLAIN for each in call.node.all_input_nodes):
+                return False  # ``view`` in a dtype that the graph reads
             return self._keeps_shape(call, value) or _same_shape(call.node, value)
         return False
 
@@ -193,8 +197,17 @@ class NoOpReader:
             if kind == "floating" and (name, sign) in (("add", 1.0), ("sub", -1.0)):
                 message = f"node `{node.name}` adds 0 to floating-point values, which makes 0.0 of -0.0"
                 return self._index.refuse(node.name, "signed-zero", message, node)
-            return value
+            difference = name == "sub" and type(other) is int  # which booleans do not take
+            if difference or self._keeps_dtype(value, other):
+                return value
         return None
+
+    def _keeps_dtype(self, value: Node, other: object) -> bool:
+        """Return whether a value decides the dtype of a result with another operand, whatever the inputs are."""
+        facts, its = tensor_facts(value), tensor_facts(other) if isinstance(other, Node) else None
+        if its is None or (facts is not None and its.rank == 0 < facts.rank):
+            return self._settled.keeps_kind(value)
+        return all(self._settled.place(each).dtype is not None for each in (value, other) if isinstance(each, Node))
 
     def _number(self, operand: object) -> Number | None:
         """Return the value of a literal number, or of all elements of a tensor where it is known."""
@@ -204,18 +217,24 @@ class NoOpReader:
 
     # -- masks
 
+    def _is_mask(self, node: Node) -> bool:
+        facts = tensor_facts(node)
+        return facts is not None and facts.dtype is torch.bool and self._settled.keeps_kind(node)
+
     def _masking(self, call: Operation) -> Node | None:
         node, name, arguments = call.node, call.name, call.arguments
         value: object = None
         if name == "where" and "other" in arguments:
             chosen = self._known.value(arguments["condition"])
-            value = None if chosen is None else arguments["input"] if chosen else arguments["other"]
+            value, other = (arguments[key] for key in (("input", "other") if chosen else ("other", "input")))
+            if chosen is None or not isinstance(value, Node) or not self._keeps_dtype(value, other):
+                return None
         elif name == "masked_fill" and self._known.value(arguments["mask"]) is False:
             value = arguments["input"]
         elif (name in _ANDS or name in _ORS) and len(call.operands) == 2:
             neutral = name in _ANDS
             for mine, other in (call.operands, call.operands[::-1]):
-                if not isinstance(mine, Node) or not _is_mask(mine) or self._known.value(other) is not neutral:
+                if not isinstance(mine, Node) or not self._is_mask(mine) or self._known.value(other) is not neutral:
                     continue
                 if _same_shape(node, mine) or _is_expanded(node, mine):
                     return mine
@@ -275,11 +294,6 @@ def _same_shape(node: Node, value: Node) -> bool:
 def _same_rank(node: Node, value: Node) -> bool:
     one, other = tensor_facts(node), tensor_facts(value)
     return one is not None and other is not None and one.rank == other.rank
-
-
-def _is_mask(node: Node) -> bool:
-    facts = tensor_facts(node)
-    return facts is not None and facts.dtype is torch.bool
 
 
 def _is_expanded(node: Node, value: Node) -> bool:
