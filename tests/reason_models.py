@@ -173,7 +173,7 @@ MODELS: dict[str, Callable[[], Any]] = {
     "rounding": of(lambda x: torch.div(x, 3.0, rounding_mode="floor")),
     "of a shape": of(lambda x: x * (x.size(0) / 3.0)),
     "returns a view": of(lambda x: x.relu()[:]),
-    "adds zero": lambda: Layers((3, 4), lambda m, x: (x.relu() + 0.0 if m.adds else x.relu() - 0.0).abs(), adds=True),
+    "adds zero": lambda: Layers((3, 4), lambda m, x: (x.exp() + 0.0 if m.adds else x.exp() - 0.0).abs(), adds=True),
     "unread": lambda: Layers((3, 4), unread, fc=nn.Linear(4, 4)),
     "attends": lambda: Layers((2, 3, 4), attends, hidden=-float("inf")),
     "capped attention": lambda: Layers((2, 3, 4), capped),

@@ -190,6 +190,8 @@ SHAPE_ARITHMETIC: dict[str, Callable[[Tensor], Any]] = {
     "root": lambda x: x * (x.shape[-1] ** 0.5 / 7),
     "stride": lambda x: x * (x.stride(0) / 7),
     "twice": lambda x: x * (x.shape[-1] / 7 / 3),
+    "tolist": lambda x: x * (x.tolist()[0] / 7),
+    "numel of a shape": lambda x: x * (x.shape.numel() / 7),
 }
 
 
@@ -198,6 +200,15 @@ def test_shape_arithmetic_stays(name: str) -> None:
     graph_module = traced(SHAPE_ARITHMETIC[name])
     ChangeTrueDivToMulByInverse()(graph_module, expect=0)
     assert {reason for _, reason in refused(graph_module)} == {"shape-arithmetic"}
+
+
+def test_numbers_among_the_inputs_stay() -> None:
+    def function(x: Tensor, n: int, sizes: tuple[int, int], scale: float | None) -> Any:
+        return n / 13, sizes[1] / 13, scale / 13 if scale is not None else 0, x / 13
+
+    graph_module = torch.fx.symbolic_trace(function)
+    ChangeTrueDivToMulByInverse()(graph_module, expect=1)
+    assert [reason for _, reason in refused(graph_module)] == ["shape-arithmetic"] * 3
 
 
 def test_symbolic_sizes_stay_in_an_export() -> None:
@@ -237,8 +248,27 @@ ROUNDED: dict[str, Callable[[Tensor, float], Any]] = {
     "isin": lambda x, c: torch.isin(x / c, x),
     "bucketize": lambda x, c: torch.bucketize(x / c, torch.arange(3.0)),
     "histc": lambda x, c: torch.histc(x / c, 4, 0, 1),
+    "histogram": lambda x, c: torch.histogram(x / c, bins=4),
+    "logical_xor": lambda x, c: torch.logical_xor(x / c, x),
+    "behind views": lambda x, c: (x / c).unsqueeze(0)[1:].view(-1)[None].detach().long(),
+    "behind copies": lambda x, c: (x / c).clone().contiguous().float().long(),
+    "behind a choice": lambda x, c: torch.cat([x, x / c]).clamp(0, 255).to(torch.uint8),
+    "divided through a view": lambda x, c: _divided_through_a_view(x.clone(), c),
+    "stored and rounded": lambda x, c: _stored(torch.zeros_like(x), x / c).floor(),
+    "stored where dtypes are unknown": lambda x, c: _stored(torch.zeros_like(x), x / c) * 2,
+    "copied into integers": lambda x, c: x.long().copy_(x / c),
     "bernoulli": lambda x, c: torch.bernoulli(x / c),
 }
+
+
+def _divided_through_a_view(y: Tensor, constant: float) -> Tensor:
+    y[:].div_(constant)
+    return y.floor()
+
+
+def _stored(out: Tensor, value: Tensor) -> Tensor:
+    out[:].copy_(value)
+    return out
 
 
 @pytest.mark.parametrize("name", ROUNDED)
@@ -270,6 +300,8 @@ NOT_ROUNDED: dict[str, Callable[[Tensor], Any]] = {
     "pool": lambda x: F.max_pool2d((x / 7)[None], 2),
     "adaptive pool": lambda x: F.adaptive_max_pool2d((x / 7)[None], 2)[0],
     "norm": lambda x: torch.linalg.vector_norm(x / 7),
+    "stored": lambda x: _stored(torch.zeros_like(x), x / 7) * 2,
+    "masked": lambda x: (x / 7).masked_fill_(x > 0.5, -1.0).softmax(-1),
 }
 
 

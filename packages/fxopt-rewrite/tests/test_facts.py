@@ -216,13 +216,18 @@ def test_python_functions() -> None:
     assert is_python_number(graph.call_function(torch.tensor, (size,))) is False
     assert is_python_number(graph.call_function(cast("Callable[..., object]", torch.sym_int), (size,))) is True
     symbol = graph.call_function(torch.ops.aten.sym_size.int, (x, 0))
-    assert [is_python_number(node) for node in (length, root, smaller, unclear, symbol)] == [
-        True,
-        True,
-        True,
-        None,
-        True,
+    sizes = graph.call_method("size", (x,))
+    items = [
+        graph.call_function(operator.getitem, (holder, 0))
+        for holder in (
+            graph.call_function(builtins.tuple, (sizes,)),
+            graph.call_function(builtins.list, (sizes,)),
+            graph.call_function(builtins.divmod, (size, 3)),
+        )
     ]
+    ends = [graph.call_function(function, (sizes,)) for function in (builtins.max, builtins.sum)]
+    numbers = (length, root, smaller, symbol, *items, *ends)
+    assert [is_python_number(node) for node in (*numbers, unclear)] == [True] * len(numbers) + [None]
 
 
 def test_modules_and_attributes() -> None:

@@ -2,15 +2,17 @@
 
 Unless ``c`` is a power of two, a product with the rounded inverse differs from the quotient in the last bit for some
 values. That matters where the quotient is rounded to an integer or compared, so a division is refused if its readers
-do so. Their own readers are not looked at: after another operation, the last bit is uncertain anyway.
+do so, also behind views, copies, choices among its elements, and through memory that is written. After arithmetic, the
+last bit is uncertain anyway, and readers are not looked at.
 """
 
 from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache, partial
 from typing import Any, ClassVar
 
 import torch
@@ -36,6 +38,7 @@ class ConstantDivision:
 
     call: TrueDivision
     constant: int | float
+    rounding: Callable[[], Mapping[Node, Node]]
 
     @property
     def label(self) -> str:
@@ -82,12 +85,13 @@ class ChangeTrueDivToMulByInverse(ReversibleSitePass[ConstantDivision]):
 
     def match(self, index: GraphIndex) -> Iterator[ConstantDivision | Refusal]:
         """Yield the divisions by Python numbers."""
+        rounding = cache(partial(_rounding_readers, index))
         for node in index.nodes:
             call = read_true_division(index, node)
             if isinstance(call, Obstacle):
                 yield Refusal(call.site, call.reason, f"{call.message}; it stays as it is", (node.name,))
             elif call is not None and isinstance(call.divisor, int | float) and not isinstance(call.divisor, bool):
-                yield ConstantDivision(call, call.divisor)
+                yield ConstantDivision(call, call.divisor, rounding)
 
     def check(self, site: ConstantDivision, index: GraphIndex) -> Refusal | None:
         """Refuse unsafe constants, shape arithmetic, and quotients whose last bit matters."""
@@ -104,7 +108,7 @@ class ChangeTrueDivToMulByInverse(ReversibleSitePass[ConstantDivision]):
                 return index.refuse(name, "shape-unknown", message, *site.nodes)
             message = f"the inverse of {site.constant} at node `{name}` is not finite and normal in {dtype}"
             return index.refuse(name, "unsafe-constant", message, *site.nodes)
-        reader = None if _is_power_of_two(site.constant) else _rounding_reader(site.call, index)
+        reader = None if _is_power_of_two(site.constant) else site.rounding().get(site.call.node)
         if reader is not None:
             message = f"node `{reader.name}` rounds or compares the result of node `{name}`, or may do so"
             return index.refuse(name, "rounded-quotient", message, *site.nodes)
@@ -148,31 +152,75 @@ def _names(text: str) -> frozenset[str]:
 _ROUNDING = _names(
     """
     floor ceil round trunc fix frac fmod mod imod remainder floor_divide floordiv ifloordiv divmod sign sgn signbit
-    eq ne lt le gt ge equal isclose allclose isin argmax argmin argsort nonzero searchsorted bucketize histc heaviside
+    eq ne lt le gt ge equal isclose allclose isin argmax argmin argsort nonzero searchsorted bucketize heaviside
+    histc histogram histogramdd frexp argwhere count_nonzero nonzero_static unique_consecutive poisson binomial
     int bool long short char byte item _local_scalar_dense tolist numpy builtins.int builtins.bool builtins.float
-    builtins.round threshold _threshold hardshrink nn.Threshold nn.Hardshrink logical_and logical_or logical_not all any
-    one_hot bernoulli multinomial unique fake_quantize_per_tensor_affine quantize_per_tensor
+    builtins.round threshold _threshold hardshrink nn.Threshold nn.Hardshrink logical_and logical_or logical_xor
+    logical_not all any one_hot bernoulli multinomial unique fake_quantize_per_tensor_affine quantize_per_tensor
     """
 )
 """Operations that round or compare a value, by their names in `fxopt_rewrite.Effects`."""
+
+_STORING = _names("setitem copy fill index_put index_copy scatter masked_scatter")
+_PASSING = _STORING | _names(
+    """
+    clone _to_copy cat concat concatenate stack hstack vstack dstack repeat repeat_interleave tile flip roll index
+    gather index_select take take_along_dim masked_select masked_fill where pad constant_pad_nd nan_to_num abs neg relu
+    nn.ReLU clamp clip max min amax amin maximum minimum median sort topk kthvalue mode tril triu
+    """
+)
+"""Operations whose results hold elements of their inputs, or bounds and signs of them."""
 
 _CONVERTING = frozenset({"to", "type", "type_as", "_to_copy"})
 _ELEMENTS = (torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 
 
-def _rounding_reader(call: TrueDivision, index: GraphIndex) -> Node | None:
-    """Return the first reader of a quotient that floors, rounds, compares or converts it, or may do so."""
-    later = (node for node in call.input.users if node > call.node) if call.inplace else ()
-    return next((node for node in (*call.node.users, *later) if _rounds(node, index)), None)
+def _rounding_readers(index: GraphIndex) -> Mapping[Node, Node]:
+    """Return the nodes whose value, or memory that they write, is rounded later or may be, each with a node that does.
+
+    Rounding means to floor, to compare, or to make integers.
+    """
+    found: dict[Node, Node] = {}
+    memory: dict[Hashable, Node] = {}  # what rounds a value in this memory, after the node at hand
+    for node in reversed(index.nodes):
+        effect = index.effects.effect(node)
+        stored = [memory[place] for place in map(index.effects.memory_of, effect.writes) if place in memory]
+        if stored:
+            found.setdefault(node, stored[0])
+        name, rounds = _plain_name(effect.operation), _rounds(node, index)
+        for value in node.all_input_nodes:
+            is_view = value in effect.aliases and not effect.writes
+            if rounds or (name in _STORING and _makes_integers(effect.writes, value)):
+                found[value] = node
+            elif node in found and (is_view or name in _PASSING):
+                found[value] = found[node]
+            else:
+                continue
+            if not is_view:
+                memory[index.effects.memory_of(value)] = found[value]
+    return found
+
+
+def _plain_name(operation: str | None) -> str:
+    return (operation or "").removeprefix("_foreach_").removeprefix("special_").rstrip("_")
+
+
+def _makes_integers(written: Sequence[Node], value: Node) -> bool:
+    """Return whether a value is converted to integers when it is stored in this memory, or may be."""
+    if not written or value in written:
+        return False
+    facts = tensor_facts(written[0])
+    return facts is None or facts.dtype in _ELEMENTS
 
 
 def _rounds(node: Node, index: GraphIndex) -> bool:
+    """Return whether a node floors, rounds, compares or converts what it reads, or may do so."""
     if node.op == "output":
         return False
     effect, facts = index.effects.effect(node), tensor_facts(node)
     if effect.opaque or effect.operation is None or node.kwargs.get("rounding_mode") is not None:
         return True  # what is unknown may round
-    name = effect.operation.removeprefix("_foreach_").removeprefix("special_").rstrip("_")
+    name = _plain_name(effect.operation)
     given = [each for each in (*node.args[1:], *node.kwargs.values()) if isinstance(each, torch.dtype)]
     if any(dtype in _ELEMENTS for dtype in given) or name in _ROUNDING:
         return True

@@ -27,7 +27,8 @@ class PatternPass(ReversibleSitePass[Match]):
     a stand-in for each value of the graph, with tensors of the model and numbers as they are, and has to compute a new
     tensor.
 
-    Refused: intermediate values with other readers, in-place writes between the calls, and dtypes other than `dtypes`.
+    Refused: intermediate values with other readers, in-place writes between the calls, and dtypes other than `dtypes`
+    in the graph's description, which is that of an example after `infer_shapes`.
     `check` may refuse more.
 
     >>> from fxopt_rewrite import infer_shapes

@@ -39,7 +39,8 @@ class FuseActivations(PatternPass):
     ordered and grouped, as long as the constants agree to six digits. Results are the same except for rounding.
 
     Refused: intermediate values that something else reads, values written in place meanwhile, and dtypes other than
-    float32 and float64, where the fused function rounds less often.
+    float32 and float64, where the fused function rounds less often. Dtypes are those of the capture, or of the example
+    given to `infer_shapes`; activations that are given integers afterwards are an error of torch.
 
     Source:
         Hendrycks and Gimpel, Gaussian Error Linear Units, https://arxiv.org/abs/1606.08415, section 2: both formulas

@@ -127,9 +127,9 @@ class KnownValues:
             return _converted(given, facts)
         if name not in _ELEMENTWISE or (name == "sub" and "alpha" in node.kwargs):
             return None
-        return self._shifted(node, name, given) or self._computed(node, facts)
+        return self._shifted(node, name, given, facts) or self._computed(node, facts)
 
-    def _shifted(self, node: Node, name: str, given: Bounds | None) -> Bounds | None:
+    def _shifted(self, node: Node, name: str, given: Bounds | None, facts: TensorFacts) -> Bounds | None:
         """Return the bounds of ``x + c`` and of ``x >= c``, for integers."""
         other = node.args[1] if len(node.args) == 2 and not node.kwargs else None
         if given is None or type(other) is not int or (isinstance(given.low, float) and math.isfinite(given.low)):
@@ -139,7 +139,7 @@ class KnownValues:
             return None if answer is None else Bounds(answer, answer)
         if name in ("add", "sub") and given.value is None:
             shift = other if name == "add" else -other
-            return Bounds(given.low + shift, given.high + shift)
+            return _in_range(Bounds(given.low + shift, given.high + shift), facts)
         return None
 
     def _computed(self, node: Node, facts: TensorFacts) -> Bounds | None:
@@ -171,7 +171,21 @@ def _arange(node: Node, facts: TensorFacts) -> Bounds | None:
     start = node.kwargs.get("start", given[0])
     ends = [value for value in (given[1:2] or [node.kwargs.get("end")]) if value is not None]
     whole = all(type(end) is int or (isinstance(end, Node) and is_python_number(end)) for end in ends)
-    return Bounds(start, math.inf) if type(start) is int and ends and whole else None
+    if type(start) is not int or not ends or not whole:
+        return None
+    return _in_range(Bounds(start, min(start + _MOST_ELEMENTS, torch.iinfo(facts.dtype).max)), facts)
+
+
+_MOST_ELEMENTS = 2**60
+"""More elements than a tensor of int64 can have, whose bytes are counted in int64."""
+
+
+def _in_range(found: Bounds, facts: TensorFacts) -> Bounds | None:
+    """Return bounds of integers, or None if some of them would overflow."""
+    if facts.dtype.is_floating_point or facts.dtype.is_complex or facts.dtype is torch.bool:
+        return None
+    limits = torch.iinfo(facts.dtype)
+    return found if limits.min <= found.low <= found.high <= limits.max else None
 
 
 def _uniform(value: object, facts: TensorFacts) -> Bounds | None:

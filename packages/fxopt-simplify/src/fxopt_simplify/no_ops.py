@@ -107,6 +107,10 @@ class NoOpReader:
         if call.name == "getitem":
             return _takes_everything(call.arguments["index"]) and self._kind(value) is Kind.TENSOR
         if call.name in _SHAPING:
+            if call.name == "view" and given_place(call.node).dtype is not None:
+                return given_place(call.node).dtype is self._settled.place(value).dtype
+            if any(self._kind(each) is Kind.PLAIN for each in call.node.all_input_nodes):
+                return False  # ``view`` in a dtype that the graph reads
             return self._keeps_shape(call, value) or _same_shape(call.node, value)
         return False
 
@@ -140,10 +144,13 @@ class NoOpReader:
         if call.name == "squeeze" and earlier.name == "unsqueeze":
             dims = [each.arguments.get("dim") for each in (earlier, call)]
             return source if dims[0] == dims[1] and type(dims[0]) is int else None
-        orders = _order(earlier), _order(call)
+        rank = next((len(each.arguments["dims"]) for each in (earlier, call) if each.name == "permute"), _LONGEST)
+        facts = tensor_facts(value)
+        rank = facts.rank if facts is not None and facts.proven else rank
+        orders = _order(earlier, rank), _order(call, rank)
         if orders[0] is None or orders[1] is None:
             return None
-        return source if [orders[0][place] for place in orders[1]] == list(range(len(orders[0]))) else None
+        return source if [orders[0][place] for place in orders[1]] == list(range(rank)) else None
 
     # -- conversions
 
@@ -190,8 +197,17 @@ class NoOpReader:
             if kind == "floating" and (name, sign) in (("add", 1.0), ("sub", -1.0)):
                 message = f"node `{node.name}` adds 0 to floating-point values, which makes 0.0 of -0.0"
                 return self._index.refuse(node.name, "signed-zero", message, node)
-            return value
+            difference = name == "sub" and type(other) is int  # which booleans do not take
+            if difference or self._keeps_dtype(value, other):
+                return value
         return None
+
+    def _keeps_dtype(self, value: Node, other: object) -> bool:
+        """Return whether a value decides the dtype of a result with another operand, whatever the inputs are."""
+        facts, its = tensor_facts(value), tensor_facts(other) if isinstance(other, Node) else None
+        if its is None or (facts is not None and its.rank == 0 < facts.rank):
+            return self._settled.keeps_kind(value)
+        return all(self._settled.place(each).dtype is not None for each in (value, other) if isinstance(each, Node))
 
     def _number(self, operand: object) -> Number | None:
         """Return the value of a literal number, or of all elements of a tensor where it is known."""
@@ -201,18 +217,24 @@ class NoOpReader:
 
     # -- masks
 
+    def _is_mask(self, node: Node) -> bool:
+        facts = tensor_facts(node)
+        return facts is not None and facts.dtype is torch.bool and self._settled.keeps_kind(node)
+
     def _masking(self, call: Operation) -> Node | None:
         node, name, arguments = call.node, call.name, call.arguments
         value: object = None
         if name == "where" and "other" in arguments:
             chosen = self._known.value(arguments["condition"])
-            value = None if chosen is None else arguments["input"] if chosen else arguments["other"]
+            value, other = (arguments[key] for key in (("input", "other") if chosen else ("other", "input")))
+            if chosen is None or not isinstance(value, Node) or not self._keeps_dtype(value, other):
+                return None
         elif name == "masked_fill" and self._known.value(arguments["mask"]) is False:
             value = arguments["input"]
         elif (name in _ANDS or name in _ORS) and len(call.operands) == 2:
             neutral = name in _ANDS
             for mine, other in (call.operands, call.operands[::-1]):
-                if not isinstance(mine, Node) or not _is_mask(mine) or self._known.value(other) is not neutral:
+                if not isinstance(mine, Node) or not self._is_mask(mine) or self._known.value(other) is not neutral:
                     continue
                 if _same_shape(node, mine) or _is_expanded(node, mine):
                     return mine
@@ -274,11 +296,6 @@ def _same_rank(node: Node, value: Node) -> bool:
     return one is not None and other is not None and one.rank == other.rank
 
 
-def _is_mask(node: Node) -> bool:
-    facts = tensor_facts(node)
-    return facts is not None and facts.dtype is torch.bool
-
-
 def _is_expanded(node: Node, value: Node) -> bool:
     """Return whether all readers expand a value themselves, so that they may read a smaller one.
 
@@ -303,27 +320,23 @@ def _is_expanded(node: Node, value: Node) -> bool:
     return True
 
 
-def _order(call: Operation) -> list[int] | None:
+def _order(call: Operation, rank: int) -> list[int] | None:
     """Return the order in which a call puts the dimensions, where literals say so."""
-    facts, arguments = tensor_facts(call.node), call.arguments
+    arguments = call.arguments
     if call.name not in ("permute", "transpose"):
         return None
-    places = arguments.get("dims") if call.name == "permute" else (arguments.get("dim0"), arguments.get("dim1"))
-    if not isinstance(places, tuple) or not all(type(place) is int for place in places):
+    places = arguments["dims"] if call.name == "permute" else (arguments["dim0"], arguments["dim1"])
+    if not isinstance(places, tuple) or not all(type(place) is int and -rank <= place < rank for place in places):
         return None
-    rank = facts.rank if facts is not None else len(places) if call.name == "permute" else None
-    if rank is None and min(places) < 0:
-        return None
-    places = tuple(place + rank if place < 0 and rank is not None else place for place in places)
+    order = list(range(rank))
     if call.name == "permute":
-        return [*places, *range(len(places), _LONGEST)]
-    order = list(range(_LONGEST))
-    order[places[0]], order[places[1]] = places[1], places[0]
+        return [order[place] for place in places]
+    order[places[0]], order[places[1]] = order[places[1]], order[places[0]]
     return order
 
 
 _LONGEST = 64
-"""As many dimensions as a tensor can have: orders are compared over all of them."""
+"""As many dimensions as a tensor can have; two transpositions that undo each other there do so in any rank."""
 _READ = words(
     """
     identity positive contiguous getitem clone where masked_fill permute transpose scaled_dot_product_attention

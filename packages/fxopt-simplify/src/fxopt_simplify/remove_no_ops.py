@@ -21,7 +21,9 @@ class RemoveNoOps(ReversibleSitePass[NoOp]):
     - ``contiguous`` after ``contiguous``, ``clone`` where it makes no difference.
     - ``nn.Identity``, and dropout that does not train: afterwards the graph is for inference, and ``train()`` turns no
       dropout on. Dropout that trains is refused.
-    - ``x * 1``, ``x / 1``, ``x - 0``, ``x ** 1``, and ``x + 0`` for integers.
+    - ``x * 1``, ``x / 1``, ``x - 0``, ``x ** 1``, and ``x + 0`` for integers, where ``x`` is floating-point (or
+      integer) for every input: behind layers and functions such as ``exp``, and in captured graphs, which refuse other
+      inputs.
     - ``where``, ``masked_fill``, ``&`` and ``|`` with a mask that is known to be all ones or all zeros, for instance
       ``arange(n) >= 0``; and such a mask of ``scaled_dot_product_attention``, or one that adds zeros.
 

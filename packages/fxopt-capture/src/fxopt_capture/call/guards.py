@@ -195,6 +195,11 @@ class InputGuards(nn.Module):
             self.module_dtype = dtype
         return partial(setattr, self, "module_dtype", former)
 
+    @property
+    def keeps_kinds(self) -> bool:
+        """Whether inputs of other kinds of dtypes than in the capture are refused; passes on graphs read it."""
+        return not any(spec.also for spec in self.specs)
+
     def extra_repr(self) -> str:
         """Return the conditions, for printing."""
         return ", ".join(text for _, text in self._tests)

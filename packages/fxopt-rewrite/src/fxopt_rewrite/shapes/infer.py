@@ -32,7 +32,8 @@ def infer_shapes(graph_module: GraphModule, *args: object, **kwargs: object) -> 
 
     Fake tensors have shape, dtype, device and strides but no memory. The graph runs on a copy of the module tree:
     parameters, buffers, random state and grad mode stay as they are. Sizes are those of the inputs; for symbolic sizes,
-    give fake tensors that have them.
+    give fake tensors that have them. Passes take the ranks and dtypes for those of every input: what they rewrite
+    afterwards is for inputs of these ranks, floating-point where these are, and of these dtypes where a pass asks.
 
     Args:
         graph_module: a graph in any form.

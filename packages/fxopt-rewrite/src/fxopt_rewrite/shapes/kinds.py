@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable
 from enum import Enum
@@ -37,6 +38,7 @@ _NUMBER_TYPES = (int, float, complex, SymInt, SymFloat, SymBool)
 _CASTS = tables.words("bfloat16 bool byte cdouble cfloat char cpu cuda double float half int long short")
 _NUMBER_METHODS = tables.PURE_METHODS - tables.words("dim_order new_tensor storage_type tolist unique")
 _NUMBER_ATTRIBUTES = tables.PURE_ATTRIBUTES - {"shape", "dtype", "device", "layout", "name", "names"}
+_METHODS_OF_NUMBERS = frozenset({"__int__", "__float__", "__index__", "__bool__", "__len__", "numel", "count", "index"})
 _PLAIN_ATTRIBUTES = frozenset({"dtype", "device", "layout", "name", "names"})
 _TENSOR_ATTRIBUTES = frozenset({"T", "mT", "H", "mH", "data", "real", "imag"})
 _ARITHMETIC = tables.ARITHMETIC | tables.INPLACE_OPERATORS | {"pos", "round"}
@@ -65,6 +67,8 @@ def kind_of_node(node: Node, known: Known, graph_module: GraphModule | None = No
         return noted
     if "val" not in node.meta and isinstance(node.meta.get("tensor_meta"), TensorMetadata):
         return Kind.TENSOR
+    if node.op == "placeholder":
+        return _kind_of_annotation(node.type)
     root = graph_module if graph_module is not None else node.graph.owning_module
     if node.op == "call_function" and callable(node.target):
         return _kind_of_function(node, node.target, known)
@@ -75,6 +79,19 @@ def kind_of_node(node: Node, known: Known, graph_module: GraphModule | None = No
     if node.op == "get_attr":
         return _kind_of_value(attribute(root, str(node.target))) or Kind.UNKNOWN
     return _kind_of_module(node, attribute(root, str(node.target)), known) if node.op == "call_module" else Kind.UNKNOWN
+
+
+_NUMBER_NAMES = tables.words("int float bool complex")
+_HOLDERS = tables.words("tuple list Tuple List Sequence")
+
+
+def _kind_of_annotation(annotation: object) -> Kind:
+    """Return the kind of an input that is annotated as a number, perhaps or None, or as a tuple or list of numbers."""
+    names_in_it = set(re.findall(r"\w+", str(annotation))) - tables.words("class typing Optional Union None NoneType")
+    others = names_in_it - _NUMBER_NAMES
+    if others == names_in_it or not others <= _HOLDERS:
+        return Kind.UNKNOWN
+    return Kind.SIZES if others else Kind.NUMBER
 
 
 def attribute(root: object, target: str) -> object:
@@ -99,11 +116,13 @@ def _kind_of_first(node: Node, known: Known) -> Kind:
 def _kind_of_method(node: Node, name: str, known: Known) -> Kind:
     given = known(node.args[0]) if node.args and isinstance(node.args[0], Node) else Kind.UNKNOWN
     if given in MEMORY_FREE:
-        return Kind.NUMBER if name in {"__int__", "__float__", "__index__", "__bool__", "__len__"} else Kind.UNKNOWN
+        return Kind.NUMBER if name in _METHODS_OF_NUMBERS else Kind.UNKNOWN
     if name in {"size", "stride"}:
         return Kind.NUMBER if len(node.args) > 1 or node.kwargs else Kind.SIZES
     if name in _NUMBER_METHODS:
         return Kind.NUMBER
+    if name == "tolist":
+        return Kind.SIZES
     if name == "__getitem__":
         return _kind_of_item(node, known)
     return Kind.TENSOR if name in _CASTS or name == "new_tensor" else _returned(names.method_overloads(name))
@@ -141,8 +160,11 @@ def _kind_of_python(node: Node, name: str, known: Known) -> Kind:
         return _kind_of_attribute(node, known)
     if name in {"len", "int", "float", "bool"} | _PREDICATES:
         return Kind.NUMBER
-    if name in _ARITHMETIC or name in {"max", "min"}:
-        return _kind_of_arithmetic(node, name, known)
+    if name in {"tuple", "list", "sorted", "sum", "max", "min"} and _kind_of_first(node, known) is Kind.SIZES:
+        return Kind.SIZES if name in {"tuple", "list", "sorted"} else Kind.NUMBER
+    if name in _ARITHMETIC or name in {"max", "min", "divmod"}:
+        found = _kind_of_arithmetic(node, name, known)
+        return Kind.SIZES if found is Kind.NUMBER and name == "divmod" else found
     return Kind.PLAIN if name in {"str", "type", "isinstance"} else Kind.UNKNOWN
 
 
