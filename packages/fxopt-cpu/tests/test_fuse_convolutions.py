@@ -145,10 +145,10 @@ def test_a_sum_is_written_over_what_nothing_reads_any_more(case: str) -> None:
 
 def test_a_sum_after_many_writes_in_place() -> None:
     def call(m: Any, x: Tensor) -> Tensor:
-        y = x.sin()
+        y: Tensor = x.sin()
         for _ in range(1000):
             y = y.neg_()
-        return y + m.one(x)
+        return y.add(m.one(x))
 
     model = Computes(call, one=nn.Conv2d(3, 3, 3, padding=1))
     (made,) = packed(FuseConvolutions()(graph_of(model, "modules", X)))
