@@ -58,7 +58,7 @@ def _flat(x: Tensor) -> Tensor:
 
 
 def _apart(x: Tensor) -> Tensor:
-    return x * 2
+    return F.linear(x, x.new_ones(E, E))
 
 
 class Attend(nn.Module):
@@ -148,6 +148,22 @@ def test_grouped_heads(repeats: str) -> None:
 def test_other_dtypes_are_left_alone() -> None:
     found = assert_rewrites(FuseAttention(), Attend(_chunks, _joined).eval(), X.double(), count=0)
     assert [reason for _, reason in refused(found)] == ["unsupported-dtype"]
+
+
+@pytest.mark.parametrize("after", [torch.relu, lambda heads: heads.view(B, 3, -1), _apart])
+def test_strides_that_follow_from_the_inputs(after: Callable[[Tensor], Tensor]) -> None:
+    model, count = Attend(lambda x: (x, x, x), after).eval(), int(after is _apart)
+    found = assert_rewrites(FuseAttention(), model, torch.randn(B, 3, L, E), count=count, form="functions")
+    assert [reason for _, reason in refused(found)] == ["returned"] * (1 - count)
+
+
+@torch.no_grad()
+def test_strides_of_rows_may_be_seen() -> None:
+    model = Attend(lambda x: _chunks(F.linear(x, x.new_ones(3 * H * E, 8))), torch.relu).eval()
+    x = torch.randn(L, B, 8).transpose(0, 1)
+    found = FuseAttention()(graph_of(model, "functions", x))
+    assert not refused(found)
+    assert found(x).stride() == model(x).stride()
 
 
 class Beside(nn.Module):

@@ -143,6 +143,18 @@ def test_a_sum_is_written_over_what_nothing_reads_any_more(case: str) -> None:
     assert tuple(getattr(module, "overwrites", False) for module in modules) == OVERWRITES[case]
 
 
+def test_a_sum_after_many_writes_in_place() -> None:
+    def call(m: Any, x: Tensor) -> Tensor:
+        y: Tensor = x.sin()
+        for _ in range(1000):
+            y = y.neg_()
+        return y.add(m.one(x))
+
+    model = Computes(call, one=nn.Conv2d(3, 3, 3, padding=1))
+    (made,) = packed(FuseConvolutions()(graph_of(model, "modules", X)))
+    assert made.overwrites
+
+
 PADDINGS: dict[str, tuple[nn.Module, dict[str, Any], bool]] = {
     "even": (nn.ZeroPad2d(1), {}, True),
     "constant": (nn.ConstantPad2d((1, 2, 0, 3), 0.0), {}, True),

@@ -59,6 +59,16 @@ def test_tied_embeddings_stay() -> None:
     assert [reason for _, reason in refused(found)] == ["tied-parameter"]
 
 
+def test_long_sums_are_read() -> None:
+    def long(x: Tensor) -> Tensor:
+        y = x
+        for _ in range(1000):
+            y = y + x
+        return y
+
+    assert not refused(FuseNorms()(torch.fx.symbolic_trace(long)))
+
+
 # By day, dynamic sizes stand for fixed ones.
 FORMS = [*TRACED, "export-dynamic", pytest.param("export", marks=pytest.mark.nightly)]
 

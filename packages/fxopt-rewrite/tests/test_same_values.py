@@ -53,6 +53,15 @@ def test_operators_of_an_export() -> None:
     assert same(exported(Called(call), torch.randn(2, 3, 4)), "view", "view_1", "tanh")
 
 
+def test_long_chains_of_slices_are_read() -> None:
+    def call(x: Any) -> Any:
+        for _ in range(1000):
+            x = x[:]
+        return x, x
+
+    assert same(symbolic_trace(call), "getitem_999", "getitem_999")
+
+
 def _write_between(x: Any) -> Any:
     first = x.view(-1, 4)
     x.add_(1)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import pytest
 import torch
@@ -75,6 +75,21 @@ def test_strides_are_judged() -> None:
         "has strides (1, 3), expected (4, 1) as in the original: a view of it may differ, or raise"
     )
     assert verify(Calls(torch.sin), Calls(lambda x: x.sin().t().contiguous().t()), X[:1])
+
+
+def test_strides_are_those_with_gradients_or_without() -> None:
+    """Self-attention has others on its fast path, which a captured graph does not take."""
+    layer = nn.MultiheadAttention(8, 2, batch_first=True).eval()
+    x = torch.randn(2, 5, 8)
+    with_gradients = layer(x, x, x)[0].stride()
+
+    def like(strides: Sequence[int]) -> nn.Module:
+        return Calls(lambda x, *_: (torch.empty_strided(x.shape, strides).copy_((y := layer(x, x, x))[0]), y[1]))
+
+    assert with_gradients != layer.requires_grad_(False)(x, x, x)[0].stride()
+    assert verify(layer, layer, (x, x, x))
+    assert verify(layer, like(with_gradients), (x, x, x))
+    assert not verify(layer, like((1, 2, 10)), (x, x, x))
 
 
 class Counting(nn.Module):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any, ClassVar
 
 import torch
@@ -14,6 +15,7 @@ from fxopt_core import Refusal
 from fxopt_cpu.layers.attention import LARGEST_HEAD, MergedAttention, RowAttention
 from fxopt_cpu.passes.layouts import SPLITS, Axis, Layout, heads, layout_of, operation, source_of, step
 from fxopt_cpu.passes.matching import REASONS, kernels_refusal, sole_user, take_out
+from fxopt_cpu.passes.memory_formats import follows_strides, has_strides, hidden_strides
 from fxopt_rewrite import Editor, GraphIndex, ReversibleSitePass, read_operation, same_size, tensor_facts
 
 _NAMES = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa")
@@ -32,6 +34,7 @@ class AttentionSite:
         last: the node whose value is the rows, or the call if they are not joined.
         nodes: all nodes that are removed.
         size: size of a head of the result.
+        shown: whether the strides of its result are seen, and may be others than those of rows.
         taken_back: why a call that an earlier pass has made is written out again; None where it is fused.
     """
 
@@ -43,6 +46,7 @@ class AttentionSite:
     last: Node
     nodes: tuple[Node, ...]
     size: int
+    shown: bool = False
     taken_back: str | None = None
 
     @property
@@ -59,7 +63,8 @@ class FuseAttention(ReversibleSitePass[AttentionSite]):
     transposes before it go, as do the transpose and the reshape after it that join the heads, and the repetition of
     grouped keys and values. Masks of either kind, causal masks and grouped heads are kept.
 
-    Refused: other dtypes, dropout, heads of more than 256 numbers, and sizes that are unknown. What
+    Refused: other dtypes, dropout, heads of more than 256 numbers, sizes that are unknown, and results that are
+    returned or viewed with strides other than those of rows. What
     `fuse-scaled-dot-product-attention` has made, and is refused here, is written out again where torch's kernel for it
     is slow on a CPU: of other than four dimensions, or with elements of a head that lie apart.
 
@@ -84,9 +89,12 @@ class FuseAttention(ReversibleSitePass[AttentionSite]):
 
     def match(self, index: GraphIndex) -> Iterator[AttentionSite]:
         """Yield the calls of attention."""
+        hidden = cache(lambda: hidden_strides(index))
         for node in index.nodes:
             if operation(index, node) == "scaled_dot_product_attention":
                 site = _read(index, node)
+                if site.operands and site.last is node and not _has_rows(index, node):
+                    site = replace(site, shown=_is_shown(index, node, site.size, hidden()))
                 refusal = self.check(site, index) if _is_slow(index, node) else None
                 yield site if refusal is None else replace(site, taken_back=refusal.message, nodes=(node,))
 
@@ -97,6 +105,9 @@ class FuseAttention(ReversibleSitePass[AttentionSite]):
         problem = _problem(_given(index, site.node))
         if problem is not None:
             return index.refuse(site.label, problem[0], f"`{site.label}` {problem[1]}", *site.nodes)
+        if site.shown:
+            message = f"the strides of `{site.label}` are seen, and follow from its query's; the operator's do not"
+            return index.refuse(site.label, "returned", message, *site.nodes)
         for value in (*site.operands, *([] if site.mask is None else [site.mask])):
             if index.effects.written_between(value, value, site.last):
                 message = f"`{value.name}` is written in place before `{site.last.name}`"
@@ -123,6 +134,15 @@ class FuseAttention(ReversibleSitePass[AttentionSite]):
             )
             edit.undescribed(made)
         take_out(edit, site.last, made, site.nodes)
+
+
+def _has_rows(index: GraphIndex, node: Node) -> bool:
+    """Return whether a result's heads lie side by side in eager, whatever the strides of inputs are."""
+    facts, layout = tensor_facts(node), layout_of(index, _given(index, node)["query"])
+    if facts is None or layout is None or layout.base.op == "placeholder":
+        return False
+    heads, rows, size = facts.shape[1:]
+    return has_strides(facts, (heads * rows * size, size, heads * size, 1))
 
 
 def _is_slow(index: GraphIndex, node: Node) -> bool:
@@ -249,29 +269,53 @@ def _joined_after(index: GraphIndex, node: Node, size: int) -> tuple[Node, list[
 
     The call itself where nothing joins them.
     """
-    facts = tensor_facts(node)
-    if facts is None or not isinstance(facts.shape[1], int):
-        return node, []
-    count = facts.shape[1]
-    batch, _, rows, width = facts.shape
-    axes = (Axis(batch, 0), Axis(count, None, size), Axis(rows, 1), Axis(width, None, 1))
-    layout, way, best = Layout(node, axes), list[Node](), 0
+    layout, way, best = _heads_apart(node, size), list[Node](), 0
     current = node
+    if layout is None:
+        return node, []
     while (user := sole_user(current)) is not None and source_of(index, user) is current:
         following = step(index, layout, user)
         if following is None:
             break
         layout, current = following, user
         way.append(user)
-        if _is_rows(layout, count * size):
+        if _is_rows(layout):
             best = len(way)
     return (way[best - 1], way[:best]) if best else (node, [])
 
 
-def _is_rows(layout: Layout, width: int) -> bool:
-    axes = layout.axes
+def _heads_apart(node: Node, size: int) -> Layout | None:
+    """Return the result of attention as a reading of its rows; None where its shape is unknown."""
+    facts = tensor_facts(node)
+    if facts is None or not isinstance(facts.shape[1], int):
+        return None
+    batch, count, rows, width = facts.shape
+    return Layout(node, (Axis(batch, 0), Axis(count, None, size), Axis(rows, 1), Axis(width, None, 1)))
+
+
+def _is_rows(layout: Layout) -> bool:
+    axes, facts = layout.axes, tensor_facts(layout.base)
     whole = [(axis.dim, axis.repeat) for axis in axes[:2]] == [(0, 1), (1, 1)]
-    return len(axes) == 3 and whole and axes[2] == Axis(width, None, 1)
+    assert facts is not None
+    return len(axes) == 3 and whole and axes[2] == Axis(facts.shape[1] * facts.shape[3], None, 1)
+
+
+def _is_shown(index: GraphIndex, node: Node, size: int, hidden: set[Node]) -> bool:
+    """Return whether anything but the joining of its heads depends on the strides of a result."""
+    layout = _heads_apart(node, size)
+    waiting = [] if layout is None else [layout]
+    for layout in waiting:
+        current = (*layout.chain, node)[0]
+        for user in current.users:
+            follows = follows_strides(current, user, index)
+            if follows is False or (follows and user in hidden):
+                continue
+            following = step(index, layout, user) if source_of(index, user) is current else None
+            if following is None or not (follows or _is_rows(following)):
+                return True
+            if not _is_rows(following):
+                waiting.append(following)
+    return not waiting and node not in hidden
 
 
 def _without_repetition(index: GraphIndex, node: Node, layout: Layout | None) -> tuple[Node, tuple[Node, ...], int]:

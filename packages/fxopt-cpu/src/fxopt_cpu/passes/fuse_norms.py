@@ -104,8 +104,9 @@ class FuseNorms(ReversibleSitePass[NormSite]):
     def match(self, index: GraphIndex) -> Iterator[NormSite]:
         """Yield sums of embeddings, and norms that are written out."""
         read: dict[Node, Any] = {}
+        sums = _sums(index)
         for node in index.nodes:
-            site = _embeddings(index, node) or _written_out(index, node, read)
+            site = _embeddings(index, node, sums) or _written_out(index, node, read)
             if site is not None:
                 yield site
 
@@ -165,41 +166,44 @@ def _module(site: NormSite) -> EmbeddingNorm | SumNorm:
     return found
 
 
-def _embeddings(index: GraphIndex, node: Node) -> NormSite | None:
+_Sum = tuple[tuple[EmbeddingCall, ...], tuple[Node, ...]]  # the embeddings that are added, and all its calls
+
+
+def _embeddings(index: GraphIndex, node: Node, sums: Mapping[Node, _Sum]) -> NormSite | None:
     """Read a sum of embeddings, at its last addition, with the norm after it."""
-    tables, way = list[EmbeddingCall](), list[Node]()
+    tables, way = sums.get(node, ((), ()))
     user = sole_user(node)
-    if not _gather(index, node, tables, way) or len(tables) < 2 or len(tables) > MOST_TABLES:
+    if not 2 <= len(tables) <= MOST_TABLES or user in sums:  # a part of a longer sum
         return None
-    outer = None if user is None else read_elementwise(user)
-    if isinstance(outer, ElementwiseCall) and outer.operation == "add" and _gather(index, outer.node, [], []):
-        return None  # a part of a longer sum
     features = tables[0].weight.tensor.shape[1]
     norm = None if user is None else read_layer_norm(index, user)
     if isinstance(norm, LayerNormCall) and norm.input is node and norm.normalized_shape == (features,):
-        way.append(norm.node)
+        way = *way, norm.node
     else:
         norm = None
     nodes = tuple(sorted(way, key=index.position.__getitem__))
-    return NormSite(norm, tuple(tables), nodes[-1], nodes)
+    return NormSite(norm, tables, nodes[-1], nodes)
 
 
-def _gather(index: GraphIndex, node: Node, tables: list[EmbeddingCall], way: list[Node]) -> bool:
-    """Gather the embeddings of a sum, in order; return whether it is one."""
-    call = read_embedding(index, node)
-    if isinstance(call, EmbeddingCall):
-        ids = tensor_facts(call.input)
-        tables.append(call)
-        way.append(node)
-        return ids is not None and ids.dtype is torch.int64
-    total = read_elementwise(node)
-    if not isinstance(total, ElementwiseCall) or total.operation != "add" or total.inplace or total.alpha != 1:
-        return False
-    way.append(node)
-    return all(
-        isinstance(each, Node) and sole_user(each) is node and _gather(index, each, tables, way)
-        for each in (total.left, total.right)
-    )
+def _sums(index: GraphIndex) -> dict[Node, _Sum]:
+    """Return the values that are embeddings, or sums of some that nothing else reads; of many, a part tells enough."""
+    found: dict[Node, _Sum] = {}
+    for node in index.nodes:
+        call = read_embedding(index, node)
+        if isinstance(call, EmbeddingCall):
+            ids = tensor_facts(call.input)
+            if ids is not None and ids.dtype is torch.int64:
+                found[node] = (call,), (node,)
+            continue
+        total = read_elementwise(node)
+        if not isinstance(total, ElementwiseCall) or total.operation != "add" or total.inplace or total.alpha != 1:
+            continue
+        parts = [found[each] for each in (total.left, total.right)
+                 if isinstance(each, Node) and each in found and sole_user(each) is node]  # fmt: skip
+        if len(parts) == 2:
+            (one, before), (other, after) = parts
+            found[node] = (one + other)[: MOST_TABLES + 1], (*before, *after, node)[: 2 * MOST_TABLES]
+    return found
 
 
 def _rms_norm(x: Tensor, weight: nn.Parameter, eps: float) -> Tensor:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import cache
 
 import torch
@@ -47,7 +47,7 @@ _MAY_COPY = frozenset({"flatten", "reshape", "contiguous", "to"})
 _CHOOSES_STRIDES = words("linear addmm layer_norm native_layer_norm contiguous matmul mm bmm")
 """Operations whose result has the same strides for any strides of the input."""
 
-_READS_SIZES = words("size sym_size shape dim ndim numel nelement sym_numel dtype device")
+_READS_SIZES = words("size sym_size shape dim ndim numel nelement sym_numel dtype device new_full new_ones new_zeros")
 
 
 _KEEPS_FORMAT = words("batch_norm cat max_pool2d avg_pool2d")
@@ -71,11 +71,11 @@ def leave_channels_last(index: GraphIndex) -> Iterable[Node]:
     followers: dict[Node, list[Node]] = {}  # whose strides follow from those of a value
     changed: dict[Node, None] = {}
     for node in reversed(index.nodes):
-        follows = {user: _follows(node, user, index) for user in node.users}
-        followers[node] = [user for user, each in follows.items() if each]
-        if None in follows.values() or not free.issuperset(followers[node]):
+        found = _followers(index, node, free)
+        if found is None:
             continue
         free.add(node)
+        followers[node] = found
         module = index.module_of(node)
         if isinstance(module, PackedConv2d) and module.dims == 2 and module.memory_format != "channels_last":
             module.memory_format = "channels_last"
@@ -88,7 +88,23 @@ def leave_channels_last(index: GraphIndex) -> Iterable[Node]:
     return changed
 
 
-def _follows(value: Node, user: Node, index: GraphIndex) -> bool | None:
+def hidden_strides(index: GraphIndex) -> set[Node]:
+    """Return the values with whose strides neither results nor their strides change. Linear in the graph."""
+    free: set[Node] = set()
+    for node in reversed(index.nodes):
+        if _followers(index, node, free) is not None:
+            free.add(node)
+    return free
+
+
+def _followers(index: GraphIndex, node: Node, free: set[Node]) -> list[Node] | None:
+    """Return the readers whose strides follow from those of a value; None if more than strides in ``free`` may."""
+    follows = {user: follows_strides(node, user, index) for user in node.users}
+    found = [user for user, each in follows.items() if each]
+    return None if None in follows.values() or not free.issuperset(found) else found
+
+
+def follows_strides(value: Node, user: Node, index: GraphIndex) -> bool | None:
     """Return whether a reader's strides follow from those of a value; None if more than its strides may."""
     module = index.module_of(user)
     if isinstance(module, PackedConv2d):
@@ -103,7 +119,7 @@ def _follows(value: Node, user: Node, index: GraphIndex) -> bool | None:
         return False
     if plain in _MAY_COPY and index.effects.written_between(value, user, index.nodes[-1]):
         return None
-    if plain in _CHOOSES_STRIDES:
+    if plain in _CHOOSES_STRIDES or user.kwargs.get("memory_format") is torch.contiguous_format:
         return None if effect.writes else False
     return True if plain in _FOLLOWING or _is_pointwise(plain) else None
 
@@ -147,16 +163,15 @@ def format_of(node: Node) -> str | None:
     facts = tensor_facts(node)
     if facts is None or facts.stride is None:
         return None
-    if _has_strides(facts, "contiguous"):
+    if has_strides(facts, strides_in("contiguous", facts.shape)):
         return "contiguous"
-    return "channels_last" if facts.rank == 4 and _has_strides(facts, "channels_last") else None
+    is_last = facts.rank == 4 and has_strides(facts, strides_in("channels_last", facts.shape))
+    return "channels_last" if is_last else None
 
 
-def _has_strides(facts: TensorFacts, memory_format: str) -> bool:
-    """Return whether a tensor is dense in a memory format, however the strides of dimensions of one element are."""
-    assert facts.stride is not None
-    expected = strides_in(memory_format, facts.shape)
-    return all(
+def has_strides(facts: TensorFacts, expected: Sequence[int | SymInt]) -> bool:
+    """Return whether a tensor is known to have these strides, but for those of dimensions of one element."""
+    return facts.stride is not None and all(
         _is_one(size) or same_size(*each) for size, *each in zip(facts.shape, facts.stride, expected, strict=True)
     )
 

@@ -86,16 +86,20 @@ def sum_after(index: GraphIndex, node: Node) -> Sum | None:
 def _is_last(index: GraphIndex, value: Node, reader: Node) -> bool:
     """Return whether a value owns its memory, and a node is the last to read it."""
     effects = index.effects
-    if value.op not in ("call_function", "call_method", "call_module"):
-        return False
-    made = effects.effect(value)
-    if made.opaque or made.operation is None or (made.aliases and made.aliases != made.writes):
-        return False
-    for given in made.writes:  # an in-place operation returns its input: is that memory free?
-        if len(made.writes) > 1 or len(given.users) > 1 or not _is_last(index, given, value):
+    while value.op in ("call_function", "call_method", "call_module"):
+        made, place = effects.effect(value), index.position[reader]
+        if made.opaque or made.operation is None or (made.aliases and made.aliases != made.writes):
             return False
-    others = [user for user in value.users if user is not reader]
-    return all(index.position[user] < index.position[reader] and value not in effects.aliases(user) for user in others)
+        others = [user for user in value.users if user is not reader]
+        if any(index.position[user] >= place or value in effects.aliases(user) for user in others):
+            return False
+        if not made.writes:
+            return True
+        (*more, given), reader = made.writes, value
+        if more or len(given.users) > 1:
+            return False
+        value = given  # an in-place operation returns its input: is that memory free?
+    return False
 
 
 def padding_before(index: GraphIndex, node: Node) -> Padding | None:

@@ -34,6 +34,7 @@ from fxopt_rewrite import (
     is_plain_module,
     is_python_number,
     read_layer_norm,
+    tensor_facts,
 )
 
 LAYERS = (PanelLinear, MergedAttention, RowAttention, SumNorm, EmbeddingNorm)
@@ -106,9 +107,12 @@ def _region(index: GraphIndex, nodes: list[Node]) -> Iterator[Region]:
 
 def _gives_tensor(index: GraphIndex, node: Node) -> bool:
     """Return whether a node's value is a tensor: no number, tuple or size."""
-    name = operation(index, node)
-    if name == "getitem" and isinstance(node.args[0], Node) and operation(index, node.args[0]) not in SPLITS:
-        return _gives_tensor(index, node.args[0])
+    if tensor_facts(node) is not None:
+        return True
+    while (name := operation(index, node)) == "getitem" and isinstance(source := node.args[0], Node):
+        if operation(index, source) in SPLITS:
+            break
+        node = source
     return name not in SPLITS and name != "size" and is_python_number(node) is not True
 
 

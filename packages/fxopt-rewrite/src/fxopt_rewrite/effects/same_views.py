@@ -62,11 +62,13 @@ def is_view(node: Node) -> bool:
 
 
 def _is_size(node: object) -> bool:
-    """Return whether a node is the shape of a value, or an item of one."""
-    target = called(node) if isinstance(node, Node) else None
-    if target is None or not isinstance(node, Node):
-        return False
-    return target.name == "size" or (target.name == "getitem" and _is_size(node.args[0]))
+    """Return whether a node is the shape of a value, or an item of one, or an item of a part of one."""
+    for _ in range(3):
+        target = called(node) if isinstance(node, Node) else None
+        if target is None or not isinstance(node, Node) or target.name != "getitem":
+            return target is not None and target.name == "size"
+        node = node.args[0]
+    return False
 
 
 def _may_have_a_twin(node: Node, candidates: Container[Node]) -> bool:
