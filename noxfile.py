@@ -34,7 +34,7 @@ PYPROJECT = nox.project.load_toml(ROOT / "pyproject.toml")
 GROUPS = list(PYPROJECT["dependency-groups"])
 PACKAGES = {path.parent.name: path.parent for path in sorted(ROOT.glob("packages/*/pyproject.toml"))}
 EXAMPLES = {path.parent.name: path.parent for path in sorted(ROOT.glob("docs/examples/*/pyproject.toml"))}
-DISTRIBUTIONS = PACKAGES | EXAMPLES
+DISTRIBUTIONS = EXAMPLES | PACKAGES  # those with the longest tests first
 # Each of pytest's processes has models in memory, and takes whole files: what their tests share is made once.
 IN_PROCESSES = ("--numprocesses=auto", "--maxprocesses=4", "--dist=loadfile")
 # Models come from packages: nothing may wait for a hub. Nothing but the session's environment may be imported. Python
@@ -71,7 +71,8 @@ for name in sys.argv[1:]:
 """
 
 
-@nox.session(venv_backend="none", requires=["alone", "readme", "together"])  # the last has the machine to itself
+# The longest first, and last what has the machine to itself.
+@nox.session(venv_backend="none", requires=["readme", "alone", "together"])
 def tests(session: nox.Session) -> None:
     """Each package alone, then the tests of all together with real models, documents and docstring examples."""
     session.log("every package works alone, and all pass their tests together")

