@@ -142,3 +142,22 @@ def test_what_reads_a_value_that_identity_passes_on_sees_the_activation_in_place
     graph_module = registry().pipeline("fuse-convolutions,plan-regions")(traced)
     for _ in range(3):
         torch.testing.assert_close(graph_module(x), model(x), atol=1e-5, rtol=1e-4)
+
+
+@torch.no_grad()
+def test_long_chains_in_place_take_linear_time(steps_of: Callable[[Callable[[], object]], int]) -> None:
+    def planned(count: int) -> int:
+        def function(m: Any, x: Tensor) -> Any:
+            y = m.one(x)
+            for _ in range(count):
+                y = y.add_(x)
+            return m.two(y)
+
+        model, x = with_layers(function), torch.ones(2, 16)
+        graph_module = FuseLinears()(infer_shapes(torch.fx.symbolic_trace(model), x))
+        steps = steps_of(lambda: PlanRegions()(graph_module))
+        torch.testing.assert_close(graph_module(x), model(x))
+        return steps
+
+    planned(1)  # what is computed once
+    assert planned(160) < 2.5 * planned(80)

@@ -211,6 +211,17 @@ def _overflowing_positions(x: Tensor) -> Tensor:
     return torch.where(torch.arange(x.shape[1]) + (2**63 - 1) >= 0, x.relu(), x + 1).abs()
 
 
+class PermutedAsGiven(nn.Module):
+    def forward(self, x: Tensor, dims: tuple[int, ...], dim: int) -> Tensor:
+        return x.permute(dims).permute(dims).transpose(0, dim).permute(1, 0).contiguous()
+
+
+def test_orders_of_dimensions_that_an_input_gives_stay() -> None:
+    graph_module = torch.fx.symbolic_trace(PermutedAsGiven())
+    before = graph_module.code
+    assert RemoveNoOps()(graph_module).code == before
+
+
 def test_a_chain_disappears_as_a_whole() -> None:
     chain = Computes(lambda x: (torch.exp(x)[:].transpose(0, 1).transpose(0, 1) * 1).expand(-1, -1).abs())
     found = assert_rewrites(RemoveNoOps(), chain, X, count=4)

@@ -144,7 +144,8 @@ class NoOpReader:
         if call.name == "squeeze" and earlier.name == "unsqueeze":
             dims = [each.arguments.get("dim") for each in (earlier, call)]
             return source if dims[0] == dims[1] and type(dims[0]) is int else None
-        rank = next((len(each.arguments["dims"]) for each in (earlier, call) if each.name == "permute"), _LONGEST)
+        given = (each.arguments.get("dims") for each in (earlier, call))
+        rank = next((len(dims) for dims in given if isinstance(dims, tuple)), _LONGEST)
         facts = tensor_facts(value)
         rank = facts.rank if facts is not None and facts.proven else rank
         orders = _order(earlier, rank), _order(call, rank)
@@ -325,7 +326,7 @@ def _order(call: Operation, rank: int) -> list[int] | None:
     arguments = call.arguments
     if call.name not in ("permute", "transpose"):
         return None
-    places = arguments["dims"] if call.name == "permute" else (arguments["dim0"], arguments["dim1"])
+    places = arguments.get("dims") if call.name == "permute" else (arguments.get("dim0"), arguments.get("dim1"))
     if not isinstance(places, tuple) or not all(type(place) is int and -rank <= place < rank for place in places):
         return None
     order = list(range(rank))

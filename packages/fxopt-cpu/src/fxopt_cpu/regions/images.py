@@ -357,9 +357,15 @@ def overwriting(index: GraphIndex, node: Node) -> str:
     return call.name if call is not None and call.inplace and call.input and _is_own(index, call.input) else ""
 
 
+_LONGEST_CHAIN = 32
+"""Operations in place on one value that a plan takes: each is asked about all before it, which would be quadratic."""
+
+
 def _is_own(index: GraphIndex, node: Node) -> bool:
     """Return whether only its one reader notices a write to a value: a plan makes a new value instead."""
-    while len(node.users) == 1 and node.op in ("call_function", "call_method", "call_module"):
+    for _ in range(_LONGEST_CHAIN):
+        if len(node.users) != 1 or node.op not in ("call_function", "call_method", "call_module"):
+            return False
         if isinstance(index.module_of(node), PackedConv2d):  # nothing reads a summand that it may have overwritten
             return True
         call = read_operation(index, node)
