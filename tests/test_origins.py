@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Iterator
 
 import pytest
 from test_same_sites import EXPECTED, FORMS, made as graph_of
-from torch.fx import GraphModule, Node
+from torch.fx import GraphModule
 
 from fxopt_arith import ChangeTrueDivToMulByInverse
-from fxopt_core import Transformation, history, iter_nodes
-from fxopt_rewrite import Provenance, provenance
+from fxopt_core import Transformation, iter_nodes, tag_of
 from fxopt_testing.forms import Form
 
 # torch warns about itself when the pytree of an export graph is copied.
@@ -27,35 +25,31 @@ def with_traces(form: Form) -> GraphModule:
     return graph_module
 
 
-def made(graph_module: GraphModule) -> Iterator[tuple[Node, Provenance]]:
-    """The nodes that passes made."""
-    for node in iter_nodes(graph_module.graph):
-        found = provenance(node)
-        if found is not None:
-            yield node, found
+def origins(graph_module: GraphModule) -> dict[str, tuple[str, tuple[str, ...]]]:
+    """The passes that made nodes, and the nodes that they replaced, by the name of the new node."""
+    tags = {node.name: tag_of(node) for node in iter_nodes(graph_module.graph)}
+    return {name: tag.origin for name, tag in tags.items() if tag.origin is not None}
 
 
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("cls", ALL)
 def test_new_nodes_say_where_they_came_from(cls: type[Transformation], form: Form) -> None:
-    """Pass, nodes, modules, trace, module stack and torch's own chain of sources; after pickling, too."""
+    """Pass, nodes, trace, module stack and torch's own chain of sources; after pickling, too."""
     graph_module = with_traces(form)
     before = {node.name: dict(node.meta) for node in iter_nodes(graph_module.graph)}
     transformation = cls()
     transformation(graph_module)
     new = [node for node in iter_nodes(graph_module.graph) if node.name not in before]
-    found = dict(made(graph_module))
-    assert set(found) == set(new)
-    taken_out = {name for rewrite in history(graph_module)[-1].rewrites for name in rewrite.modules_before}
-    for node, origin in found.items():
-        assert (origin.pass_name, origin.signature) == (transformation.name, transformation.signature)
-        assert set(origin.nodes) <= before.keys()
-        assert set(origin.modules) <= taken_out
-        sources = [before[name] for name in origin.nodes]
+    found = origins(graph_module)
+    assert list(found) == [node.name for node in new]
+    for node in new:
+        pass_name, nodes = found[node.name]
+        assert (pass_name, tag_of(node).marks) == (transformation.name, (transformation.signature,))
+        sources = [before[name] for name in nodes]
         assert node.meta["stack_trace"] == sources[0]["stack_trace"]
         assert node.meta.get("nn_module_stack") == sources[0].get("nn_module_stack")
-        assert [source.name for source in node.meta["from_node"]] == list(origin.nodes)
+        assert [source.name for source in node.meta["from_node"]] == list(nodes)
         assert {source.pass_name for source in node.meta["from_node"]} == {transformation.name}
     if form != "export":  # graphs straight from torch.export do not pickle
         loaded = pickle.loads(pickle.dumps(graph_module))
-        assert [each for _, each in made(loaded)] == list(found.values())
+        assert origins(loaded) == found

@@ -27,10 +27,10 @@ from fxopt_core import (
     faithful_copy,
     history,
     iter_nodes,
+    tag_of,
     undo,
 )
 from fxopt_linear import FuseBiasInLinear, MergeLinears
-from fxopt_rewrite import provenance
 from fxopt_testing import pictures
 from fxopt_testing.forms import FunctionTracer, traced_by
 from fxopt_testing.pictures import changes as difference
@@ -186,7 +186,7 @@ WAYS: list[Callable[[GraphModule], GraphModule]] = [
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("make", [traced, functional, exported])
 def test_undo_is_exact_after_it(make: Callable[[], GraphModule], way: Callable[[GraphModule], GraphModule]) -> None:
-    """Marks, provenance and records are there, equal passes find them, and undo brings all back."""
+    """Marks, origins and records are there, equal passes find them, and undo brings all back."""
     graph_module = make()
     before, expected = picture(graph_module), graph_module(X)
     assert compose(*PASSES)(graph_module, expect=4) is graph_module
@@ -198,8 +198,8 @@ def test_undo_is_exact_after_it(make: Callable[[], GraphModule], way: Callable[[
     arrived = way(graph_module)
     assert [[node.name for node in each.get_transformed_nodes(arrived)] for each in PASSES] == names
     assert [len(record.rewrites) for record in history(arrived)] == [1, 1, 2]
-    made = [found for found in map(provenance, iter_nodes(arrived.graph)) if found]
-    assert {found.pass_name for found in made} == {each.name for each in PASSES}
+    origins = [tag.origin for tag in map(tag_of, iter_nodes(arrived.graph)) if tag.origin is not None]
+    assert {pass_name for pass_name, _ in origins} == {each.name for each in PASSES}
     undo(arrived)
     reordered = way in (copy.copy, around_its_graph, of_copied_nodes, folded)
     found = picture(arrived)

@@ -93,6 +93,16 @@ class TestNodes:
             assert tag_of(nodes[name]).marks == ("edit",)
             assert tag_of(nodes[name]).origin == ("edit", ("block_q",))
 
+    def test_may_be_replaced_any_number_of_times(self) -> None:
+        """torch's own notes of origin copy the earlier ones deeply, until Python's stack ends."""
+
+        def renew(edit: Editor, nodes: dict[str, Node]) -> None:
+            for _ in range(250):
+                node = edit.current(nodes["relu"])
+                edit.replace(node, edit.call_function(torch.relu, nodes["x"], before=node, like=[node]))
+
+        assert "relu" in edited(renew).code
+
     def test_values_are_described_anew_where_their_size_differs(self) -> None:
         def edits(edit: Editor) -> None:
             node = nodes_of(edit.graph_module)["block_q"]

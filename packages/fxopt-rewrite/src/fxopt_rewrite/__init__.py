@@ -106,7 +106,6 @@ from fxopt_rewrite.journal.edits import (
 )
 from fxopt_rewrite.journal.journal import edits_of as edits_of
 from fxopt_rewrite.journal.order import KeyOrders as KeyOrders
-from fxopt_rewrite.journal.provenance import Provenance, provenance
 from fxopt_rewrite.journal.resolve import mapped as mapped, module_of as module_of
 from fxopt_rewrite.journal.rewiring import set_places as set_places
 from fxopt_rewrite.layers import bare_module, module_with as module_with, plain_attributes as plain_attributes
@@ -163,7 +162,6 @@ __all__ = [
     "Pattern",
     "PatternPass",
     "Piece",
-    "Provenance",
     "ReversibleSitePass",
     "Site",
     "SitePass",
@@ -181,7 +179,6 @@ __all__ = [
     "mixed_flags_refusal",
     "on_refresh",
     "operands_of",
-    "provenance",
     "read_activation",
     "read_batch_norm",
     "read_convolution",
