@@ -67,7 +67,7 @@ def in_every_form(captured: GraphModule, folder: Path) -> list[GraphModule]:
 def layout(graph_module: GraphModule) -> list[tuple[object, ...]]:
     """Return all that a graph consists of, node by node, by names."""
     return [
-        (node.op, node.name, str(node.target), str(node.args), str(node.kwargs), [user.name for user in node.users])
+        (node.op, node.name, str(node.target), str(node.args), str(node.kwargs), {user.name for user in node.users})
         for node in iter_nodes(graph_module.graph)
     ]
 

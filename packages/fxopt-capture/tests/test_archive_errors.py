@@ -96,7 +96,6 @@ MALFORMED: dict[str, Callable[[Any], None]] = {
     "mode": lambda document: document["guards"].update(mode="eval"),
     "no modules": lambda document: document.update(modules=[]),
     "no nodes": lambda document: document["graph"].update(rows=[]),
-    "order of users": lambda document: document["graph"].update(users=[[0, [1, 1]]]),
     "no such tensor": lambda document: document["modules"][-1]["parameters"][0].__setitem__(1, "other"),
     "unknown module": lambda document: document["graph"]["rows"][2].update(target="other"),
     "two nodes of one name": lambda document: document["graph"]["rows"][2].update(name="x"),

@@ -51,7 +51,6 @@ from fxopt_rewrite.journal import journal
 from fxopt_rewrite.journal.edits import (
     Edit,
     Ref,
-    UsersOrdered,
 )
 from fxopt_rewrite.journal.journal import Edits
 
@@ -145,7 +144,7 @@ def test_annotations_that_are_classes_are_kept(annotation: object) -> None:
 
 
 EDITS = (
-    NodeAdded, NodeRemoved, NodeReplaced, UsersOrdered, ModuleAdded, ModuleRemoved, TensorRemoved, Neutral,
+    NodeAdded, NodeRemoved, NodeReplaced, ModuleAdded, ModuleRemoved, TensorRemoved, Neutral,
 )  # fmt: skip
 
 

@@ -90,7 +90,7 @@ forms = pytest.mark.parametrize("traced", FORMS)
 def shape_of(graph_module: GraphModule) -> list[object]:
     """Return all that undoing brings back but for values, in plain data."""
     rows: list[object] = [
-        (n.name, n.op, n.target, str(n.args), str(n.kwargs), list(map(str, n.users)), list(map(str, n.all_input_nodes)))
+        (n.name, n.op, n.target, str(n.args), str(n.kwargs), {*map(str, n.users)}, [*map(str, n.all_input_nodes)])
         for n in iter_nodes(graph_module.graph)
     ]
     rows += [(n.meta.get("note"), str(n.meta.get("nn_module_stack"))) for n in iter_nodes(graph_module.graph)]

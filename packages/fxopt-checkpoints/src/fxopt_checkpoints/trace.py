@@ -237,7 +237,7 @@ class _Tree(EditVisitor):
         """Note the constant that fills a region of a new tensor."""
         self._fills.setdefault(edit.piece.key, []).append(edit)
 
-    node_added = node_removed = node_replaced = users_ordered = restrided = custom = ignored
+    node_added = node_removed = node_replaced = restrided = custom = ignored
 
     def _parent(self, row: ModuleRow | TensorRow) -> _Module:
         """Return the module into which a tensor or module is restored."""

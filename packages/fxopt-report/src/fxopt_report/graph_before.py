@@ -135,7 +135,7 @@ class _FormerGraph(EditVisitor):
             for user in self._by_number.get(number, []):
                 set_places(user, places, new, old)
 
-    users_ordered = restrided = module_added = tensor_removed = neutral = custom = ignored
+    restrided = module_added = tensor_removed = neutral = custom = ignored
 
 
 class _Named:

@@ -1,9 +1,8 @@
 """A graph as rows of data, and back, node for node: for archives and tables of sizes.
 
 Each node is one row: operation, name, target, arguments with other nodes by position, and the origin of the node.
-Besides the rows, the data holds the orders of users that building the graph would not reproduce. Fake tensors and
-shapes (`val`, `tensor_meta`) are left out. torch generates Python from a graph, so reading one checks whatever becomes
-code.
+Fake tensors and shapes (`val`, `tensor_meta`) are left out, and users come back in the order of the graph. torch
+generates Python from a graph, so reading one checks whatever becomes code.
 """
 
 from __future__ import annotations
@@ -21,7 +20,6 @@ from fxopt_core import (
     class_path,
     iter_nodes,
     set_arguments,
-    set_order,
 )
 from fxopt_rewrite.data.forms import Form, InexpressibleError, MalformedError, ValueReader, ValueWriter
 from fxopt_rewrite.data.policies import is_identifier
@@ -41,11 +39,7 @@ def write_graph(
     positions = {node: position for position, node in enumerate(iter_nodes(graph))}
     own: dict[type, Callable[[ValueWriter, Any], Form]] = dict.fromkeys(_SYMBOLIC, _refuse_symbolic)
     values = values.with_own({**own, Node: lambda _, node: {"node": positions[node]}})
-    users = {position: [positions[user] for user in node.users] for node, position in positions.items()}
-    return {
-        "rows": [{**_row(node, values), **extra(node)} for node in positions],
-        "users": [[position, order] for position, order in users.items() if order != sorted(order)],
-    }
+    return {"rows": [{**_row(node, values), **extra(node)} for node in positions]}
 
 
 def _row(node: Node, values: ValueWriter) -> dict[str, Form]:
@@ -104,11 +98,6 @@ def read_graph(
     for node, row in zip(nodes, data["rows"], strict=True):
         _fill(node, row, values)
         extra(node, row)
-    for position, users in data["users"]:
-        node, order = _node_at(position, nodes), [_node_at(user, nodes) for user in users]
-        if len(order) != len(node.users) or set(order) != node.users.keys():
-            raise MalformedError(f"node `{node.name}` has other users than those listed")
-        set_order(node.users, order)
     return graph
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from itertools import pairwise
 from types import MappingProxyType
 from typing import Any
 
@@ -30,7 +29,6 @@ from fxopt_core import (
     class_path,
     describe,
     editing_run,
-    inputs_of,
     is_plain_data,
     release,
     signature_or_empty,
@@ -87,8 +85,6 @@ class Editor:
         self._described_last: list[Node] = []
         self._restrided: list[tuple[int, str | None]] = []
         self._dead = dead_nodes(index.nodes)
-        self._users_noted: set[Node] = set()
-        self._inputs_noted: set[Node] = set()
         self._labels: dict[tuple[str, str], int] = {}  # the last number given to a label beneath a parent
         self._targets = TargetNodes(self.graph)
         self._orders = KeyOrders()
@@ -206,7 +202,7 @@ class Editor:
     ) -> Node:
         if before in self._erased:
             raise ValueError(f"node `{before.name}` was already removed; insert before a node that is still there")
-        args, kwargs = map_arg(args, self._now_used), map_arg(kwargs, self._now_used) if kwargs else {}
+        args, kwargs = map_arg(args, self.current), map_arg(kwargs, self.current) if kwargs else {}
         with self.graph.inserting_before(before):
             node = self.graph.create_node(op, target, args, kwargs)
         meta = node.meta
@@ -251,10 +247,6 @@ class Editor:
 
     def replace(self, node: Node, replacement: Node) -> None:
         """Let all users of a node read its replacement instead, and remove the node."""
-        for each in (node, replacement):
-            self._note_users(each)
-        for user in node.users:
-            self._note_inputs(user)
         places = None
         if replacement.users:
             places = tuple((self._id(user), places) for user, places in places_of(node, self._rewiring))
@@ -269,33 +261,10 @@ class Editor:
     def erase(self, node: Node) -> None:
         """Remove a node without users from the graph."""
         row = self._row(node, with_meta=True)
-        self._note_inputs(node)
         self.graph.erase_node(node)
         self._erased.add(node)
         self._targets.discard(node)
         self.edits.append(edits.NodeRemoved(row))
-
-    def _note_inputs(self, user: Node) -> None:
-        """Record the order of users of each input: torch moves a user to the end when its arguments change."""
-        if user not in self._inputs_noted:
-            self._inputs_noted.add(user)
-            for value in inputs_of(user):
-                self._note_users(value)
-
-    def _note_users(self, node: Node) -> None:
-        """Record the order of a node's users before it first changes, if it differs from the order in the graph."""
-        if node in self._users_noted:
-            return
-        self._users_noted.add(node)
-        users = list(node.users)
-        if len(users) > 1 and any(later < earlier for earlier, later in pairwise(users)):
-            self.edits.append(edits.UsersOrdered(self._id(node), tuple(map(self._id, users))))
-
-    def _now_used(self, node: Node) -> Node:
-        """Return the node that now stands for an argument, after recording the order of its users."""
-        node = self.current(node)
-        self._note_users(node)
-        return node
 
     def _id(self, node: Node) -> int:
         number = self._ids.get(node)

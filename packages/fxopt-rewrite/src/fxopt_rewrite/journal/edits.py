@@ -138,7 +138,7 @@ EditT = TypeVar("EditT", bound=Edit)
 class EditVisitor(ABC):
     """An interpretation of edits: a method for each kind.
 
-    A visitor declares the kinds that do not concern it: ``users_ordered = ignored``.
+    A visitor declares the kinds that do not concern it: ``restrided = ignored``.
     """
 
     @abstractmethod
@@ -152,10 +152,6 @@ class EditVisitor(ABC):
     @abstractmethod
     def node_replaced(self, edit: NodeReplaced) -> None:
         """A pass let the users of a node read another node."""
-
-    @abstractmethod
-    def users_ordered(self, edit: UsersOrdered) -> None:
-        """A pass changed the users of a node, which were in this order."""
 
     @abstractmethod
     def restrided(self, edit: Restrided) -> None:
@@ -223,16 +219,6 @@ class NodeReplaced(Edit):
     new: int
     places: tuple[tuple[int, tuple[int, ...]], ...] | None = None
     dead: bool = False
-
-
-@stored
-@dataclass(frozen=True, slots=True)
-class UsersOrdered(Edit):
-    """The users of a node before a pass first changed them, if they were not in the order of the graph."""
-
-    visit = "users_ordered"
-    node: int
-    users: tuple[int, ...]
 
 
 @stored

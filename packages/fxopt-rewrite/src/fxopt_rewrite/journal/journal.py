@@ -71,7 +71,7 @@ class _Footprint(EditVisitor):
     """What edits made, removed and need: nodes by number, modules and tensors by name, and places.
 
     A place, named by its predecessor, is where undoing restores something: two edits that emptied the same place have
-    to be undone in order. An order of users needs nothing: undoing skips it if the users have changed since.
+    to be undone in order.
     """
 
     def __init__(self, steps: Iterable[Edit]) -> None:
@@ -125,7 +125,7 @@ class _Footprint(EditVisitor):
         self.needed.update(edit.concerns)
         self.places.update((edits.CustomEdit, name) for name in edit.concerns)
 
-    users_ordered = restrided = ignored
+    restrided = ignored
 
     def _refer_to(self, piece: edits.Piece | None) -> None:
         if piece is not None:

@@ -87,7 +87,6 @@ class Live(edits.EditVisitor):
         self.erased: set[Node] = set()
         self.touched: dict[Node, None] = {}  # nodes whose users may have another order now
         self.redirected: set[Node] = set()  # users whose inputs are among those
-        self.ranks: dict[int | None, dict[int | None, int]] = {}  # of users that were not in order
         self._orders, self.rewiring = KeyOrders(), Rewiring()
 
     def run(self) -> None:
@@ -104,10 +103,6 @@ class Live(edits.EditVisitor):
         self.tables.settle(self.created)
         nodes = {**self.created, **self.undescribed}.keys() - self.erased
         describe_values(self.graph_module, nodes, self.tables.fakes)
-
-    def users_ordered(self, edit: edits.UsersOrdered) -> None:
-        """Note the order of users, to be restored at the end."""
-        self.ranks[edit.node] = {number: rank for rank, number in enumerate(edit.users)}
 
     def restrided(self, edit: edits.Restrided) -> None:
         """Give values the strides that they had."""
@@ -136,16 +131,13 @@ class Live(edits.EditVisitor):
             raise self.refuse(found) from error
 
     def _order_users(self) -> None:
-        """Restore the order of users; refuse if a value would be read before it is computed."""
+        """Sort users as the graph does; refuse if a value would be read before it is computed."""
         for node in self.touched:
             if node in self.erased:
                 continue
             users = sorted(node.users)
             if users and users[0] < node:
                 raise self.refuse(f"node `{users[0].name}` would read `{node.name}` before it is computed")
-            ranks = self.ranks.get(tag_of(node).id, {})
-            if all(tag_of(user).id in ranks for user in users):  # else others have changed them since
-                users.sort(key=lambda user: ranks[tag_of(user).id])
             node.users.clear()
             node.users.update(dict.fromkeys(users))
 
