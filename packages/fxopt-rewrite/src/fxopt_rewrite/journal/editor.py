@@ -47,9 +47,8 @@ from fxopt_rewrite.layers import plain_attributes
 from fxopt_rewrite.shapes.infer import describe_values, fake_values
 from fxopt_rewrite.shapes.meta import (
     VALUE_KEYS,
-    Resized,
     in_memory_format,
-    memory_format_of,
+    resized_entries,
     strides_of,
     value_entries,
 )
@@ -83,12 +82,12 @@ class Editor:
         self._replaced: dict[Node, Node] = {}
         self._erased: set[Node] = set()
         self._described_last: list[Node] = []
-        self._restrided: list[tuple[int, str | None]] = []
+        self._restrided: list[int] = []
         self._dead = dead_nodes(index.nodes)
         self._labels: dict[tuple[str, str], int] = {}  # the last number given to a label beneath a parent
         self._targets = TargetNodes(self.graph)
         self._orders = KeyOrders()
-        self._rewiring, self._resized = Rewiring(), Resized()
+        self._rewiring = Rewiring()
 
     def _close(self) -> None:
         self._rewiring.flush()
@@ -212,7 +211,7 @@ class Editor:
         if last_dim is not None:
             for key in VALUE_KEYS:
                 meta.pop(key, None)
-            meta.update(self._resized.entries(value_of, last_dim))
+            meta.update(resized_entries(value_of, last_dim))
         number = self._ids[node] = self._run.new_id()
         origin = (self._name, tuple([each.name for each in like]))
         meta[META_KEY] = NodeTag(number, self._marks, origin, node.name)
@@ -240,7 +239,7 @@ class Editor:
         """
         value = node.meta.get("val")
         if value_entries(node):
-            self._restrided.append((self._id(node), memory_format_of(value)))
+            self._restrided.append(self._id(node))
         self.undescribed(node)
         if memory_format is not None and isinstance(value, FakeTensor):
             node.meta["val"] = in_memory_format(value, memory_format)
@@ -252,7 +251,7 @@ class Editor:
             places = tuple((self._id(user), places) for user, places in places_of(node, self._rewiring))
         value, now = node.meta.get("val"), replacement.meta.get("val")
         if isinstance(value, FakeTensor) and value is not now and strides_of(value) != strides_of(now):
-            self.edits.append(edits.Restrided(((self._id(node), memory_format_of(value)),)))
+            self.edits.append(edits.Restrided((self._id(node),)))
         self.edits.append(edits.NodeReplaced(self._id(node), self._id(replacement), places, node in self._dead))
         self._rewiring.redirect(node, replacement)
         self._replaced[node] = replacement

@@ -224,10 +224,10 @@ class NodeReplaced(Edit):
 @stored
 @dataclass(frozen=True, slots=True)
 class Restrided(Edit):
-    """The described values of these nodes have other strides since; each had this memory format, or none by name."""
+    """The described values of these nodes have other strides since."""
 
     visit = "restrided"
-    nodes: tuple[tuple[int, str | None], ...]
+    nodes: tuple[int, ...]
 
 
 @stored

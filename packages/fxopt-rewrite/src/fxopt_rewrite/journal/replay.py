@@ -15,7 +15,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx import GraphModule, Node
 from torch.fx.node import map_arg
 
@@ -43,7 +42,7 @@ from fxopt_rewrite.journal.rewiring import Rewiring, set_places
 from fxopt_rewrite.layers import module_problem
 from fxopt_rewrite.ops.names import nodes_in
 from fxopt_rewrite.shapes.infer import describe_values, fake_values
-from fxopt_rewrite.shapes.meta import VALUE_KEYS, Resized, in_memory_format, value_entries
+from fxopt_rewrite.shapes.meta import VALUE_KEYS, value_entries
 
 
 class Tables:
@@ -56,7 +55,7 @@ class Tables:
         self.targets = TargetNodes(self.graph)
         self.uses = Counter(identities(graph_module))
         self.fakes = fake_values(self.graph)
-        self.modules, self.resized = KeyOrders(), Resized()
+        self.modules = KeyOrders()
 
     def __call__(self) -> None:
         """Bring the graph module up to date, after the last journal."""
@@ -105,18 +104,11 @@ class Live(edits.EditVisitor):
         describe_values(self.graph_module, nodes, self.tables.fakes)
 
     def restrided(self, edit: edits.Restrided) -> None:
-        """Give values the strides that they had."""
-        for number, memory_format in edit.nodes:
-            for node in self.by_id.get(number, []):
-                value = node.meta.get("val")
-                if memory_format == "contiguous" and isinstance(value, FakeTensor) and value.dim() > 0:
-                    node.meta.update(self.tables.resized.entries(node, value.shape[-1]))
-                elif memory_format == "channels_last" and isinstance(value, FakeTensor) and value.dim() == 4:
-                    node.meta["val"] = in_memory_format(value, memory_format)
-                else:
-                    for key in VALUE_KEYS:
-                        node.meta.pop(key, None)
-                    self.undescribed[node] = None
+        """Describe values anew at the end."""
+        for node in (each for number in edit.nodes for each in self.by_id.get(number, [])):
+            for key in VALUE_KEYS:
+                node.meta.pop(key, None)
+            self.undescribed[node] = None
 
     def module_removed(self, edit: edits.ModuleRemoved) -> None:
         """Build the module."""

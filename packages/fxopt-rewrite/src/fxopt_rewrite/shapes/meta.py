@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import threading
 from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
@@ -27,47 +26,24 @@ def value_entries(node: Node) -> Mapping[str, object]:
     return {key: node.meta[key] for key in VALUE_KEYS if key in node.meta}
 
 
-class Resized:
-    """Descriptions of contiguous values with another size of the last dimension.
-
-    Each is made once for a shape: torch takes most of a millisecond to make a fake tensor of symbolic sizes.
+def resized_entries(node: Node, last_dim: int) -> Mapping[str, Any]:
+    """Return entries of ``node.meta`` that describe a node's value, made contiguous, with another last dimension.
 
     >>> node = torch.fx.symbolic_trace(torch.nn.ReLU()).graph.output_node()
     >>> node.meta["val"] = torch.empty(2, 3, device="meta")
-    >>> Resized().entries(node, 5)["val"].shape
+    >>> resized_entries(node, 5)["val"].shape
     torch.Size([2, 5])
     """
-
-    def __init__(self) -> None:
-        self._elements: dict[Hashable, Tensor] = {}
-
-    def entries(self, node: Node, last_dim: int) -> Mapping[str, Any]:
-        """Return entries of ``node.meta`` that describe a node's value with this size of its last dimension."""
-        entries: dict[str, Any] = {}
-        value, described = node.meta.get("val"), node.meta.get("tensor_meta")
+    entries: dict[str, Any] = {}
+    value, described = node.meta.get("val"), node.meta.get("tensor_meta")
+    if isinstance(value, Tensor) and value.dim() > 0:
         with ONE_AT_A_TIME:
-            if isinstance(value, Tensor) and value.dim() > 0:
-                entries["val"] = self._empty(value, (*value.shape[:-1], last_dim))
-            if isinstance(described, TensorMetadata) and len(described.shape) > 0:
-                sizes = (*described.shape[:-1], last_dim)
-                if "val" in entries:
-                    strides = tuple(entries["val"].stride())
-                else:
-                    strides = tuple(math.prod(sizes[place:]) for place in range(1, len(sizes) + 1))
-                entries["tensor_meta"] = described._replace(shape=type(described.shape)(sizes), stride=strides)
-        return entries
-
-    def _empty(self, value: Tensor, shape: tuple[int | SymInt, ...]) -> Tensor:
-        if type(value) is Tensor:
-            return torch.empty(shape, dtype=value.dtype, device="meta")
-        if type(value) is not FakeTensor:
-            return value.new_empty(shape, device=value.device)
-        key = (id(value.fake_mode), value.dtype, tuple(map(expression, shape)))
-        with no_dispatch():
-            if key not in self._elements:
-                self._elements[key] = torch.empty(shape, dtype=value.dtype, device="meta")
-            element = self._elements[key].detach()  # ``value.new_empty`` would take many times as long
-        return FakeTensor(value.fake_mode, element, value.device)
+            entries["val"] = value.new_empty((*value.shape[:-1], last_dim))
+    if isinstance(described, TensorMetadata) and len(described.shape) > 0:
+        sizes = (*described.shape[:-1], last_dim)
+        strides = strides_in("contiguous", sizes)
+        entries["tensor_meta"] = described._replace(shape=type(described.shape)(sizes), stride=strides)
+    return entries
 
 
 _ORDERS = {"contiguous": (0, 1, 2, 3), "channels_last": (0, 2, 3, 1)}
@@ -93,16 +69,6 @@ def strides_of(value: object) -> tuple[Any, ...] | None:
     if not isinstance(value, FakeTensor) or value.layout is not torch.strided:
         return None
     return tuple(map(expression, value.stride()))
-
-
-def memory_format_of(value: object) -> str | None:
-    """Return "contiguous" for a value whose strides are exactly these, "channels_last" for such an image, else None."""
-    strides = strides_of(value)
-    if strides is None or not isinstance(value, FakeTensor):
-        return None
-    shape = tuple(map(expression, value.shape))  # whose products are found faster than those of symbolic sizes
-    formats = _ORDERS if len(shape) == 4 else ("contiguous",)
-    return next((each for each in formats if strides_in(each, shape) == strides), None)
 
 
 def in_memory_format(value: FakeTensor, memory_format: str) -> FakeTensor:
