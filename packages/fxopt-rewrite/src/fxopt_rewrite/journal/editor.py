@@ -38,7 +38,6 @@ from fxopt_rewrite.calls.records import ParameterisedCall
 from fxopt_rewrite.data.codec import FIELDS
 from fxopt_rewrite.index import GraphIndex
 from fxopt_rewrite.journal import edits
-from fxopt_rewrite.journal.dead import dead_nodes
 from fxopt_rewrite.journal.graph_edits import TargetNodes, source_note
 from fxopt_rewrite.journal.journal import Edits
 from fxopt_rewrite.journal.order import KeyOrders
@@ -83,7 +82,6 @@ class Editor:
         self._erased: set[Node] = set()
         self._described_last: list[Node] = []
         self._restrided: list[int] = []
-        self._dead = dead_nodes(index.nodes)
         self._labels: dict[tuple[str, str], int] = {}  # the last number given to a label beneath a parent
         self._targets = TargetNodes(self.graph)
         self._orders = KeyOrders()
@@ -252,7 +250,7 @@ class Editor:
         value, now = node.meta.get("val"), replacement.meta.get("val")
         if isinstance(value, FakeTensor) and value is not now and strides_of(value) != strides_of(now):
             self.edits.append(edits.Restrided((self._id(node),)))
-        self.edits.append(edits.NodeReplaced(self._id(node), self._id(replacement), places, node in self._dead))
+        self.edits.append(edits.NodeReplaced(self._id(node), self._id(replacement), places))
         self._rewiring.redirect(node, replacement)
         self._replaced[node] = replacement
         self.erase(node)

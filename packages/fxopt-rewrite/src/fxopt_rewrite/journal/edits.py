@@ -211,14 +211,13 @@ class NodeReplaced(Edit):
     """The users of the node ``old`` were given the node ``new``.
 
     If ``new`` already had users, ``places`` has each user of ``old`` with the places among its nested arguments that
-    read it. If ``old`` was ``dead``, no output depended on it, and other passes may remove it as dead code.
+    read it.
     """
 
     visit = "node_replaced"
     old: int
     new: int
     places: tuple[tuple[int, tuple[int, ...]], ...] | None = None
-    dead: bool = False
 
 
 @stored

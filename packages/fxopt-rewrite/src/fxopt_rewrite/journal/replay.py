@@ -34,7 +34,6 @@ from fxopt_core import (
 from fxopt_core.errors import UndoError
 from fxopt_rewrite._torch import sentinel
 from fxopt_rewrite.journal import edits
-from fxopt_rewrite.journal.dead import left_out
 from fxopt_rewrite.journal.graph_edits import TargetNodes, by_name, identities, nodes_by_id
 from fxopt_rewrite.journal.order import KeyOrders
 from fxopt_rewrite.journal.resolve import imported, mapped, module_of, recall_meta
@@ -78,7 +77,6 @@ class Live(edits.EditVisitor):
         self.steps, self.pass_name = steps, pass_name
         self.tables, self.by_id, self.names = tables, tables.by_id, tables.names
         self.targets, self.uses = tables.targets, tables.uses
-        self.left_out = left_out(steps, lambda number: bool(self.by_id.get(number)))
         self.replacements = {edit.old: edit.new for edit in edits.of_kind(steps, edits.NodeReplaced)}
         self.parts: dict[str, list[tuple[edits.Piece, Tensor]]] = {}  # what was cut out of each new tensor
         self.created: dict[Node, None] = {}
@@ -156,9 +154,6 @@ class Live(edits.EditVisitor):
     def node_added(self, edit: edits.NodeAdded) -> None:
         """Erase the node."""
         row = edit.row
-        if row.id in self.left_out.new:
-            names_of(self.graph).taken.difference_update({row.name} - self.names)
-            return
         node = self._row_node(row)
         self.rewiring.flush(node)
 
@@ -183,10 +178,8 @@ class Live(edits.EditVisitor):
         self.by_id[row.id].remove(node)
 
     def node_removed(self, edit: edits.NodeRemoved) -> None:
-        """Create the node, unless it is dead code to be left out."""
+        """Create the node."""
         row = edit.row
-        if row.id in self.left_out.old:
-            return
         if row.name in self.names:
             raise self.refuse(f"another node is called `{row.name}` now, the name of a node to be restored")
         target, args, kwargs = self._recall(row, lambda ref: self._node(ref.id, f"an input of `{row.name}`"))
@@ -214,7 +207,7 @@ class Live(edits.EditVisitor):
 
     def _place(self, row: edits.NodeRow, args: Any, kwargs: Any) -> Node:
         """Return the node before a row's place; if that is gone, the row's replacement, or the last of its inputs."""
-        for number in (self.left_out.previous(row.previous), self.replacements.get(row.id)):
+        for number in (row.previous, self.replacements.get(row.id)):
             found = [] if number is None else self.by_id.get(number, [])
             if found:
                 return found[0]
@@ -222,8 +215,6 @@ class Live(edits.EditVisitor):
 
     def node_replaced(self, edit: edits.NodeReplaced) -> None:
         """Let users read the old node again."""
-        if edit.new in self.left_out.new:
-            return
         old, new = self._node(edit.old, "a restored node"), self._node(edit.new, "its replacement")
         if old not in self.created:
             raise self.refuse(f"node `{old.name}`, which `{new.name}` has replaced, was not removed by this pass")
