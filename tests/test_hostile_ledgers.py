@@ -284,7 +284,7 @@ def test_undo_calls_nothing_that_a_record_names(tmp_path: Path, keeps_journal: b
 
 @pytest.mark.parametrize("strides", [[10**15, 1], [1, 10**9], [2**62, 2**61], [1, 1], [0, 0], [-4, 1], [4], [1, 4]])
 def test_strides_of_what_undo_makes_take_no_memory(tmp_path: Path, strides: list[int]) -> None:
-    """Those that overlap or leave large gaps keep only their order; what are no strides is refused."""
+    """Only their order counts; what are no strides is refused."""
 
     def change(ledger: Any) -> None:
         tensor = row(ledger, "ModuleRemoved", "ModuleRow")["tensors"][0]["TensorRow"]

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.fx import GraphModule, Tracer
 
-from fxopt_core import history, iter_nodes
+from fxopt_core import history
 from fxopt_linear import FuseBiasInLinear, MergeLinears
 from fxopt_testing import assert_rewrites
 from fxopt_testing.forms import TRACED, Form
@@ -57,6 +57,13 @@ class Pair(nn.Module):
         return self.call(self, x)
 
 
+def on_one_view(m: Any, x: Tensor) -> Any:
+    """Call both as the class does, on one view: equal views are made one by `EliminateCommonSubexpressions`."""
+    flat, rows = x.view(-1, 4), x.size()[:-1]
+    q, k = torch.addmm(m.q.bias, flat, m.q.weight), torch.addmm(m.k.bias, flat, m.k.weight)
+    return q.view(rows + (6,)).relu().sum(-1), k.view(rows + (3,)).tanh()  # noqa: RUF005  # a proxy is not unpacked
+
+
 def leaves(model: nn.Module) -> GraphModule:
     class Leaves(Tracer):
         def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
@@ -71,19 +78,17 @@ FORMS = [*TRACED, "export-dynamic", pytest.param("export", marks=pytest.mark.nig
 
 @pytest.mark.parametrize("form", FORMS)
 def test_groups_of_unequal_size_merge_in_every_form(form: Form) -> None:
-    model = Pair()
+    model = Pair(on_one_view)
     others = [(torch.randn(5, 3, 4),), (torch.randn(0, 3, 4),), (torch.randn(2, 3, 4),)]
     merged = assert_rewrites(MergeLinears(), model, torch.randn(3, 3, 4), count=1, form=form, others=others)
     assert repr(merged.q_k_merged) == "Linear(in_features=4, out_features=9, bias=True)"
     weight = torch.cat([model.q.weight, model.k.weight], dim=1).t()
     assert torch.equal(merged.q_k_merged.weight, weight)  # type: ignore[union-attr, arg-type]  # it is a Linear
     assert not {"q.weight", "q.bias", "k.weight", "k.bias"} & set(merged.state_dict())
-    views = [node for node in iter_nodes(merged.graph) if "view" in str(node.target)]
-    assert len(views) == 3  # one of the input, and one of each result: the second of the input has gone
 
 
 def test_undo_gives_contiguous_tensors_and_current_values_back() -> None:
-    graph_module = graph_of(Pair(), "modules", torch.randn(3, 3, 4))
+    graph_module = graph_of(Pair(on_one_view), "modules", torch.randn(3, 3, 4))
     before = {key: value.stride() for key, value in graph_module.state_dict().items()}
     MergeLinears()(graph_module, expect=1)
     with torch.no_grad():
@@ -132,15 +137,6 @@ def test_one_weight_read_both_ways_is_left_alone() -> None:
     model = Pair(lambda m, x: (F.linear(x, m.square).relu(), (x @ m.square).tanh(), m.usual(x).exp()))
     merged = assert_rewrites(MergeLinears(), model, torch.randn(3, 4), count=0)
     assert [reason for _, reason in refused(merged)][:2] == ["tied-parameter"] * 2
-
-
-def test_equal_views_of_one_value_are_one_input() -> None:
-    def call(m: Any, x: Tensor) -> Any:
-        flat = x.transpose(0, 1)
-        return m.usual(flat).relu(), F.linear(x.transpose(0, 1), m.square).tanh()
-
-    merged = assert_rewrites(MergeLinears(), Pair(call), torch.randn(3, 2, 4), count=1)
-    assert sum("transpose" in str(node.target) for node in iter_nodes(merged.graph)) == 1
 
 
 def test_a_weight_that_is_a_transposed_view_comes_back_as_one() -> None:

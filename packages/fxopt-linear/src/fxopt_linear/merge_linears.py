@@ -7,7 +7,7 @@ each result is a slice of one product. Whether that is faster depends on the mac
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import cached_property
 from itertools import accumulate
@@ -27,7 +27,6 @@ from fxopt_rewrite import (
     Piece,
     ReversibleSitePass,
     input_of,
-    is_view,
     module_with,
     read_linear,
     sharing_refusal,
@@ -192,9 +191,6 @@ def _runs(index: GraphIndex) -> tuple[list[list[LinearCall]], list[tuple[Obstacl
         call = read_linear(index, node, transposed=True)
         value = None if call is None else input_of(node)
         if call is not None and value is not None:
-            value = index.same_value(value, node)
-            if isinstance(call, LinearCall) and call.input is not value:
-                call = replace(call, input=value)
             on_value.setdefault(value, []).append(call)
             nodes[id(call)] = node
     runs: list[list[LinearCall]] = []
@@ -306,20 +302,8 @@ def _rewrite_row(
             form = torch.contiguous_format
             result = edit.call_function(torch.clone, result, memory_format=form, before=first, like=[node])
         results.append(result)
-    values = [value for node in nodes for value in node.all_input_nodes]
     for node, result in zip(nodes, results, strict=True):
         edit.replace(node, result)
-    _erase_unused_views(values, edit)
-
-
-def _erase_unused_views(values: Iterable[Node], edit: Editor) -> None:
-    """Erase the views that only the replaced calls read, and the shapes that only those views read."""
-    waiting = [value for value in values if is_view(value)]
-    while waiting:
-        node = waiting.pop()
-        if not node.users and not edit.is_stale([node]):
-            waiting += [value for value in node.all_input_nodes if is_view(value)]
-            edit.erase(node)
 
 
 def _unfilled(calls: Sequence[LinearCall]) -> nn.Linear:

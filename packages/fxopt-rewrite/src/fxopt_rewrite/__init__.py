@@ -70,8 +70,8 @@ from fxopt_rewrite.data.policies import (
 )
 from fxopt_rewrite.dtypes import dtype_kind as dtype_kind
 from fxopt_rewrite.effects.analysis import Effects
+from fxopt_rewrite.effects.equal_calls import call_key as call_key
 from fxopt_rewrite.effects.modules import is_plain_module as is_plain_module
-from fxopt_rewrite.effects.same_views import call_key as call_key, is_view as is_view
 from fxopt_rewrite.fast_paths import (
     is_plain_tensor as is_plain_tensor,
     needs_gradient as needs_gradient,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Iterable, Iterator
 from functools import cached_property
 from typing import TypeVar
@@ -17,7 +16,6 @@ from fxopt_core import (
     iter_nodes,
 )
 from fxopt_rewrite.effects.analysis import Effects
-from fxopt_rewrite.effects.same_views import SameValues
 from fxopt_rewrite.ops.vocabulary import says_training
 
 K = TypeVar("K")
@@ -65,19 +63,6 @@ class GraphIndex:
     def effects(self) -> Effects:
         """What the nodes write, and what may share memory."""
         return Effects(self.graph_module, self.modules)
-
-    @cached_property
-    def _same_values(self) -> SameValues:
-        index = weakref.proxy(self)  # a cycle would keep the graph module until garbage collection
-        return SameValues(self.nodes, lambda: index.effects)
-
-    def same_value(self, node: Node, reader: Node) -> Node:
-        """Return the first node that makes the value which ``reader`` gets from ``node``, mostly ``node`` itself.
-
-        It is an earlier node if several nodes make the same view of a value, such as ``x.view(-1, 4)``, and nothing
-        writes the value between the first of them and the reader.
-        """
-        return self._same_values.first(node, reader)
 
     @cached_property
     def _returned(self) -> set[Node]:

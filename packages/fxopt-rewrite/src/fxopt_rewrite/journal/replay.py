@@ -416,24 +416,15 @@ def _takes(module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) ->
 
 
 def copied(piece: Tensor, strides: tuple[int, ...] | None) -> Tensor:
-    """Return a copy with these strides, else a contiguous one unless the tensor has since changed its memory format."""
-    if strides is None and piece.dim() > 2 and not piece.is_contiguous():
-        return piece.clone()
-    empty = piece.new_empty(piece.shape) if strides is None else _strided(piece, strides)
-    return empty.copy_(piece)
+    """Return a dense copy with its dimensions in the order of these strides, of which a file may name any.
 
-
-_GAPS = 16  # a file may ask for any strides
-
-
-def _strided(piece: Tensor, strides: tuple[int, ...]) -> Tensor:
-    """Return an empty tensor with these strides, or dense in the same order if they overlap or leave large gaps."""
-    dense = torch.empty_like(torch.empty_strided(piece.shape, strides, device="meta")).stride()
-    room, overlap = 1, False
-    for stride, size in sorted(zip(strides, piece.shape, strict=True)):
-        overlap |= size > 1 and stride < room
-        room += stride * (size - 1)
-    return piece.new_empty_strided(piece.shape, dense if overlap or room > _GAPS * piece.numel() else strides)
+    Without strides it is contiguous, unless the tensor has since changed its memory format.
+    """
+    if strides is not None:
+        dense = torch.empty_like(torch.empty_strided(piece.shape, strides, device="meta"))
+        return piece.new_empty_strided(piece.shape, dense.stride()).copy_(piece)
+    keeps = piece.dim() > 2 and not piece.is_contiguous()
+    return piece.clone(memory_format=torch.preserve_format if keeps else torch.contiguous_format)
 
 
 def joined(
