@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import copy
 import gc
 import pickle
 from collections.abc import Callable
@@ -211,6 +212,18 @@ class TestRoundTrip:
         undo(PadLinear()(graph_module))
         assert graph_module.first.sizes == [1, (2, 3)]
         assert graph_module.first is not model.first
+
+    @pytest.mark.parametrize("copied", [lambda graph_module: graph_module, copy.deepcopy])
+    def test_containers_that_became_empty_were_removed(self, copied: Callable[[GraphModule], GraphModule]) -> None:
+        """In export graphs, plain modules hold the parameters."""
+        graph_module = exported()
+        before = [*graph_module.state_dict()], [name for name, _ in graph_module.named_modules()]
+        PadLinear()(graph_module)
+        assert "attention.q" not in dict(graph_module.named_modules())
+        (*_, record) = history(graph_module)
+        assert "attention.q" not in {name for site in record.rewrites for name in site.modules_before}
+        graph_module = undo(copied(graph_module))
+        assert ([*graph_module.state_dict()], [name for name, _ in graph_module.named_modules()]) == before
 
     def test_without_lint_the_code_is_left_alone(self) -> None:
         graph_module = PadLinear()(traced_modules())

@@ -36,7 +36,6 @@ from fxopt_rewrite import (
     TensorRemoved,
     TensorRow,
     edits_of,
-    ignored,
 )
 
 
@@ -236,8 +235,6 @@ class _Tree(EditVisitor):
     def neutral(self, edit: Neutral) -> None:
         """Note the constant that fills a region of a new tensor."""
         self._fills.setdefault(edit.piece.key, []).append(edit)
-
-    node_added = node_removed = node_replaced = restrided = custom = ignored
 
     def _parent(self, row: ModuleRow | TensorRow) -> _Module:
         """Return the module into which a tensor or module is restored."""

@@ -25,7 +25,6 @@ from fxopt_rewrite import (
     TensorRow,
     Unresolved,
     edits_of,
-    ignored,
     mapped,
     module_of,
     set_places,
@@ -134,8 +133,6 @@ class _FormerGraph(EditVisitor):
         for number, places in edit.places:
             for user in self._by_number.get(number, []):
                 set_places(user, places, new, old)
-
-    restrided = module_added = tensor_removed = neutral = custom = ignored
 
 
 class _Named:

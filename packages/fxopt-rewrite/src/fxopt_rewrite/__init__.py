@@ -101,7 +101,6 @@ from fxopt_rewrite.journal.edits import (
     Piece,
     TensorRemoved as TensorRemoved,
     TensorRow as TensorRow,
-    ignored as ignored,
     of_kind as of_kind,
 )
 from fxopt_rewrite.journal.journal import edits_of as edits_of

@@ -111,7 +111,7 @@ def _complaints(record: Record, functions: Callable[[], dict[str, Callable[..., 
     """Yield complaints about names and values in a record that undo or loading must not look up, call or set."""
     edits = edits_of(record)
     tensors = of_kind(edits, TensorRemoved)
-    modules = [*(edit.row for edit in of_kind(edits, ModuleRemoved)), *(edit.owner for edit in tensors if edit.owner)]
+    modules = [edit.row for edit in of_kind(edits, ModuleRemoved)]
     for module in modules:
         if layer_class(module.cls) is None:
             yield f"names {module.cls!r}, which is neither a class of torch.nn nor a layer of a plugin"

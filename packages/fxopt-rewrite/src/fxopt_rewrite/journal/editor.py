@@ -42,7 +42,7 @@ from fxopt_rewrite.journal.graph_edits import TargetNodes, source_note
 from fxopt_rewrite.journal.journal import Edits
 from fxopt_rewrite.journal.order import KeyOrders
 from fxopt_rewrite.journal.rewiring import Rewiring, places_of
-from fxopt_rewrite.layers import plain_attributes
+from fxopt_rewrite.layers import module_problem, plain_attributes
 from fxopt_rewrite.shapes.infer import describe_values, fake_values
 from fxopt_rewrite.shapes.meta import (
     VALUE_KEYS,
@@ -53,7 +53,7 @@ from fxopt_rewrite.shapes.meta import (
 )
 
 _NEVER_RECORDED = frozenset({META_KEY, *VALUE_KEYS})
-_PLAIN = frozenset(vars(nn.Module()))
+_CONTAINER = class_path(nn.Module)
 
 
 class Editor:
@@ -110,7 +110,8 @@ class Editor:
         made = self.edits[first:]
         removed = tuple(edit.row.name for edit in edits.of_kind(made, edits.NodeRemoved))
         added = tuple(edit.row.name for edit in edits.of_kind(made, edits.NodeAdded))
-        gone = tuple(edit.row.name for edit in made if isinstance(edit, edits.ModuleRemoved | edits.TensorRemoved))
+        rows = [edit.row for edit in made if isinstance(edit, edits.ModuleRemoved | edits.TensorRemoved)]
+        gone = tuple(row.name for row in rows if isinstance(row, edits.TensorRow) or row.cls != _CONTAINER)
         new = tuple(edit.name for edit in edits.of_kind(made, edits.ModuleAdded))
         self._run.rewrites.append(Rewrite(name, removed, added, gone, new, self._note))
 
@@ -382,17 +383,19 @@ class Editor:
         values: dict[str, Any] = owner._parameters if row.is_parameter else owner._buffers
         row = replace(row, previous=self._orders.of(values).remove(key))
         owner._non_persistent_buffers_set.discard(key)
-        self.edits.append(edits.TensorRemoved(row, self._emptied(owner_name, owner)))
+        self.edits.append(edits.TensorRemoved(row))
         self.index.forget(name)
+        self._drop_emptied(owner_name)
 
-    def _emptied(self, name: str, module: nn.Module) -> edits.ModuleRow | None:
-        """Return the row of a plain container that is empty now, which torch drops from copies; else None."""
-        held = module._parameters or module._buffers or module._modules
-        if not name or held or type(module) is not nn.Module or vars(module).keys() != _PLAIN:
-            return None
-        parent, _, key = name.rpartition(".")
-        previous = self._orders.of(self.graph_module.get_submodule(parent)._modules).before(key)
-        return edits.ModuleRow(name, class_path(nn.Module), (("training", module.training),), (), previous, None)
+    def _drop_emptied(self, name: str) -> None:
+        """Remove a plain container that is empty now, and those around it: copies of torch would not have them."""
+        while name and not self._targets.of("get_attr", name):
+            module = self.graph_module.get_submodule(name)
+            held = module._parameters or module._buffers or len(self.index.module_names(module)) > 1
+            if held or module_problem(module, (nn.Module,)) is not None:
+                return
+            self.drop_module(name, {})
+            name = name.rpartition(".")[0]
 
     def drop(self, call: ParameterisedCall, pieces: Mapping[str, edits.Piece | None], *, twin: str) -> None:
         """Remove what only a replaced call used: its module, or its parameters and buffers one by one.

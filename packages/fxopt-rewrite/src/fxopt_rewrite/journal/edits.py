@@ -135,51 +135,35 @@ class Edit(ABC):  # so that the codec takes subclasses where a field is an Edit
 EditT = TypeVar("EditT", bound=Edit)
 
 
-class EditVisitor(ABC):
-    """An interpretation of edits: a method for each kind.
+class EditVisitor:
+    """An interpretation of edits: a method for each kind, which does nothing unless a visitor overrides it."""
 
-    A visitor declares the kinds that do not concern it: ``restrided = ignored``.
-    """
-
-    @abstractmethod
     def node_added(self, edit: NodeAdded) -> None:
         """A pass added a node."""
 
-    @abstractmethod
     def node_removed(self, edit: NodeRemoved) -> None:
         """A pass removed a node."""
 
-    @abstractmethod
     def node_replaced(self, edit: NodeReplaced) -> None:
         """A pass let the users of a node read another node."""
 
-    @abstractmethod
     def restrided(self, edit: Restrided) -> None:
         """A pass gave values of nodes other strides."""
 
-    @abstractmethod
     def module_added(self, edit: ModuleAdded) -> None:
         """A pass added a module."""
 
-    @abstractmethod
     def module_removed(self, edit: ModuleRemoved) -> None:
         """A pass removed a module."""
 
-    @abstractmethod
     def tensor_removed(self, edit: TensorRemoved) -> None:
         """A pass removed a parameter or buffer."""
 
-    @abstractmethod
     def neutral(self, edit: Neutral) -> None:
         """A pass filled a region of a new tensor with a constant."""
 
-    @abstractmethod
     def custom(self, edit: CustomEdit) -> None:
         """A pass did something else, which the edit itself can take back."""
-
-
-def ignored(visitor: EditVisitor, edit: Edit) -> None:
-    """Do nothing: the method of a visitor for kinds of edits that do not concern it."""
 
 
 def of_kind(edits: Iterable[Edit], kind: type[EditT]) -> list[EditT]:
@@ -257,7 +241,6 @@ class TensorRemoved(Edit):
 
     visit = "tensor_removed"
     row: TensorRow
-    owner: ModuleRow | None = None  # if it is an empty container since: torch drops those from copies
 
 
 @stored

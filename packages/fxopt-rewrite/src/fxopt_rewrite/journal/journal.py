@@ -14,7 +14,7 @@ from fxopt_core import (
 )
 from fxopt_rewrite.data.codec import pack, restore_journal, stored
 from fxopt_rewrite.journal import edits
-from fxopt_rewrite.journal.edits import Edit, EditVisitor, ignored
+from fxopt_rewrite.journal.edits import Edit, EditVisitor
 from fxopt_rewrite.journal.replay import Live, Tables
 from fxopt_rewrite.journal.resolve import refs_of
 
@@ -124,8 +124,6 @@ class _Footprint(EditVisitor):
     def custom(self, edit: edits.CustomEdit) -> None:
         self.needed.update(edit.concerns)
         self.places.update((edits.CustomEdit, name) for name in edit.concerns)
-
-    restrided = ignored
 
     def _refer_to(self, piece: edits.Piece | None) -> None:
         if piece is not None:

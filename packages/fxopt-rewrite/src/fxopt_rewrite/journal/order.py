@@ -56,10 +56,6 @@ class KeyOrder(Generic[K, V]):
         self._link(previous, self._following.pop(key))
         return previous
 
-    def before(self, key: K) -> K | None:
-        """Return the key before this one, None for the first."""
-        return self._previous[key]
-
     def insert_after(self, previous: K | None, key: K, value: V) -> None:
         """Add an entry after another key, or first for None; at the end if that key is gone."""
         if previous not in self._following:

@@ -91,7 +91,6 @@ class Live(edits.EditVisitor):
 
         Work that is linear in the size of the graph is left to the call of the tables.
         """
-        self._rebuild_containers()
         for edit in reversed(self.steps):
             edit.accept(self)
         self._orders.apply()
@@ -107,10 +106,6 @@ class Live(edits.EditVisitor):
             for key in VALUE_KEYS:
                 node.meta.pop(key, None)
             self.undescribed[node] = None
-
-    def module_removed(self, edit: edits.ModuleRemoved) -> None:
-        """Build the module."""
-        self._rebuild_module(edit.row)
 
     def custom(self, edit: edits.CustomEdit) -> None:
         """Let the edit take itself back."""
@@ -316,22 +311,6 @@ class Live(edits.EditVisitor):
         vars(made).update(row.attributes)
         return made
 
-    def _rebuild_containers(self) -> None:
-        """Recreate the empty containers that torch dropped from a copy, each at its place."""
-        missing = {}
-        for owner in [edit.owner for edit in edits.of_kind(self.steps, edits.TensorRemoved) if edit.owner is not None]:
-            parent, _, key = owner.name.rpartition(".")
-            if not hasattr(self._module(parent), key):
-                missing[owner.name] = owner
-        for name in [*missing]:
-            chain: list[edits.ModuleRow] = []  # its place is known once those before it are there
-            while name in missing:
-                chain.append(missing.pop(name))
-                parent = name.rpartition(".")[0]
-                name = f"{parent}.{chain[-1].previous}" if parent else str(chain[-1].previous)
-            for row in reversed(chain):
-                self._rebuild_module(row)
-
     def tensor_removed(self, edit: edits.TensorRemoved) -> None:
         """Restore the tensor."""
         row = edit.row
@@ -346,7 +325,9 @@ class Live(edits.EditVisitor):
         if not row.persistent:
             owner._non_persistent_buffers_set.add(key)
 
-    def _rebuild_module(self, row: edits.ModuleRow) -> None:
+    def module_removed(self, edit: edits.ModuleRemoved) -> None:
+        """Build the module."""
+        row = edit.row
         try:
             cls = import_class(row.cls)
         except (ImportError, AttributeError) as error:
