@@ -11,7 +11,7 @@ from torch.fx import GraphModule
 
 from fxopt_checkpoints.load import load_original_state_dict, original_state_dict
 from fxopt_core import DeepCopy, undo
-from fxopt_rewrite.shapes.meta import Resized
+from fxopt_rewrite.shapes.meta import resized_entries
 
 
 def exported() -> GraphModule:
@@ -27,7 +27,7 @@ def test_fake_tensors_of_one_mode_are_resized_in_several_threads() -> None:
     node = next(node for node in exported().graph.nodes if node.op == "call_function" and node.meta["val"].dim() == 2)
 
     def resize(size: int) -> list[tuple[int, ...]]:
-        return [tuple(Resized().entries(node, size)["val"].shape) for _ in range(200)]
+        return [tuple(resized_entries(node, size)["val"].shape) for _ in range(200)]
 
     with ThreadPoolExecutor(4) as pool:
         found = list(pool.map(resize, range(1, 5)))
