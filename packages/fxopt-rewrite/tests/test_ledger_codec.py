@@ -247,7 +247,6 @@ class TestMeta:
         (NodeRemoved(row(args=([lambda: 0],))), r"node `add`, args: found function .*<lambda>"),
         (NodeRemoved(row(args=(torch.zeros(1),))), "node `add`, args: found a value of type Tensor"),
         (ModuleRemoved(ModuleRow("a.b", "m:C", (("x", Instance()),), (), None, None)), "module `a.b`, attributes"),
-        (TensorRemoved(TensorRow("w", None, (), attributes=(("x", Instance()),))), "tensor `w`, attributes"),
     ],
 )  # fmt: skip
 def test_what_has_no_form_is_named(edit: Edit, message: str) -> None:

@@ -424,4 +424,3 @@ class TestBareModules:
             assert type(module) is cls
             assert all(parameter.is_meta for parameter in module.parameters())
         assert torch.equal(torch.get_rng_state(), state)
-        assert "reset_parameters" not in vars(bare_module(nn.Linear, 1, 1))

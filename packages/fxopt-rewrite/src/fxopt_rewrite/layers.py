@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
-from functools import cache
 from typing import Any, TypeVar
 
 import torch
@@ -95,22 +94,13 @@ ModuleT = TypeVar("ModuleT", bound=nn.Module)
 
 
 def bare_module(cls: type[ModuleT], *args: Any, **kwargs: Any) -> ModuleT:
-    """Return a module whose tensors are on the meta device, to be assigned; no random values are drawn.
+    """Return a module whose tensors are on the meta device, to be assigned: nothing is allocated or drawn there.
 
     >>> bare_module(nn.Linear, 2, 3).weight
     Parameter containing:
     tensor(..., device='meta', size=(3, 2), requires_grad=True)
     """
-    hashable: Any = cls  # mypy takes classes of modules for unhashable
-    module: ModuleT = _without_initialisation(hashable)(*args, device="meta", **kwargs)  # type: ignore[assignment]
-    module.__class__ = cls
-    return module
-
-
-@cache
-def _without_initialisation(cls: type[nn.Module]) -> type[nn.Module]:
-    """Return a subclass that draws no values: drawing takes longest, even on the meta device."""
-    return type(cls.__name__, (cls,), {"reset_parameters": lambda self: None})
+    return cls(*args, device="meta", **kwargs)
 
 
 def module_with(parameters: Mapping[str, nn.Parameter], cls: type[ModuleT], *args: Any, **kwargs: Any) -> ModuleT:

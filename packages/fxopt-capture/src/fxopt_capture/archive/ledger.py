@@ -11,13 +11,10 @@ from collections.abc import Callable, Iterator
 from functools import lru_cache
 from typing import Any
 
-from torch import Tensor
-
 from fxopt_capture.archive.module_rows import layer_class, new_module
 from fxopt_core import (
     Ledger,
     Record,
-    is_plain_data,
     name_of,
     operator_path,
 )
@@ -118,9 +115,8 @@ def _complaints(record: Record, functions: Callable[[], dict[str, Callable[..., 
         elif not _is_path(module.name) or not _has_state_of(module):
             yield f"has a module `{module.name}` with names or attributes that a {module.cls} does not have"
     for tensor in (*(edit.row for edit in tensors), *(row for module in modules for row in module.tensors)):
-        own = all(is_identifier(key) and not hasattr(Tensor, key) for key, _ in tensor.attributes)
-        if not _is_path(tensor.name) or not own or not all(is_plain_data(value) for _, value in tensor.attributes):
-            yield f"has a tensor `{tensor.name}` with a name or attributes that tensors do not have"
+        if not _is_path(tensor.name):
+            yield f"has a tensor `{tensor.name}` with a name that tensors do not have"
     added, removed = of_kind(edits, NodeAdded), of_kind(edits, NodeRemoved)
     for row in (*(edit.row for edit in added), *(edit.row for edit in removed)):
         is_node = row.op in OPERATIONS and _is_writable(row.op, row.name, row.target)

@@ -30,6 +30,7 @@ from fxopt_rewrite.calls.records import (
 )
 from fxopt_rewrite.index import GraphIndex
 from fxopt_rewrite.layers import tensor_problem
+from fxopt_rewrite.ops.tables import words
 from fxopt_rewrite.ops.vocabulary import MODULES, signature_of
 
 
@@ -220,13 +221,11 @@ _RANKS: Mapping[type[nn.Module], tuple[int, ...]] = {
     nn.BatchNorm2d: (4,),
     nn.BatchNorm3d: (5,),
 }
-_DECOMPOSED_BATCH_NORMS = frozenset(
-    (
-        *(f"{kind}_batch_norm" for kind in ("native", "cudnn", "miopen")),
-        *(f"_native_batch_norm_legit{kind}" for kind in ("", "_no_training", "_functional")),
-        *(f"_batch_norm_{kind}" for kind in ("no_update", "with_update", "with_update_functional")),
-    )
-)
+_DECOMPOSED_BATCH_NORMS = words("""
+    native_batch_norm cudnn_batch_norm miopen_batch_norm _native_batch_norm_legit
+    _native_batch_norm_legit_no_training _native_batch_norm_legit_functional _batch_norm_no_update
+    _batch_norm_with_update _batch_norm_with_update_functional
+""")
 _BATCH_NORMS = _DECOMPOSED_BATCH_NORMS | {"batch_norm"}
 _STATE = ("weight", "bias", "running_mean", "running_var")
 

@@ -32,10 +32,7 @@ from fxopt_rewrite.data.forms import Fields, MalformedError, ValueReader, ValueW
 from fxopt_rewrite.data.policies import LOADED, Names
 
 _KEY = "fxopt_ledger"
-FIELDS = Fields(
-    (Ledger, Record, Refusal, Rewrite, Derived, NodeTag),
-    kinds={"NodeRow": "node", "ModuleRow": "module", "TensorRow": "tensor", "Record": "pass"},
-)
+FIELDS = Fields((Ledger, Record, Refusal, Rewrite, Derived, NodeTag))
 stored = FIELDS.add
 """A decorator: lets instances of a dataclass be part of a ledger's text, under the name of the class.
 

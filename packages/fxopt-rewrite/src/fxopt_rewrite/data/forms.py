@@ -243,15 +243,11 @@ class Fields:
 
     Args:
         classes: the classes; `add` takes further ones.
-        kinds: by class name, the word for its instances in errors; they have a ``name`` or ``pass_name``.
     """
 
-    def __init__(
-        self, classes: Iterable[type[Any]] = (), kinds: Mapping[str, str] = types.MappingProxyType({})
-    ) -> None:
+    def __init__(self, classes: Iterable[type[Any]] = ()) -> None:
         self.writers: dict[type, Callable[[ValueWriter, Any], Form]] = {}
         self.readers: dict[str, Callable[[ValueReader, Any], Any]] = {}
-        self._kinds = kinds or {}
         self._defaults: dict[type, dict[str, object]] = {}
         for cls in classes:
             self.add(cls)
@@ -296,10 +292,10 @@ class Fields:
         except InexpressibleError as error:
             if name == "type_expr":  # an annotation that is no class, which torch does not read
                 return None
-            kind = self._kinds.get(type(item).__name__)
-            if kind is None:
+            owner = getattr(item, "pass_name", getattr(item, "name", None))
+            if owner is None:
                 raise
-            owner = getattr(item, "pass_name", None) or item.name
+            kind = type(item).__name__.removesuffix("Row").lower()  # node, module, tensor, record
             raise InexpressibleError(f"{kind} `{owner}`, {name}: {error}") from error
 
     def _write_entries(self, entries: Mapping[str, Any]) -> Form:

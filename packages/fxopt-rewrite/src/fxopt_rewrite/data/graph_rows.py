@@ -10,9 +10,8 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from typing import Any, NoReturn
+from typing import Any
 
-import torch
 from torch.fx import Graph, Node
 
 from fxopt_core import (
@@ -26,7 +25,6 @@ from fxopt_rewrite.data.policies import is_identifier
 
 OPERATIONS = frozenset({"placeholder", "get_attr", "call_function", "call_method", "call_module", "output"})
 _UNSAFE = frozenset("\"'\\\n\r\0")
-_SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 
 
 def write_graph(
@@ -37,8 +35,7 @@ def write_graph(
     An `InexpressibleError` for a target or an argument names the node.
     """
     positions = {node: position for position, node in enumerate(iter_nodes(graph))}
-    own: dict[type, Callable[[ValueWriter, Any], Form]] = dict.fromkeys(_SYMBOLIC, _refuse_symbolic)
-    values = values.with_own({**own, Node: lambda _, node: {"node": positions[node]}})
+    values = values.with_own({Node: lambda _, node: {"node": positions[node]}})
     return {"rows": [{**_row(node, values), **extra(node)} for node in positions]}
 
 
@@ -66,13 +63,6 @@ def _row(node: Node, values: ValueWriter) -> dict[str, Form]:
         kind = "ordered_dict" if isinstance(stack, OrderedDict) else "dict"
         row["stack"] = {kind: [list(map(str, entry)) for entry in named]}
     return row
-
-
-def _refuse_symbolic(_: ValueWriter, value: object) -> NoReturn:
-    raise InexpressibleError(
-        f"the symbolic value {value} has no form; compute it by a node of the graph (`torch.ops.aten.sym_size.int`), "
-        "or use a number"
-    )
 
 
 def read_graph(

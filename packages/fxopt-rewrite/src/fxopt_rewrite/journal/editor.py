@@ -29,7 +29,6 @@ from fxopt_core import (
     class_path,
     describe,
     editing_run,
-    is_plain_data,
     release,
     signature_or_empty,
     tag_of,
@@ -151,7 +150,7 @@ class Editor:
         self, name: str, *args: Any, before: Node, like: Sequence[Node], last_dim: int | None = None
     ) -> Node:
         """Insert a call of a module; see `call_function` for the other parameters."""
-        return self._insert("call_module", name, args, {}, before, like, like[0], last_dim)
+        return _resize(self._insert("call_module", name, args, {}, before, like), like[0], last_dim)
 
     def call_function(
         self,
@@ -177,26 +176,19 @@ class Editor:
         Returns:
             The new node, marked as transformed.
         """
-        return self._insert("call_function", function, args, kwargs, before, like, value_of or like[0], last_dim)
+        node = self._insert("call_function", function, args, kwargs, before, like)
+        return _resize(node, value_of or like[0], last_dim)
 
     def get_attr(self, name: str, *, before: Node, like: Sequence[Node]) -> Node:
         """Insert a node that reads a parameter or buffer; see `call_function` for the other parameters."""
-        return self._insert("get_attr", name, (), {}, before, like, like[0], None)
+        return self._insert("get_attr", name, (), {}, before, like)
 
     def call_method(self, name: str, *args: Any, before: Node, like: Sequence[Node], **kwargs: Any) -> Node:
         """Insert a call of a method of its first argument; see `call_function` for the other parameters."""
-        return self._insert("call_method", name, args, kwargs, before, like, like[0], None)
+        return self._insert("call_method", name, args, kwargs, before, like)
 
     def _insert(
-        self,
-        op: str,
-        target: Any,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        before: Node,
-        like: Sequence[Node],
-        value_of: Node,
-        last_dim: int | None,
+        self, op: str, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any], before: Node, like: Sequence[Node]
     ) -> Node:
         if before in self._erased:
             raise ValueError(f"node `{before.name}` was already removed; insert before a node that is still there")
@@ -207,10 +199,6 @@ class Editor:
         meta.clear()
         meta.update(like[0].meta)
         meta["from_node"] = [source_note(each, self._name) for each in like]
-        if last_dim is not None:
-            for key in VALUE_KEYS:
-                meta.pop(key, None)
-            meta.update(resized_entries(value_of, last_dim))
         number = self._ids[node] = self._run.new_id()
         origin = (self._name, tuple([each.name for each in like]))
         meta[META_KEY] = NodeTag(number, self._marks, origin, node.name)
@@ -430,10 +418,9 @@ class Editor:
             return edits.TensorRow(name, None, (), is_parameter, persistent)
         if piece is not None:
             _release(self.graph_module, tensor, piece)
-        attributes = tuple([(name, value) for name, value in vars(tensor).items() if is_plain_data(value)])
         shape, usual = tuple(tensor.shape), tensor.layout != torch.strided or tensor.is_contiguous()
         strides = None if usual else tuple(tensor.stride())
-        return edits.TensorRow(name, piece, shape, is_parameter, persistent, None, attributes, tensor.dtype, strides)
+        return edits.TensorRow(name, piece, shape, is_parameter, persistent, None, tensor.dtype, strides)
 
     def finish(self) -> None:
         """Complete the arguments of nodes with many inputs, and note the next free node number in the ledger.
@@ -441,6 +428,15 @@ class Editor:
         A run does so after the pass; call it yourself if anything reads the graph earlier.
         """
         self._run.flush()
+
+
+def _resize(node: Node, value_of: Node, last_dim: int | None) -> Node:
+    """Describe a node's value as that of another node, with this size of its last dimension unless that is None."""
+    if last_dim is not None:
+        for key in VALUE_KEYS:
+            node.meta.pop(key, None)
+        node.meta.update(resized_entries(value_of, last_dim))
+    return node
 
 
 def _release(graph_module: GraphModule, tensor: Tensor, piece: edits.Piece) -> None:

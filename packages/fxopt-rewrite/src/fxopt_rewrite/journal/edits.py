@@ -72,7 +72,6 @@ class TensorRow:
     is_parameter: bool = True
     persistent: bool = True
     previous: str | None = None  # the key before it in its module, None for the first
-    attributes: tuple[tuple[str, object], ...] = ()  # set on the tensor, plain data
     dtype: torch.dtype | None = None
     strides: tuple[int, ...] | None = None  # if it was not contiguous
 

@@ -68,38 +68,34 @@ def edits_of(source: Record | Journal | None) -> tuple[Edit, ...]:
 
 
 class _Footprint(EditVisitor):
-    """What edits made, removed and need: nodes by number, modules and tensors by name, and places.
+    """What edits changed and need: nodes by number, modules and tensors by name, and places.
 
     A place, named by its predecessor, is where undoing restores something: two edits that emptied the same place have
     to be undone in order.
     """
 
     def __init__(self, steps: Iterable[Edit]) -> None:
-        self.made: set[object] = set()
-        self.gone: set[object] = set()
+        self.changed: set[object] = set()  # made, removed, or emptied
         self.needed: set[object] = set()
-        self.places: set[object] = set()
         for edit in steps:
             edit.accept(self)
 
     def is_covered_by(self, later: _Footprint) -> bool:
-        touched = later.needed & self.made or later.gone & (self.made | self.needed) or later.made & self.gone
-        return bool(touched or self.places & later.places)
+        return bool(later.changed & (self.changed | self.needed) or later.needed & self.changed)
 
     def node_added(self, edit: edits.NodeAdded) -> None:
-        self.made.add(edit.row.id)
+        self.changed.add(edit.row.id)
         self.needed.update(refs_of(edit.row))
 
     def node_removed(self, edit: edits.NodeRemoved) -> None:
-        self.gone.add(edit.row.id)
+        self.changed.update((edit.row.id, (edits.NodeRow, edit.row.previous)))
         self.needed.update((*refs_of(edit.row), edit.row.previous))
-        self.places.add(edit.row.previous)
 
     def node_replaced(self, edit: edits.NodeReplaced) -> None:
         self.needed.update((edit.old, edit.new, *(user for user, _ in edit.places or ())))
 
     def module_added(self, edit: edits.ModuleAdded) -> None:
-        self.made.update((edit.name, *(f"{edit.name}.{key}" for key, _ in edit.shapes)))
+        self.changed.update((edit.name, *(f"{edit.name}.{key}" for key, _ in edit.shapes)))
 
     def module_removed(self, edit: edits.ModuleRemoved) -> None:
         self._removed(edit.row)
@@ -114,8 +110,7 @@ class _Footprint(EditVisitor):
     def _removed(self, row: edits.ModuleRow | edits.TensorRow) -> None:
         is_parameter = isinstance(row, edits.TensorRow) and row.is_parameter
         parent = row.name.rpartition(".")[0]
-        self.gone.add(row.name)
-        self.places.add((type(row), is_parameter, parent, row.previous))
+        self.changed.update((row.name, (type(row), is_parameter, parent, row.previous)))
         self.needed.add(f"{parent}.{row.previous}" if parent else row.previous)
 
     def neutral(self, edit: edits.Neutral) -> None:
@@ -123,7 +118,7 @@ class _Footprint(EditVisitor):
 
     def custom(self, edit: edits.CustomEdit) -> None:
         self.needed.update(edit.concerns)
-        self.places.update((edits.CustomEdit, name) for name in edit.concerns)
+        self.changed.update((edits.CustomEdit, name) for name in edit.concerns)
 
     def _refer_to(self, piece: edits.Piece | None) -> None:
         if piece is not None:

@@ -52,7 +52,6 @@ class Tables:
         self.by_id = nodes_by_id(self.graph)
         self.names = {node.name for node in iter_nodes(self.graph)}
         self.targets = TargetNodes(self.graph)
-        self.uses = Counter(identities(graph_module))
         self.fakes = fake_values(self.graph)
         self.modules = KeyOrders()
 
@@ -76,7 +75,7 @@ class Live(edits.EditVisitor):
         self.graph_module, self.graph = graph_module, graph_module.graph
         self.steps, self.pass_name = steps, pass_name
         self.tables, self.by_id, self.names = tables, tables.by_id, tables.names
-        self.targets, self.uses = tables.targets, tables.uses
+        self.targets, self.uses = tables.targets, Counter(identities(graph_module))
         self.replacements = {edit.old: edit.new for edit in edits.of_kind(steps, edits.NodeReplaced)}
         self.parts: dict[str, list[tuple[edits.Piece, Tensor]]] = {}  # what was cut out of each new tensor
         self.created: dict[Node, None] = {}
@@ -256,14 +255,7 @@ class Live(edits.EditVisitor):
             if tensor is not None:
                 self._release(f"{name}.{key}", tensor)
         parent_name, _, key = name.rpartition(".")
-        parent = self._module(parent_name)
-        self._count(parent, module, -1)
-        self.tables.modules.of(parent._modules).remove(key)
-
-    def _count(self, parent: nn.Module, module: nn.Module, times: int) -> None:
-        """Count the names of a module and of what it holds, as many as its parent has, ``times`` 1 or -1."""
-        for item in identities(module):
-            self.uses[item] += times * self.uses[id(parent)]
+        self.tables.modules.of(self._module(parent_name)._modules).remove(key)
 
     def _release(self, name: str, tensor: Tensor) -> None:
         """Free the memory of a tensor that a rollback can join from the parts cut out of it."""
@@ -307,9 +299,7 @@ class Live(edits.EditVisitor):
         if tuple(values.shape) != row.shape:
             raise self.refuse(f"`{row.piece.key}` holds {tuple(values.shape)} for `{row.name}`, which had {row.shape}")
         self.parts.setdefault(row.piece.key, []).append((row.piece, values))
-        made = nn.Parameter(values, requires_grad=tensor.requires_grad) if row.is_parameter else values
-        vars(made).update(row.attributes)
-        return made
+        return nn.Parameter(values, requires_grad=tensor.requires_grad) if row.is_parameter else values
 
     def tensor_removed(self, edit: edits.TensorRemoved) -> None:
         """Restore the tensor."""
@@ -319,9 +309,7 @@ class Live(edits.EditVisitor):
         if key in owner._parameters or key in owner._buffers or key in owner._modules:
             raise self.refuse(f"there is another `{row.name}` now")
         values: dict[str, Any] = owner._parameters if row.is_parameter else owner._buffers
-        made = self._current(row)
-        self.uses[id(made)] += self.uses[id(owner)]
-        self._orders.of(values).insert_after(row.previous, key, made)
+        self._orders.of(values).insert_after(row.previous, key, self._current(row))
         if not row.persistent:
             owner._non_persistent_buffers_set.add(key)
 
@@ -348,7 +336,6 @@ class Live(edits.EditVisitor):
         if hasattr(parent, key):
             raise self.refuse(f"there is another `{row.name}` now")
         self.tables.modules.of(parent._modules).insert_after(row.previous, key, module)
-        self._count(parent, module, 1)
 
     def neutral(self, edit: edits.Neutral) -> None:
         """Check that the region still holds its constant."""

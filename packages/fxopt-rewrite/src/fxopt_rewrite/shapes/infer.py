@@ -79,7 +79,7 @@ def describe_values(graph_module: GraphModule, nodes: Iterable[Node], fakes: Seq
     nodes = sorted(node for node in nodes if "val" not in node.meta)
     if not nodes:
         return
-    mode = fakes[0].fake_mode if fakes else FakeTensorMode(allow_non_fake_inputs=True, allow_fallback_kernels=False)
+    mode = _mode_of(fakes)
     with_gradients = any(fake.requires_grad for fake in fakes)
     faker = _Faker(mode, next((fake.device for fake in fakes if fake.device.type != "meta"), None))
     unguarded = nullcontext() if mode.shape_env is None else mode.shape_env.suppress_guards()
@@ -119,13 +119,8 @@ def _describe_attribute(graph_module: GraphModule, node: Node, mode: FakeTensorM
 
 
 def _mode_of(tensors: Sequence[Tensor]) -> FakeTensorMode:
-    modes = {id(tensor.fake_mode): tensor.fake_mode for tensor in tensors if isinstance(tensor, FakeTensor)}
-    if len(modes) > 1:
-        raise PreconditionError(
-            f"infer_shapes: the inputs and the module hold fake tensors of {len(modes)} fake tensor modes; make all of "
-            "them under one mode"
-        )
-    return modes.popitem()[1] if modes else FakeTensorMode(allow_non_fake_inputs=True, allow_fallback_kernels=False)
+    modes = (tensor.fake_mode for tensor in tensors if isinstance(tensor, FakeTensor))
+    return next(modes, None) or FakeTensorMode(allow_non_fake_inputs=True, allow_fallback_kernels=False)
 
 
 @contextmanager
