@@ -12,7 +12,6 @@ import torch.utils._pytree as pytree
 from torch import SymInt, Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx import Graph, GraphModule, Interpreter, Node
-from torch.fx.passes.shape_prop import TensorMetadata
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fxopt_core import (
@@ -77,45 +76,26 @@ def describe_values(graph_module: GraphModule, nodes: Iterable[Node], fakes: Seq
     No guard is added to symbolic sizes. A node that cannot run on the values of its inputs stays without a value.
     """
     nodes = sorted(node for node in nodes if "val" not in node.meta)
-    if not nodes:
+    if not nodes or not fakes:
         return
-    mode = _mode_of(fakes)
-    with_gradients = any(fake.requires_grad for fake in fakes)
+    mode = fakes[0].fake_mode
     faker = _Faker(mode, next((fake.device for fake in fakes if fake.device.type != "meta"), None))
     unguarded = nullcontext() if mode.shape_env is None else mode.shape_env.suppress_guards()
     with ONE_AT_A_TIME, _undisturbed(mode), unguarded:
         run = None
         for node in nodes:
-            if node.op == "get_attr" and fakes:
-                _describe_attribute(graph_module, node, mode, with_gradients)
-                continue
-            inputs = {each: _noted(each, mode) for each in node.all_input_nodes}
-            if inputs and all(isinstance(value, _VALUES) for value in inputs.values()):
-                run = run or _Run(faker.shadow(graph_module), graph_module, faker, {})
-                run.env = {each: run.kept(value) for each, value in inputs.items()}
+            inputs = {each: each.meta.get("val") for each in node.all_input_nodes}
+            known = bool(inputs) or node.op == "get_attr"  # a call without inputs is a factory, or draws
+            if known and all(isinstance(value, _VALUES) for value in inputs.values()):
                 with suppress(PreconditionError), mode, _EagerStrides():
+                    run = run or _Run(faker.shadow(graph_module), graph_module, faker, {})
+                    run.env = {each: run.kept(value) for each, value in inputs.items()}
                     run.run_node(node)
-                    node.meta["val"] = run.values[node]
+                    if node in run.values:  # not if it is a module
+                        node.meta["val"] = run.values[node]
 
 
 _VALUES = (Tensor, SymInt, int, float, tuple, list)
-
-
-def _noted(node: Node, mode: FakeTensorMode) -> object:
-    """Return ``meta["val"]`` of a node, or a fake tensor as its ``tensor_meta`` describes it; None without either."""
-    described = node.meta.get("tensor_meta")
-    if "val" in node.meta or not isinstance(described, TensorMetadata):
-        return node.meta.get("val")
-    with mode:
-        return torch.empty_strided(described.shape, described.stride, dtype=described.dtype)
-
-
-def _describe_attribute(graph_module: GraphModule, node: Node, mode: FakeTensorMode, with_gradients: bool) -> None:
-    owner, _, key = str(node.target).rpartition(".")
-    tensor = getattr(graph_module.get_submodule(owner), key, None)
-    if isinstance(tensor, Tensor) and type(tensor) in (Tensor, nn.Parameter) and not tensor.is_meta:
-        described = mode.from_tensor(tensor.detach(), static_shapes=True)
-        node.meta["val"] = described.requires_grad_(tensor.requires_grad and with_gradients)
 
 
 def _mode_of(tensors: Sequence[Tensor]) -> FakeTensorMode:
