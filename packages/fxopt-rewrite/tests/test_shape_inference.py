@@ -191,7 +191,7 @@ def test_symbolic_inputs_stay_symbolic() -> None:
 def test_fake_inputs_of_two_modes_are_refused() -> None:
     graph_module = symbolic_trace(lambda x, y: x + y)
     one, other = (FakeTensorMode().from_tensor(torch.zeros(1)) for _ in range(2))
-    with pytest.raises(PreconditionError, match="fails on fake tensors: AssertionError: Mixing fake modes"):
+    with pytest.raises(PreconditionError, match="fake tensors of several modes"):
         infer_shapes(graph_module, one, other)
 
 

@@ -99,8 +99,10 @@ _VALUES = (Tensor, SymInt, int, float, tuple, list)
 
 
 def _mode_of(tensors: Sequence[Tensor]) -> FakeTensorMode:
-    modes = (tensor.fake_mode for tensor in tensors if isinstance(tensor, FakeTensor))
-    return next(modes, None) or FakeTensorMode(allow_non_fake_inputs=True, allow_fallback_kernels=False)
+    modes = {id(tensor.fake_mode): tensor.fake_mode for tensor in tensors if isinstance(tensor, FakeTensor)}
+    if len(modes) > 1:
+        raise PreconditionError("infer_shapes is given fake tensors of several modes; make them under one")
+    return modes.popitem()[1] if modes else FakeTensorMode(allow_non_fake_inputs=True, allow_fallback_kernels=False)
 
 
 @contextmanager
