@@ -62,7 +62,7 @@ class GraphIndex:
     @cached_property
     def effects(self) -> Effects:
         """What the nodes write, and what may share memory."""
-        return Effects(self.graph_module, self.modules)
+        return Effects(self.graph_module)
 
     @cached_property
     def _returned(self) -> set[Node]:

@@ -116,6 +116,15 @@ def _holder(index: GraphIndex, operation: Operation, *refs: TensorRef | None) ->
     return None, owner, trains(index, operation.node, owner)
 
 
+_LINEAR = {  # the arguments that are the input, the weight and the bias
+    "linear": ("input", "weight", "bias"),
+    "addmm": ("mat1", "mat2", "input"),
+    "matmul": ("input", "other", ""),
+    "mm": ("input", "mat2", ""),
+}
+_LINEARS = frozenset(_LINEAR)
+
+
 def read_linear(index: GraphIndex, node: Node, *, transposed: bool = False) -> LinearCall | Obstacle | None:
     """Read a linear layer.
 
@@ -125,25 +134,6 @@ def read_linear(index: GraphIndex, node: Node, *, transposed: bool = False) -> L
         transposed: whether to read weights of shape (in_features, out_features) too, as in ``Conv1D`` of GPT-2,
             ``torch.addmm`` and ``x @ weight``. Otherwise they are obstacles, with reason ``transposed-weight``.
     """
-    call = _read_linear(index, node)
-    if isinstance(call, LinearCall) and call.transposed and not transposed:
-        shape, form = tuple(call.weight.tensor.shape), "(in, out), and this pass reads (out, in)"
-        return Obstacle(call.label, "transposed-weight", f"`{call.weight.name}` of shape {shape} is stored as {form}")
-    return call
-
-
-_LINEAR = {  # the arguments that are the input, the weight and the bias
-    "linear": ("input", "weight", "bias"),
-    "addmm": ("mat1", "mat2", "input"),
-    "matmul": ("input", "other", ""),
-    "mm": ("input", "mat2", ""),
-}
-
-
-_LINEARS = frozenset(_LINEAR)
-
-
-def _read_linear(index: GraphIndex, node: Node) -> LinearCall | Obstacle | None:
     operation = read_layer(index, node, _LINEARS)
     if not isinstance(operation, Operation):
         return operation
@@ -154,11 +144,9 @@ def _read_linear(index: GraphIndex, node: Node) -> LinearCall | Obstacle | None:
         tensor = index.tensor_of(weight) if isinstance(weight, Node) else None
         if tensor is None or tensor.dim() != 2:
             return None  # a product of computed values is no layer
-    transposed, name = operation.name != "linear", operation.module_name
-    unlike = (
-        transposed and module is not None and isinstance(weight, TensorRef) and module.nf != weight.tensor.shape[-1]
-    )
-    if unlike or (transposed and module is not None and bias is None):
+    turned, name = operation.name != "linear", operation.module_name
+    unlike = turned and module is not None and isinstance(weight, TensorRef) and module.nf != weight.tensor.shape[-1]
+    if unlike or (turned and module is not None and bias is None):
         return Obstacle(name, "unsupported-call", f"module `{name}` lacks a bias, or its nf is not that of its weight")
     found = _weighted(index, operation, value, weight, bias)
     if isinstance(found, Obstacle):
@@ -167,7 +155,11 @@ def _read_linear(index: GraphIndex, node: Node) -> LinearCall | Obstacle | None:
     if extra:
         message = f"node `{node.name}` is given {', '.join(f'{key}={arguments[key]}' for key in extra)}"
         return Obstacle(found[1].name, "unsupported-call", message)
-    return _fitting(LinearCall(node, *found, transposed=transposed))
+    call = _fitting(LinearCall(node, *found, transposed=turned))
+    if isinstance(call, LinearCall) and turned and not transposed:
+        shape, form = tuple(call.weight.tensor.shape), "(in, out), and this pass reads (out, in)"
+        return Obstacle(call.label, "transposed-weight", f"`{call.weight.name}` of shape {shape} is stored as {form}")
+    return call
 
 
 def _fitting(call: LinearCall) -> LinearCall | Obstacle:

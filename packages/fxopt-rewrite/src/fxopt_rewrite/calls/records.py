@@ -202,12 +202,6 @@ class LayerNormCall(ParameterisedCall):
     eps: float | None
     centred: bool
 
-    def build(self) -> nn.Module:
-        """Return a new module that normalises in the same way, without weight and bias."""
-        cls: Any = nn.LayerNorm if self.centred else nn.RMSNorm
-        module: nn.Module = cls(self.normalized_shape, eps=self.eps, elementwise_affine=False)
-        return module.train(self.training)
-
 
 @dataclass(frozen=True, eq=False, slots=True)
 class EmbeddingCall(ParameterisedCall):

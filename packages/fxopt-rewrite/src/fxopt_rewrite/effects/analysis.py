@@ -15,7 +15,7 @@ Not covered are a caller who passes a parameter of the module itself, and functi
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Sequence
 
 from torch import Tensor, nn
 from torch.fx import GraphModule, Node
@@ -66,9 +66,8 @@ class Effects:
     (True, False, (view,))
     """
 
-    def __init__(self, graph_module: GraphModule, modules: Mapping[str, nn.Module] | None = None) -> None:
+    def __init__(self, graph_module: GraphModule) -> None:
         self._graph_module = graph_module
-        self._known_modules = modules or {}
         self._positions: dict[Node, int] = {}
         self._kinds: dict[Node, Kind] = {}
         self._effects: dict[Node, Effect] = {}
@@ -171,8 +170,7 @@ class Effects:
 
     def _module(self, target: str) -> tuple[ModuleRule, Hashable]:
         if target not in self._modules:
-            module: object = self._known_modules.get(target)
-            module = attribute(self._graph_module, target) if module is None else module
+            module = attribute(self._graph_module, target)
             self._modules[target] = (rule_of_module(module), ("module", id(module)))
         return self._modules[target]
 
@@ -187,9 +185,7 @@ class Effects:
         return (identity,)
 
     def _read_attribute(self, node: Node) -> None:
-        owner, _, name = str(node.target).rpartition(".")
-        holder = self._known_modules.get(owner)
-        value = attribute(self._graph_module, str(node.target)) if holder is None else getattr(holder, name, None)
+        value = attribute(self._graph_module, str(node.target))
         if isinstance(value, Tensor):
             self._classes.join(_storage_of(value), node)
             return

@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable
 from typing import Any
 
+import torch.utils._pytree as pytree
 from torch import Tensor, nn
 from torch.fx.node import map_aggregate
 
@@ -55,16 +56,14 @@ def recall_meta(value: Any) -> Any:
     >>> recall_meta({"nn_module_stack": {"a": ("a", Unresolved("nowhere:Attention"))}})
     {'nn_module_stack': {'a': ('a', 'nowhere.Attention')}}
     """
-    if isinstance(value, Unresolved):
+
+    def named(unresolved: Unresolved) -> Any:
         try:
-            return imported(value)
+            return imported(unresolved)
         except Exception:  # importing a third-party module may raise anything
-            return value.name.replace(":", ".")
-    if type(value) in (tuple, list):
-        return type(value)(recall_meta(item) for item in value)
-    if isinstance(value, dict):
-        return type(value)((key, recall_meta(item)) for key, item in value.items())
-    return value
+            return unresolved.name.replace(":", ".")
+
+    return pytree.tree_map_only(Unresolved, named, value)
 
 
 def module_of(row: ModuleRow, cls: type[nn.Module], value_of: Callable[[TensorRow], Tensor | None]) -> nn.Module:
