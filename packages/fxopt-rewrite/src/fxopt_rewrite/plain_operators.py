@@ -122,7 +122,8 @@ def is_plain_operator(operator: object) -> bool:
 def is_plain_name(name: str, space: str = "aten") -> bool:
     """Return whether an untrusted graph may call operators of this name, in place or not."""
     in_place = name.endswith("_") and not name.endswith("__")
-    names = (name, name[:-1] if in_place else name, name.removesuffix("_copy"))
+    base = name[:-1] if in_place else name
+    names = (name, base, base.removesuffix("_copy"))
     if any(f"{space}::{each}" in plain_operators() for each in names):
         return True
     return space == "aten" and (name.startswith(_COMPUTING) or any(map(_is_tagged, names)))
@@ -130,6 +131,8 @@ def is_plain_name(name: str, space: str = "aten") -> bool:
 
 def _is_tagged(name: str) -> bool:
     """Return whether torch says of an operator that it computes: elementwise, or as one of its core operators."""
+    if name.endswith("_backward"):  # some make tensors of a size that is a number
+        return False
     tags = {tag for overload in aten_overloads(name) for tag in overload.tags}
     return not tags.isdisjoint((torch.Tag.pointwise, torch.Tag.core))
 
