@@ -5,14 +5,12 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, TypeAlias
+from typing import TypeAlias
 
 from fxopt_core import Composition, leaves, text_table
 from fxopt_testing.cases import ModelCase
 from fxopt_testing.models import is_of_the_zoo
 from fxopt_testing.trial import Subject, Trial
-
-Severity: TypeAlias = Literal["error", "advice"]
 
 
 @dataclass(frozen=True)
@@ -24,14 +22,12 @@ class Flaw:
         expected: what was expected.
         advice: what to do; by default, the property's advice.
         case: id of the model, for a check of the pass as a whole.
-        severity: "advice" makes no check fail.
     """
 
     found: str
     expected: str
     advice: str | None = None
     case: str | None = None
-    severity: Severity = "error"
 
 
 OnModel: TypeAlias = Callable[[Subject, Trial], Iterable[Flaw]]
@@ -107,7 +103,6 @@ class Finding:
         advice: what to do.
         also: ids of further models.
         reproduction: a program that shows it.
-        severity: "error", or "advice", which makes nothing fail.
         known: why it was expected to fail, where the caller said so.
     """
 
@@ -119,13 +114,11 @@ class Finding:
     advice: str
     also: tuple[str, ...] = ()
     reproduction: str = ""
-    severity: Severity = "error"
     known: str | None = None
 
     def __str__(self) -> str:
         """Return rule, finding and advice, a line each, and the program."""
         where = f" on {self.case}" if self.case else ""
-        head = f"{self.property}{where}" + (" (advice)" if self.severity == "advice" else "")
         more = f"the same on {len(self.also)} more: {', '.join(self.also[:4])}{', ...' if len(self.also) > 4 else ''}"
         lines = [
             f"rule:      {self.statement}",
@@ -136,7 +129,7 @@ class Finding:
             *([f"known:     {self.known}"] if self.known else []),
             *(["reproduce:", textwrap.indent(self.reproduction.rstrip(), "    ")] if self.reproduction else []),
         ]
-        return f"{head}\n{textwrap.indent(chr(10).join(lines), '  ')}"
+        return f"{self.property}{where}\n{textwrap.indent(chr(10).join(lines), '  ')}"
 
 
 @dataclass(frozen=True)
@@ -162,12 +155,8 @@ class Row:
     @property
     def verdict(self) -> str:
         """The result in one word."""
-        if any(finding.severity == "error" and finding.known is None for finding in self.findings):
-            return "FAILED"
-        if any(finding.known is not None for finding in self.findings):
-            return "known"
         if self.findings:
-            return "advice"
+            return "FAILED" if any(finding.known is None for finding in self.findings) else "known"
         return "holds" if self.checked else "unseen" if self.unchanged else "n/a"
 
 
@@ -193,7 +182,7 @@ class ConformanceReport:
     @property
     def errors(self) -> tuple[Finding, ...]:
         """The findings that make a check fail."""
-        return tuple(each for each in self.findings if each.severity == "error" and each.known is None)
+        return tuple(each for each in self.findings if each.known is None)
 
     @property
     def primary(self) -> Finding | None:

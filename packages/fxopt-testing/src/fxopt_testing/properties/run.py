@@ -12,7 +12,7 @@ from fxopt_rewrite import REASONS
 from fxopt_testing.findings import Flaw, if_preserving, on_model, on_pass
 from fxopt_testing.forms import sizes_from_values
 from fxopt_testing.pictures import changes, picture
-from fxopt_testing.trial import EVERY_FORM, Subject, Trial, memory_of, trials_in
+from fxopt_testing.trial import Subject, Trial, memory_of
 
 
 def _returned(trial: Trial) -> object:
@@ -101,9 +101,9 @@ def process_untouched(subject: Subject, trial: Trial) -> Iterator[Flaw]:
     "set.",
 )
 def deterministic(subject: Subject, trial: Trial) -> Iterator[Flaw]:
-    for again in trial.repeats:
-        for name, now, was in again.differing:
-            yield Flaw(f"{again.by} on an equal model: {name} is {now}", f"{was}, as the first time")
+    for by, differing, _ in trial.repeats:
+        for name, now, was in differing:
+            yield Flaw(f"{by} on an equal model: {name} is {now}", f"{was}, as the first time")
 
 
 @on_model(
@@ -150,51 +150,20 @@ def reasons_declared(subject: Subject, trial: Trial) -> Iterator[Flaw]:
 
 
 @on_pass(
-    "the pass changes at least one of the models, and in every form of graph",
+    "the pass changes at least one of the models",
     "Give a model with sites, check_transformation(..., site_model=ModelCase(...)), or let the docstring of the pass "
     "have an example, `>>> MyPass()(graph_module)`, whose graph is tried.",
     applies=_if_it_edits,
 )
 def finds_sites(subject: Subject) -> Iterator[Flaw]:
-    if any(trial.error for trial in subject.trials):
-        return
     site_model = subject.site_model
-    names = {trial.case.name for trial in subject.changed}
-    if names and (site_model is None or site_model.name in names):
-        yield from _finds_in_every_form(subject)
-        return
     tried = [trial for trial in subject.trials if site_model is None or trial.case.name == site_model.name]
+    if any(trial.error or trial.changed for trial in tried):
+        return
     refused = {refusal.reason for trial in tried for refusal in trial.refusals}
     more = f"; refused for {', '.join(sorted(refused))}" if refused else ""
     what = f"none of {len(tried)} models" if site_model is None else f"nothing of the site_model {site_model.name!r}"
     yield Flaw(f"the pass changed {what}{more}, so that what it does was not seen", "a model with a site")
-
-
-_TRIED = 3
-"""How many models are tried in a form in which the pass changed none."""
-
-
-def _finds_in_every_form(subject: Subject) -> Iterator[Flaw]:
-    """Yield advice for each form of graph in which the pass finds nothing, on models that it changes in another."""
-    found = {"export" if trial.case.form.startswith("export") else trial.case.form for trial in subject.changed}
-    cases = {trial.case.name: trial.case for trial in reversed(subject.changed) if trial.case.form in EVERY_FORM}
-    for form, what in EVERY_FORM.items():
-        chosen = [] if form in found else list(cases.values())[-_TRIED:]
-        made = (trial for case in chosen for trial in trials_in(subject.transformation, case, {"form": form}))
-        tried = [trial for trial in made if trial.error is None]
-        if not tried or any(trial.changed for trial in tried):
-            continue
-        refused = {refusal.reason for trial in tried for refusal in trial.refusals}
-        more = f" (refused for {', '.join(sorted(refused))})" if refused else ""
-        name = tried[0].case.name
-        yield Flaw(
-            f"the pass finds no site in graphs of {what}{more}",
-            f"the sites of {name!r}, which it finds in the form {cases[name].form!r}",
-            "Read calls by what knows every form: `read_linear` and its like, or `calls_of`; or say in the "
-            "docstring of the pass which form it needs.",
-            tried[0].case.id,
-            "advice",
-        )
 
 
 @on_model(
@@ -203,7 +172,7 @@ def _finds_in_every_form(subject: Subject) -> Iterator[Flaw]:
 )
 def results_independent(subject: Subject, trial: Trial) -> Iterator[Flaw]:
     seen = memory_of(trial.done)
-    for mine in (again.memory for again in trial.repeats):
+    for _, _, mine in trial.repeats:
         for memory in mine.keys() & seen.keys():
             yield Flaw(f"`{mine[memory]}` shares memory with `{seen[memory]}` of another result", "tensors of its own")
         seen.update(mine)

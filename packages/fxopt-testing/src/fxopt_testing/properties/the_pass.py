@@ -17,7 +17,6 @@ import torch
 
 from fxopt_core import Composition, FxoptError, Registry, Transformation, hookimpl, options_of
 from fxopt_testing.findings import Flaw, on_pass
-from fxopt_testing.pictures import picture
 from fxopt_testing.trial import Subject, Trial, equal_pass
 
 
@@ -125,7 +124,7 @@ def _values(annotation: Any, current: Any) -> Iterator[object]:
 
 
 @on_pass(
-    "options survive pipeline text and pickling, count in the signature, and have an effect",
+    "options survive pipeline text and pickling, and count in the signature",
     "Let the constructor's parameters be the options, store them under their names, and leave `signature` and "
     "`options` to core.",
     applies=_if_a_class_of_its_own,
@@ -153,31 +152,6 @@ def options_honoured(subject: Subject) -> Iterator[Flaw]:
         if pickle.loads(pickle.dumps(made)).signature != made.signature if subject.importable else False:
             yield Flaw(f"a pickled pass has lost {value or 'its options'}", "an equal pass")
             return
-    yield from _without_effect(subject)
-
-
-def _without_effect(subject: Subject) -> Iterator[Flaw]:
-    """Yield options that make no difference on any model that the pass changed."""
-    seen: dict[str, bool] = {}
-    for name, made in _variants(subject.transformation):
-        seen[name] = seen.get(name, False) or any(_differs(trial, made) for trial in subject.changed[:32])
-    for name in (name for name, differs in seen.items() if not differs):
-        found, advice = f"option `{name}` makes no difference on any model", "Give a model on which it makes one."
-        yield Flaw(found, "each option to do something", advice, severity="advice")
-
-
-def _differs(trial: Trial, made: Transformation) -> bool:
-    captured = trial.case.capture()
-    pointers = [parameter.data_ptr() for parameter in captured.model.parameters()]
-    try:
-        after = picture(made(captured.graph_module))
-    except Exception:
-        return True
-    finally:
-        moved = pointers != [parameter.data_ptr() for parameter in captured.model.parameters()]
-        if moved:
-            trial.case.forget()
-    return moved or after != trial.after
 
 
 @on_pass(
