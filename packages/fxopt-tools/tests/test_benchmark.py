@@ -140,7 +140,7 @@ class TestBench:
 
     def test_each_pass(self) -> None:
         result = measured(model(a=1.0, b=3.0, c=1.0), compose(Halve("b"), Keep("a"), Double("c")), per="pass")
-        assert [each.name for each in result.contributions] == ["halve", "keep", "double"]
+        assert [each.part.name for each in result.contributions] == ["halve", "keep", "double"]
         assert [each.effect.median for each in result.contributions] == pytest.approx([6 / 4.5, 1, 3.5 / 4.5])
         verdicts = [each.effect.against(result.noise) for each in result.contributions]
         assert verdicts == ["faster", "within noise", "slower"]
@@ -150,7 +150,7 @@ class TestBench:
 
     def test_each_site(self) -> None:
         result = measured(model(a=1.0, b=3.0), compose(Halve(), Whole()), per="site")
-        assert [each.name for each in result.contributions] == ["halve on a", "halve on b", "whole"]
+        assert [each.part.name for each in result.contributions] == ["halve on a", "halve on b", "whole"]
         assert [each.effect.median for each in result.contributions] == pytest.approx([1.25, 1.75, 2])
 
     def test_noise_is_measured_and_counts(self) -> None:

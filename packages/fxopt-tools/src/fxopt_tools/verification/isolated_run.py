@@ -223,15 +223,14 @@ def _same_random_numbers(module: nn.Module, inputs: Inputs) -> Iterator[None]:
     accelerator = torch.accelerator.current_accelerator()
     kind = "cuda" if accelerator is None else accelerator.type
     used = [*module.parameters(), *module.buffers(), *inputs.tensors().values()]
-    devices = sorted({tensor.device.index or 0 for tensor in used if tensor.device.type == kind})
+    devices = range(torch.accelerator.device_count()) if any(each.device.type == kind for each in used) else ()
+    # torch.manual_seed seeds accelerators too, whose state is restored only where there are tensors on them.
+    seed = torch.manual_seed if devices else torch.default_generator.manual_seed
     state = random.getstate()
     try:
         with torch.random.fork_rng(devices, device_type=kind):
             random.seed(SEED)
-            torch.default_generator.manual_seed(SEED)
-            for device in devices:  # torch.manual_seed would also seed devices whose state is not restored
-                with torch.accelerator.device_index(device):
-                    torch.get_device_module(kind).manual_seed(SEED)
+            seed(SEED)
             yield
     finally:
         random.setstate(state)

@@ -108,7 +108,7 @@ def optimized(
     try:
         if job.times:
             step(doing)
-            found = Sampler(calls[0], rounds=_ROUNDS, seed=job.seed).measure(source.model, graph_module)
+            found = Sampler(calls[0], rounds=_ROUNDS).measure(source.model, graph_module)
             data["times"] = dict(zip(("original", "transformed"), (each.seconds for each in found), strict=True))
             data["doubt"] = doubt(found)
         doing = "the report"
