@@ -164,9 +164,7 @@ def check_property(subject: Subject, rule: Property, known: str | None = None) -
 
 
 def _on_pass(subject: Subject, rule: Property, check: OnPass) -> Row:
-    cases = {case.id: case for case in subject.cases}
-    flaws = _found(check, subject)
-    findings = tuple(_finding(subject, rule, flaw, cases.get(flaw.case or "")) for flaw in flaws)
+    findings = tuple(_finding(subject, rule, flaw, None) for flaw in _found(check, subject))
     return Row(rule.name, checked=1, findings=findings)
 
 
@@ -207,7 +205,7 @@ def _finding(
     return Finding(
         property=rule.name,
         statement=rule.statement,
-        case=case.id if case is not None else flaw.case,
+        case=None if case is None else case.id,
         found=flaw.found,
         expected=flaw.expected,
         advice=flaw.advice or rule.advice,

@@ -231,11 +231,11 @@ class Subject:
         return "<locals>" not in cls.__qualname__ and cls.__module__ not in ("__main__", "builtins")
 
 
-def equal_pass(transformation: Transformation) -> Transformation:
-    """Return another pass of the same class and options."""
+def equal_pass(transformation: Transformation, **changed: object) -> Transformation:
+    """Return another pass of the same class and options, except those that are given."""
     if isinstance(transformation, Composition):
         return copy.deepcopy(transformation)
-    made = type(transformation)(**transformation.options)
+    made = type(transformation)(**{**transformation.options, **changed})
     assert isinstance(made, Transformation)
     return made
 
@@ -244,15 +244,10 @@ def _of_site_model(transformation: Transformation, case: ModelCase) -> Iterator[
     """Yield runs on a model, and on it in other forms, in bfloat16 and in the other mode, as far as they exist."""
     yield Trial(transformation, case)
     if case.form != "graph":
-        yield from _trials_in(transformation, case, *({"form": form} for form in (*TRACED, "export") if form != case.form))
-        yield from _trials_in(transformation, case, {"dtype": torch.bfloat16}, {"training": not case.training})
-
-
-def _trials_in(transformation: Transformation, case: ModelCase, *variants: Mapping[str, object]) -> Iterator[Trial]:
-    """Yield runs on variants of a model: not every model can be traced or exported, and not in every dtype."""
-    for changed in variants:
-        with suppress(Exception):
-            yield Trial(transformation, case.variant(**changed))
+        variants: list[dict[str, object]] = [{"form": form} for form in (*TRACED, "export") if form != case.form]
+        for changed in (*variants, {"dtype": torch.bfloat16}, {"training": not case.training}):
+            with suppress(Exception):  # not every model can be traced or exported, and not in every dtype
+                yield Trial(transformation, case.variant(**changed))
 
 
 @contextmanager

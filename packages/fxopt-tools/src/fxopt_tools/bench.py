@@ -77,7 +77,9 @@ class Benchmark:
         lines.append(f"speed-up: {self.speedup}, {self.verdict}; {noise}")
         if self.contributions:
             rows = [("left out", "time without", "interval", "so it makes the model")]
-            rows += [(each.part.name, *cells(each.effect), each.effect.against(self.noise)) for each in self.contributions]
+            rows += [
+                (each.part.name, *cells(each.effect), each.effect.against(self.noise)) for each in self.contributions
+            ]
             lines += ["", *text_table(rows, right=(1,))]
         return "\n".join(lines)
 

@@ -9,7 +9,7 @@ from typing import Literal, TypeAlias
 from torch import nn
 from torch.fx import GraphModule
 
-from fxopt_core import PassError, PreconditionError, Transformation, faithful_copy, instrumented
+from fxopt_core import PassError, PreconditionError, faithful_copy, instrumented
 from fxopt_tools.inputs import OneInput, read_inputs
 from fxopt_tools.rewrite_steps import BisectLimit, RewriteStep
 from fxopt_tools.subjects import Pipeline, as_graph_module, as_transformation

@@ -1,7 +1,8 @@
 """The parts of any nested value by their paths, so that two values can be compared part by part.
 
 Tuples, lists, mappings, dataclasses, named tuples, model outputs and other objects with attributes are containers;
-tensors and everything else are compared as wholes. A path is the expression that leads to a part: ``output.logits[0]['key']``.
+tensors and everything else are compared as wholes. A path is the expression that leads to a part:
+``output.logits[0]['key']``.
 """
 
 from __future__ import annotations

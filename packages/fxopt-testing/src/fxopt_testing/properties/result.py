@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import suppress
 
 import torch
 from torch import Tensor
-from torch.fx import GraphModule, Node
+from torch.fx import GraphModule
 
 from fxopt_checkpoints.load import current_tensors, load_original_state_dict
 from fxopt_core import history, iter_nodes
@@ -175,47 +175,35 @@ def _arguments(graph_module: GraphModule) -> str:
     return ", ".join(str(node.target) for node in iter_nodes(graph_module.graph) if node.op == "placeholder")
 
 
-_KEPT = ("stack_trace", "nn_module_stack", "source_fn_stack", "val", "tensor_meta")
-
-
-def _lost(was: Node, node: Node) -> list[str]:
-    """Return which notes a node has lost; none if it is another node of that name."""
-    if was.op != node.op:
-        return []
-    lost = [key for key in _KEPT if key in was.meta.keys() - node.meta.keys()]
-    if str(was.args) != str(node.args) or was.target != node.target:
-        return [key for key in lost if key not in ("val", "tensor_meta")]  # its value may have changed
-    if node.meta.get("val") is not was.meta.get("val"):  # it was described anew, because its strides changed
-        return [key for key in lost if key != "tensor_meta"]
-    return lost
+_KEPT = ("stack_trace", "nn_module_stack", "source_fn_stack")
 
 
 @on_model(
     "nodes keep stack traces and shapes, and new ones have their own shapes",
-    "Leave `node.meta` of other nodes alone; update single entries, do not replace it.",
+    "Leave `node.meta` of other nodes alone; update single entries, do not replace it. Make new ones by an `Editor`, "
+    "and give those whose shape is not that of what they replace to `undescribed`.",
 )
 def traces_kept(subject: Subject, trial: Trial) -> Iterator[Flaw]:
     old = {node.name: node for node in iter_nodes(trial.source.graph)}
     for node in iter_nodes(trial.done.graph):
-        for key in _lost(old[node.name], node) if node.name in old else ():
-            yield Flaw(f"node `{node.name}` has lost its {key!r}", f"node.meta[{key!r}] to stay")
-    yield from _shapes(trial)
+        was = old.get(node.name, node)
+        for key in _KEPT if was.op == node.op else ():
+            if key in was.meta.keys() - node.meta.keys():
+                yield Flaw(f"node `{node.name}` has lost its {key!r}", f"node.meta[{key!r}] to stay")
+    if all("val" in node.meta for node in old.values() if node.op.startswith("call_")):
+        yield from _shapes(trial, old.keys())
 
 
-def _shapes(trial: Trial) -> Iterator[Flaw]:
-    """Compare the notes of new nodes with what their inputs give, where the graph noted shapes before."""
-    old = {node.name: node for node in iter_nodes(trial.source.graph)}
-    if not all("val" in node.meta for node in old.values() if node.op.startswith("call_")):
-        return
-    noted = {node.name: node.meta.get("val") for node in iter_nodes(trial.done.graph) if node.name not in old}
+def _shapes(trial: Trial, known: Collection[str]) -> Iterator[Flaw]:
+    """Compare what nodes note that are new, or have lost their notes, with what their inputs give."""
     twin, inputs = trial.transformed(), trial.case.example()
     with suppress(PreconditionError):  # what the graph calls does not run on fake tensors
         infer_shapes(twin, *inputs.args, **inputs.kwargs)
-    for node in iter_nodes(twin.graph):
-        found, wanted = (_sizes(each) for each in (noted.get(node.name), node.meta.get("val")))
-        if node.name in noted and (len(found) != len(wanted) or not all(map(_agree, found, wanted))):
-            advice = "Make it by an `Editor`, and give it to `undescribed`, by which its shape is computed at the end."
-            yield Flaw(f"new node `{node.name}` notes {found or 'no shape'}", f"{wanted}", advice)
+    for node, described in zip(iter_nodes(trial.done.graph), iter_nodes(twin.graph), strict=True):
+        if node.name not in known or "val" not in node.meta:
+            found, wanted = _sizes(node.meta.get("val")), _sizes(described.meta.get("val"))
+            if len(found) != len(wanted) or not all(map(_agree, found, wanted)):
+                yield Flaw(f"node `{node.name}` notes {found or 'no shape'}", f"{wanted}")
 
 
 def _sizes(value: object) -> list[object]:

@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import copy
-import enum
 import inspect
 import pickle
 import re
-import types
-import typing
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from inspect import Parameter
-from typing import Any, Literal, Union
-
-import torch
+from typing import Any
 
 from fxopt_core import Composition, FxoptError, Registry, Transformation, hookimpl, options_of
 from fxopt_testing.findings import Flaw, on_pass
@@ -79,48 +75,19 @@ def _registry_of(cls: type[Transformation]) -> Registry:
 
 
 def _variants(transformation: Transformation) -> Iterator[tuple[str, Transformation]]:
-    """Yield passes that differ from one in one option each."""
-    cls, options = type(transformation), dict(transformation.options)
-    for name, info in options_of(cls).items():
-        current = options.get(name)
-        for value in _values(info.annotation, current):
-            if type(value) is type(current) and value == current:
-                continue
-            try:
-                made = cls(**{**options, name: value})
-            except Exception:  # the pass may refuse a value
-                continue
-            if isinstance(made, Transformation):
-                yield name, made
-
-
-_SAMPLES: dict[Any, tuple[object, ...]] = {
-    int: (1, 3, 8),
-    float: (0.5, 2.0),
-    str: ("q*", "other"),
-    torch.dtype: (torch.float64, torch.float32),
-    type(None): (None,),
-}
-
-
-def _values(annotation: Any, current: Any) -> Iterator[object]:
-    """Yield values of an option's type; none where the type is not known."""
-    origin = typing.get_origin(annotation)
-    if origin in (Union, types.UnionType):
-        for member in typing.get_args(annotation):
-            yield from _values(member, current)
-    elif origin is Literal:
-        yield from typing.get_args(annotation)
-    elif annotation is bool:
-        yield not current
-    elif isinstance(annotation, type) and issubclass(annotation, enum.Enum):
-        yield from annotation
-    elif origin in (list, tuple, set, frozenset) and current is not None:
-        members = typing.get_args(annotation)
-        if origin is not tuple or members[1:] == (Ellipsis,):
-            yield origin([*current, next(iter(_values(members[0] if members else str, None)), "other")])
-    else:
-        yield from _SAMPLES.get(annotation, ())
+    """Yield passes that differ from one in one option each, a number, a text or a flag."""
+    for name, info in options_of(type(transformation)).items():
+        other: object = None
+        match transformation.options.get(name):
+            case bool(value):
+                other = not value
+            case int(value) | float(value):
+                other = value + 1
+            case str(value):
+                other = f"{value}*"
+        if type(other) is info.annotation:
+            with suppress(Exception):  # the pass may refuse a value
+                yield name, equal_pass(transformation, **{name: other})
 
 
 @on_pass(

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from torch import nn
-from torch.fx import GraphModule
 
 from fxopt.commands.data import operations_of, report_data, size_data
 from fxopt.commands.failures import CommandError, ExitCode, FileError, blaming
