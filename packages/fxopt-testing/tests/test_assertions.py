@@ -12,9 +12,9 @@ import torch
 from torch import nn
 
 from fxopt_core import PreconditionError, Transformation
-from fxopt_testing import assert_code, assert_left_alone, assert_rewrites, code_of, model_case
+from fxopt_testing import assert_code, assert_left_alone, assert_rewrites, code_of
 from fxopt_testing.forms import Form
-from fxopt_testing.models.linear import Pair
+from fxopt_testing.models.linear import CalledTwice, Pair
 from fxopt_testing.rewrites import FORMS, refusals
 from fxopt_tools import Inputs
 
@@ -69,12 +69,11 @@ def test_the_model_is_not_changed() -> None:
     assert list(result.state_dict()) != keys == list(model.state_dict())
 
 
-def test_graph_modules_cases_and_keyword_arguments_are_taken() -> None:
+def test_graph_modules_and_keyword_arguments_are_taken() -> None:
     graph_module = torch.fx.symbolic_trace(Product())
     assert_rewrites(passes.Commuting(), graph_module, torch.ones(2), count=1)
     assert "x * 2.0" in graph_module.code
     assert_rewrites(passes.Commuting(), Product(), Inputs(x=torch.ones(2)), count=1)
-    assert_rewrites(passes.Commuting(), model_case("pair[modules]"), count=2)
 
 
 def test_a_pass_that_changes_nothing_rewrites_nothing() -> None:
@@ -83,21 +82,20 @@ def test_a_pass_that_changes_nothing_rewrites_nothing() -> None:
 
 
 def test_refusals_are_expected_by_their_reasons() -> None:
-    model = model_case("called twice[modules]")
+    model, x = CalledTwice(), torch.ones(2, 4)
     with pytest.raises(AssertionError, match="refused 4 sites, expected reasons: none"):
-        assert_rewrites(results.RefusesBadly(), model, count=0, refused=[])
-    assert_rewrites(results.RefusesBadly(), model, count=0, refused=["Not Supported"] * 4)
+        assert_rewrites(results.RefusesBadly(), model, x, count=0, refused=[])
+    assert_rewrites(results.RefusesBadly(), model, x, count=0, refused=["Not Supported"] * 4)
 
 
 def test_near_misses_are_left_alone_for_a_reason() -> None:
-    tied = model_case("tied[modules]")
     assert_left_alone(results.Padding(), Pair(), torch.ones(2, 4))
     with pytest.raises(AssertionError, match="refused nothing for reason 'tied-parameter'"):
         assert_left_alone(results.Padding(), Pair(), torch.ones(2, 4), reason="tied-parameter")
     with pytest.raises(AssertionError, match="should leave the model alone, but"):
         assert_left_alone(results.Padding(), Pair(q_bias=False, k_bias=False), torch.ones(2, 4))
-    refusals = assert_left_alone(results.RefusesBadly(), tied, reason="Not Supported")
-    assert len(refusals) == 3
+    refusals = assert_left_alone(results.RefusesBadly(), CalledTwice(), torch.ones(2, 4), reason="Not Supported")
+    assert len(refusals) == 4
 
 
 class Of(nn.Module):

@@ -127,28 +127,6 @@ def test_views_in_place_of_copies_are_noted() -> None:
 # --- Values of all kinds
 
 
-class Slots:
-    __slots__ = ("__private", "a", "b")
-
-    def __init__(self, a: object) -> None:
-        self.a = a
-        self.__private = 1
-
-
-class MoreSlots(Slots):
-    __slots__ = "c"
-
-    def __init__(self, a: object, c: object) -> None:
-        super().__init__(a)
-        self.c = c
-
-
-def test_objects_with_slots_are_compared_inside() -> None:
-    assert compare(lambda x: MoreSlots(x + 0, 1), lambda x: MoreSlots(x + 0, 1), X)
-    report = compare(lambda x: MoreSlots(x + 0, 1), lambda x: MoreSlots(x + 1, 2), X)
-    assert [output.path for output in report.failures] == ["output.a", "output.c"]
-
-
 def test_objects_inside_themselves_are_compared() -> None:
     def circle(x: Tensor) -> dict[str, Any]:
         found: dict[str, Any] = {"x": x + 0}

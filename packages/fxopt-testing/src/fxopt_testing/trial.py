@@ -42,7 +42,6 @@ class Trial:
         error: what the pass raised, or None.
         touched: how the caller's model changed, a line each.
         process: how the state of the process changed, a line each.
-        hooks: the hooks in the graph module before the run; see `hooks_of`.
     """
 
     def __init__(self, transformation: Transformation, case: ModelCase) -> None:
@@ -51,7 +50,6 @@ class Trial:
         captured = case.capture()
         model, graph_module = captured.model, captured.graph_module
         self.source = faithful_copy(graph_module)
-        self.hooks = hooks_of(graph_module)
         self.before = picture(self.source)
         self.result: GraphModule | None = None
         self.error: Exception | None = None

@@ -199,25 +199,14 @@ class Comparison:
         """Why these numbers cannot be trusted, such as other load on the machine; None if they can."""
         return doubt([self.original, *(each.times for each in self.candidates if each.times)], self.noise)
 
-    def best(self, *, exact: bool) -> Candidate | None:
-        """Return the pipeline to take, of the exact ones or of all; None if none is faster, or if there is a `doubt`.
-
-        An approximating pipeline is taken only if it is also faster than the best exact one, beyond noise.
-        """
-        faster = [each for each in self.candidates if self._gain(each, None) > 1.0 and not self.doubt]
-        best = max((each for each in faster if each.exact), key=lambda each: self._gain(each, None), default=None)
-        if exact:
-            return best
-        ahead = [each for each in faster if not each.exact and self._gain(each, best) > 1.0]
-        return max(ahead, key=lambda each: self._gain(each, best), default=best)
-
-    def _gain(self, candidate: Candidate, other: Candidate | None) -> float:
-        """Return how many times as fast a candidate is as another one, or as the original; 1 if within noise."""
-        base = self.original if other is None else other.times
-        if base is None or candidate.times is None:
-            return 1.0
-        ratio = Ratio.of(base, candidate.times)
-        return ratio.median if ratio.against(self.noise) == "faster" else 1.0
+    @property
+    def best(self) -> Candidate | None:
+        """The fastest pipeline that is exact; None if none is faster, or if there is a `doubt`."""
+        faster: dict[float, Candidate] = {}
+        for each in self.candidates:
+            if each.exact and each.speedup is not None and each.speedup.against(self.noise) == "faster":
+                faster[each.speedup.median] = each
+        return None if self.doubt or not faster else faster[max(faster)]
 
     def __str__(self) -> str:
         """Return a table, and which pipeline to take."""
@@ -226,13 +215,8 @@ class Comparison:
             ratio, speedup = "-" if each.sqnr_db is None else f"{each.sqnr_db:.0f}", None if why else each.speedup
             verdict = each.problem or ("" if speedup is None else speedup.against(self.noise))
             rows.append((each.name, *cells(speedup), ratio, verdict))
-        best, fastest = self.best(exact=True), self.best(exact=False)
-        advice = "leave the model as it is: no exact pipeline makes it faster" if best is None else f"take {best.name}"
-        advice = no_ratio(why) if why else advice
-        if fastest is not None and not fastest.exact:
-            than = "" if best is None else " as that"
-            advice += f"; {fastest.name} is {self._gain(fastest, best):.2f} times as fast{than}"
-            advice += "" if fastest.sqnr_db is None else f", with an SQNR of {fastest.sqnr_db:.0f} dB"
+        advice = "leave the model as it is: no exact pipeline makes it faster"
+        advice = no_ratio(why) if why else advice if self.best is None else f"take {self.best.name}"
         head = f"original: {self.original}; two copies of it differ by {self.noise:.1%}"
         return "\n".join([head, "", *text_table(rows, right=(1, 3)), "", advice])
 

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
 from enum import Enum
-from types import BuiltinFunctionType, FunctionType, MemberDescriptorType, MethodType, ModuleType
+from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 from typing import TypeAlias
 
 import torch
@@ -116,15 +116,8 @@ def _parts(value: object) -> _Parts | None:
         return "dict", None, ((f"[{key!r}]", item) for key, item in value.items())
     if is_dataclass(value):
         return _named(value, ((field.name, getattr(value, field.name)) for field in fields(value)))
-    attributes = _attributes(value)
+    attributes = getattr(value, "__dict__", {})
     return _named(value, attributes.items()) if attributes else None
-
-
-def _attributes(value: object) -> Mapping[str, object]:
-    """Return the attributes of an object, including those in slots."""
-    members = [vars(cls).items() for cls in reversed(type(value).__mro__) if "__slots__" in vars(cls)]
-    slots = [name for each in members for name, member in each if isinstance(member, MemberDescriptorType)]
-    return {**{name: getattr(value, name) for name in slots if hasattr(value, name)}, **getattr(value, "__dict__", {})}
 
 
 def _numbered(items: Iterable[object]) -> Iterator[tuple[str, object]]:

@@ -56,29 +56,20 @@ def if_tensors(subject: Subject, trial: Trial | None) -> str | None:
 )
 def flags_kept(subject: Subject, trial: Trial) -> Iterator[Flaw]:
     old = dict(trial.source.named_parameters(remove_duplicate=False))
-    new = dict(trial.done.named_parameters(remove_duplicate=False))
-    for name in old.keys() & new.keys():
-        if old[name].requires_grad != new[name].requires_grad:
-            is_now, was = (f"requires_grad={each[name].requires_grad}" for each in (new, old))
-            yield Flaw(f"parameter `{name}` has {is_now}", was)
     flags = {parameter.requires_grad for parameter in old.values()}
-    for name in new.keys() - old.keys():
-        if len(flags) == 1 and new[name].requires_grad not in flags:
-            found = f"new parameter `{name}` has requires_grad={new[name].requires_grad}"
-            yield Flaw(found, f"{flags.pop()}, as all have")
-    yield from _modes(trial)
-
-
-def _modes(trial: Trial) -> Iterator[Flaw]:
-    old = dict(trial.source.named_modules(remove_duplicate=False))
-    called = called_modules(trial.done)
+    for name, parameter in trial.done.named_parameters(remove_duplicate=False):
+        expected = {old[name].requires_grad} if name in old else flags
+        if expected == {not parameter.requires_grad}:
+            what = "parameter" if name in old else "new parameter"
+            found = f"{what} `{name}` has requires_grad={parameter.requires_grad}"
+            yield Flaw(found, "that of what it stands for")
+    modules, called = dict(trial.source.named_modules(remove_duplicate=False)), called_modules(trial.done)
     # An exported program says that it trains, whether or not its model does.
-    modes = {trial.case.training, *(old[name].training for name in called_modules(trial.source))}
+    modes = {trial.case.training, *(modules[name].training for name in called_modules(trial.source))}
     for name, module in trial.done.named_modules(remove_duplicate=False):
-        if name in old and old[name].training != module.training:
-            yield Flaw(f"module `{name}` has training={module.training}", str(old[name].training))
-        if name in called and name not in old and len(modes) == 1 and module.training not in modes:
-            yield Flaw(f"new module `{name}` has training={module.training}", f"{modes.pop()}, as what it stands for")
+        expected = {modules[name].training} if name in modules else modes if name in called else set()
+        if expected == {not module.training}:
+            yield Flaw(f"module `{name}` has training={module.training}", "that of what it stands for")
 
 
 @on_model(
@@ -89,13 +80,12 @@ def _modes(trial: Trial) -> Iterator[Flaw]:
 def dtypes_kept(subject: Subject, trial: Trial) -> Iterator[Flaw]:
     old, new = current_tensors(trial.source), current_tensors(trial.done)
     for kind in ("dtype", "device"):
-        known = {getattr(tensor, kind) for tensor in old.values()} or {getattr(t, kind) for t in new.values()}
+        known = {getattr(tensor, kind) for tensor in old.values()}
         for name, tensor in new.items():
-            was = getattr(old[name], kind) if name in old else None
-            found = getattr(tensor, kind)
-            if (was is not None and found != was) or (was is None and found not in known):
-                expected = f"{was if was is not None else ' or '.join(sorted(map(str, known)))}"
-                yield Flaw(f"`{name}` has {kind} {found}", expected)
+            expected = {getattr(old[name], kind)} if name in old else known
+            if expected and getattr(tensor, kind) not in expected:
+                found = f"`{name}` has {kind} {getattr(tensor, kind)}"
+                yield Flaw(found, " or ".join(sorted(map(str, expected))))
 
 
 @on_model(
@@ -151,7 +141,7 @@ def no_leftovers(subject: Subject, trial: Trial) -> Iterator[Flaw]:
 def hooks_kept(subject: Subject, trial: Trial) -> Iterator[Flaw]:
     found, called = hooks_of(trial.done), called_modules(trial.done)
     called_before = called_modules(trial.source)
-    for name, count in trial.hooks.items():
+    for name, count in hooks_of(trial.source).items():
         plain = name.split("`")[1]
         if found.get(name, 0) != count:
             yield Flaw(f"{name} has {found.get(name, 0)} hooks", f"{count}, as before")

@@ -93,10 +93,8 @@ def _data(measured: Benchmark) -> dict[str, Any]:
 
 
 def _table_data(found: Comparison) -> dict[str, Any]:
-    best, fastest = found.best(exact=True), found.best(exact=False)
     return {
-        "best": None if best is None else best.name,
-        "best_of_all": None if fastest is None else fastest.name,
+        "best": None if found.best is None else found.best.name,
         "noise": found.noise,
         "doubt": found.doubt,
         "original": _times_data(found.original),
