@@ -41,8 +41,8 @@ def _linear(subject: Subject) -> Iterator[Flaw]:
         steps = [_steps(subject, case, times) for times in _TIMES]
         less, more = steps[1] - steps[0], steps[2] - steps[1]
         if less > 0 and more > _GROWTH * less:
-            found = f"{steps[0]}, {steps[1]} and {steps[2]} steps for {', '.join(map(str, _TIMES))} times the sites"
-            yield Flaw(f"{found}: twice as many sites, {more / less:.1f} times the steps", "2 times", case=case.id)
+            found = f"{steps[0]}, {steps[1]} and {steps[2]} steps for {', '.join(map(str, _TIMES))} times {case.id}"
+            yield Flaw(f"{found}: twice as many sites, {more / less:.1f} times the steps", "2 times")
 
 
 def grown(case: ModelCase, times: int) -> Captured:

@@ -26,32 +26,19 @@ class Commuting(Preserving):
 
     def edit(self, graph_module: GraphModule) -> None:
         """Turn products round."""
-        for node in self.products(graph_module, self.most):
+        for node in self.products(graph_module):
             self.turn(node)
 
-    def products(self, graph_module: GraphModule, most: float) -> Iterator[Node]:
+    def products(self, graph_module: GraphModule) -> Iterator[Node]:
         """Yield products by a constant behind the sign."""
         for node in calls(graph_module, operator.mul):
-            if isinstance(node.args[1], float) and node.args[1] <= most:
+            if isinstance(node.args[1], float) and node.args[1] <= self.most:
                 yield node
 
     def turn(self, node: Node) -> None:
         """Turn one round."""
         node.args = (node.args[1], node.args[0])
         self.mark_as_transformed(node)
-
-
-class IgnoresOption(Commuting):
-    """``x * c`` -> ``c * x``, for all of them.
-
-    Args:
-        most: up to which constant; it is stored, and never read.
-    """
-
-    def edit(self, graph_module: GraphModule) -> None:
-        """Turn all products round."""
-        for node in self.products(graph_module, 2.0):
-            self.turn(node)
 
 
 class SignsWithoutOption(Commuting):
@@ -186,6 +173,6 @@ class CapturesTensor(Preserving):
 class FindsNothing(Commuting):
     """Looks for what no model has."""
 
-    def products(self, graph_module: GraphModule, most: float) -> Iterator[Node]:
+    def products(self, graph_module: GraphModule) -> Iterator[Node]:
         """Yield nothing."""
         yield from ()

@@ -12,9 +12,9 @@ import torch
 from torch import nn
 
 from fxopt_core import PreconditionError, Transformation
-from fxopt_testing import assert_code, assert_left_alone, assert_rewrites, code_of, model_case
+from fxopt_testing import assert_code, assert_left_alone, assert_rewrites, code_of
 from fxopt_testing.forms import Form
-from fxopt_testing.models.linear import Pair
+from fxopt_testing.models.linear import CalledTwice, Pair
 from fxopt_testing.rewrites import FORMS, refusals
 from fxopt_tools import Inputs
 
@@ -63,18 +63,17 @@ def test_rewrites_are_counted_and_shown(form: Form) -> None:
 
 
 def test_the_model_is_not_changed() -> None:
-    model = Pair(bias=False).eval()
+    model = Pair(q_bias=False, k_bias=False).eval()
     keys = list(model.state_dict())
     result = assert_rewrites(results.Padding(), model, torch.ones(2, 4), count=2, form="export")
     assert list(result.state_dict()) != keys == list(model.state_dict())
 
 
-def test_graph_modules_cases_and_keyword_arguments_are_taken() -> None:
+def test_graph_modules_and_keyword_arguments_are_taken() -> None:
     graph_module = torch.fx.symbolic_trace(Product())
     assert_rewrites(passes.Commuting(), graph_module, torch.ones(2), count=1)
     assert "x * 2.0" in graph_module.code
     assert_rewrites(passes.Commuting(), Product(), Inputs(x=torch.ones(2)), count=1)
-    assert_rewrites(passes.Commuting(), model_case("pair[modules]"), count=2)
 
 
 def test_a_pass_that_changes_nothing_rewrites_nothing() -> None:
@@ -83,21 +82,20 @@ def test_a_pass_that_changes_nothing_rewrites_nothing() -> None:
 
 
 def test_refusals_are_expected_by_their_reasons() -> None:
-    model = model_case("called twice[modules]")
-    with pytest.raises(AssertionError, match="refused 3 sites, expected reasons: none"):
-        assert_rewrites(results.RefusesBadly(), model, count=0, refused=[])
-    assert_rewrites(results.RefusesBadly(), model, count=0, refused=["Not Supported"] * 3)
+    model, x = CalledTwice(), torch.ones(2, 4)
+    with pytest.raises(AssertionError, match="refused 4 sites, expected reasons: none"):
+        assert_rewrites(results.RefusesBadly(), model, x, count=0, refused=[])
+    assert_rewrites(results.RefusesBadly(), model, x, count=0, refused=["Not Supported"] * 4)
 
 
 def test_near_misses_are_left_alone_for_a_reason() -> None:
-    tied = model_case("tied[modules]")
     assert_left_alone(results.Padding(), Pair(), torch.ones(2, 4))
     with pytest.raises(AssertionError, match="refused nothing for reason 'tied-parameter'"):
         assert_left_alone(results.Padding(), Pair(), torch.ones(2, 4), reason="tied-parameter")
     with pytest.raises(AssertionError, match="should leave the model alone, but"):
-        assert_left_alone(results.Padding(), Pair(bias=False), torch.ones(2, 4))
-    refusals = assert_left_alone(results.RefusesBadly(), tied, reason="Not Supported")
-    assert len(refusals) == 3
+        assert_left_alone(results.Padding(), Pair(q_bias=False, k_bias=False), torch.ones(2, 4))
+    refusals = assert_left_alone(results.RefusesBadly(), CalledTwice(), torch.ones(2, 4), reason="Not Supported")
+    assert len(refusals) == 4
 
 
 class Of(nn.Module):
@@ -115,7 +113,9 @@ FROZEN = Of(lambda x: x * 2.0, nn.Linear(4, 4)).requires_grad_(False)
 @pytest.mark.parametrize("form", FORMS)
 def test_all_that_holds_of_a_rewrite_is_checked_in_every_form(form: Form) -> None:
     x, others = torch.ones(2, 4), [(torch.ones(5, 4),), (torch.ones(0, 4),)]
-    rewritten = assert_rewrites(results.Padding(), Pair(bias=False).eval(), x, count=2, form=form, others=others)
+    rewritten = assert_rewrites(
+        results.Padding(), Pair(q_bias=False, k_bias=False).eval(), x, count=2, form=form, others=others
+    )
     assert refusals(rewritten) == ()
 
 
@@ -126,7 +126,7 @@ def test_all_that_holds_of_a_rewrite_is_checked_in_every_form(form: Form) -> Non
         (computation.WritesCopies(), Of(lambda x: x.mul_(2.0)), r"effects: `args\[0\] after the call` differs"),
         (computation.Detaches(), Of(torch.tanh), r"gradients: the gradient of `args\[0\]` differs"),
         (computation.AddsEachTime(), Of(torch.relu), "a second time, order of nodes is"),
-        (results.WrongPiece(), Pair(bias=False), "after undoing wrong-piece, values of `q.weight`"),
+        (results.WrongPiece(), Pair(q_bias=False, k_bias=False), "after undoing wrong-piece, values of `q.weight`"),
         (results.WritesCaller(), FROZEN, "in the caller's model, values of"),
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, (Transformation, nn.Module)) else None,

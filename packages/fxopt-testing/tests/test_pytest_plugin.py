@@ -1,10 +1,6 @@
-"""The plugin of pytest, and tests that a file makes for itself."""
+"""Properties of passes as tests of pytest."""
 
 from __future__ import annotations
-
-import subprocess
-import sys
-from pathlib import Path
 
 import defects_of_passes as passes
 import defects_of_results as results
@@ -25,54 +21,6 @@ test_a_right_pass = conformance_tests(results.Padding(), passes.Commuting(), mod
 test_a_known_flaw = conformance_tests(
     results.KeepsDeadModules(), models=PAIR, properties=["no-leftovers"], expected_failures={"no-leftovers": "a sample"}
 )
-
-
-LIGHT = """
-import sys
-
-def test_light():
-    assert "fxopt_testing.plugin" in sys.modules
-    assert "torch" not in sys.modules
-"""
-
-
-def run_pytest(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    settings = folder / "pytest.ini"
-    settings.write_text("[pytest]\n", encoding="utf-8")
-    command = [sys.executable, "-m", "pytest", "-c", str(settings), "-p", "no:cacheprovider", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, cwd=folder, check=False, timeout=280)
-
-
-TWICE = """
-import sys, pytest
-sys.argv += ["-p", "no:cacheprovider"]
-missing = pytest.main([*sys.argv[1:], "--fxopt-distribution", "no-such-distribution"])
-print("---")
-chosen = ["-k", "named or constructible", "-v"]
-sys.exit(10 * missing + pytest.main([*sys.argv[1:], "--fxopt-distribution", "fxopt-core", *chosen]))
-"""
-
-
-def test_a_distribution_is_collected_and_one_that_is_not_installed_is_a_collection_error(tmp_path: Path) -> None:
-    (tmp_path / "test_other.py").write_text(
-        "def test_other(): raise AssertionError('not asked for')\n", encoding="utf-8"
-    )
-    (tmp_path / "pytest.ini").write_text("[pytest]\n", encoding="utf-8")
-    command = [sys.executable, "-c", TWICE, "-c", "pytest.ini"]  # one process, since torch takes seconds to import
-    run = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, check=False, timeout=280)
-    missing, _, found = run.stdout.partition("---")
-    assert run.returncode == 20, run.stdout + run.stderr
-    assert "distribution 'no-such-distribution' is not installed" in missing
-    assert "test_conformance[deep-copy-named] PASSED" in found
-    assert "test_conformance[lint-and-recompile-constructible] PASSED" in found
-    assert "4 passed" in found
-    assert "test_other" not in run.stdout
-
-
-def test_without_the_option_nothing_is_loaded(tmp_path: Path) -> None:
-    (tmp_path / "test_light.py").write_text(LIGHT, encoding="utf-8")
-    run = run_pytest(tmp_path)
-    assert run.returncode == 0, run.stdout + run.stderr
 
 
 @pytest.mark.parametrize(

@@ -140,7 +140,7 @@ class TestBench:
 
     def test_each_pass(self) -> None:
         result = measured(model(a=1.0, b=3.0, c=1.0), compose(Halve("b"), Keep("a"), Double("c")), per="pass")
-        assert [each.name for each in result.contributions] == ["halve", "keep", "double"]
+        assert [each.part.name for each in result.contributions] == ["halve", "keep", "double"]
         assert [each.effect.median for each in result.contributions] == pytest.approx([6 / 4.5, 1, 3.5 / 4.5])
         verdicts = [each.effect.against(result.noise) for each in result.contributions]
         assert verdicts == ["faster", "within noise", "slower"]
@@ -150,7 +150,7 @@ class TestBench:
 
     def test_each_site(self) -> None:
         result = measured(model(a=1.0, b=3.0), compose(Halve(), Whole()), per="site")
-        assert [each.name for each in result.contributions] == ["halve on a", "halve on b", "whole"]
+        assert [each.part.name for each in result.contributions] == ["halve on a", "halve on b", "whole"]
         assert [each.effect.median for each in result.contributions] == pytest.approx([1.25, 1.75, 2])
 
     def test_noise_is_measured_and_counts(self) -> None:
@@ -229,62 +229,18 @@ def test_pipelines_are_compared_and_the_fastest_one_is_named() -> None:
     speeds = [None if each.speedup is None else round(each.speedup.median, 3) for each in found.candidates]
     assert speeds == [2.0, 1.0, None, None, 4.0]
     assert [each.problem is None for each in found.candidates] == [True, True, False, False, True]
-    best = found.best(exact=False)
-    assert best is not None
-    assert best.name == "quarter"
+    assert found.best is found.candidates[-1]
     lines = str(found).splitlines()
     assert any("differs" in line for line in lines if line.startswith("wrong"))
     assert "quarter" in lines[-1]
     assert not history(given)
 
 
-class Rounded(Scale):
-    """Adds a thousandth, and is faster by a factor."""
-
+class Rough(Halve):
     preserves_computation = False
-    promised_sqnr = 20.0
-
-    def __init__(self, factor: float) -> None:
-        super().__init__()
-        self.speed = factor
-
-    def rewrite(self, site: Call, edit: Editor) -> None:
-        old: Any = edit.index.module_of(site.node)
-        full = str(site.node.target)
-        name = edit.add_module(full, f"{full}_rounded", Rough(old.cost / self.speed))
-        edit.replace(site.node, edit.call_module(name, *site.node.args, before=site.node, like=[site.node]))
-        edit.drop_module(full, {})
 
 
-class Rough(Work):
-    def forward(self, x: Tensor) -> Tensor:
-        CLOCK.spend(self.cost)
-        return x + 0.001
-
-
-class TestApproximations:
-    """They are advised only where they beat the best exact pipeline."""
-
-    def test_one_that_is_as_fast_is_not(self) -> None:
-        CLOCK.noise = 0.02
-        ways = {"exact": Halve(), "rough": Rounded(2.02)}
-        found = compare_pipelines(model(a=1.0), ways, X, rounds=30, clock=CLOCK)
-        exact, rough = found.candidates
-        assert rough.speedup is not None
-        assert rough.speedup.median > 1.9
-        assert found.best(exact=False) == found.best(exact=True) == exact
-        assert str(found).splitlines()[-1] == "take exact"
-
-    def test_one_that_is_faster_is_with_its_accuracy(self) -> None:
-        found = compare_pipelines(model(a=1.0), {"exact": Halve(), "rough": Rounded(3.0)}, X, rounds=8, clock=CLOCK)
-        best = found.best(exact=False)
-        assert best is not None
-        assert best.name == "rough"
-        assert str(found).splitlines()[-1] == ("take exact; rough is 1.50 times as fast as that, with an SQNR of 60 dB")
-
-    def test_one_that_is_alone(self) -> None:
-        found = compare_pipelines(model(a=1.0), {"kept": Keep(), "rough": Rounded(2.0)}, X, rounds=8, clock=CLOCK)
-        assert str(found).splitlines()[-1] == (
-            "leave the model as it is: no exact pipeline makes it faster; rough is 2.00 times as fast, with an SQNR of "
-            "60 dB"
-        )
+def test_what_approximates_is_measured_and_not_advised() -> None:
+    found = compare_pipelines(model(a=1.0), {"kept": Keep(), "rough": Rough()}, X, rounds=8, clock=CLOCK)
+    assert found.candidates[1].speedup is not None and found.candidates[1].speedup.median == 2.0
+    assert str(found).splitlines()[-1] == "leave the model as it is: no exact pipeline makes it faster"

@@ -137,20 +137,6 @@ class TestNoCulprit:
         assert (result.verdict, result.total) == (verdict, 0)
         assert len(result.trials) <= 2
 
-    @pytest.mark.parametrize("answers", [True, False])
-    @pytest.mark.parametrize("turn", range(6))
-    def test_a_check_that_says_something_else_once_is_flaky(self, answers: bool, turn: int) -> None:
-        calls = itertools.count()
-
-        def check(graph_module: GraphModule) -> bool:
-            return answers if next(calls) != turn else not answers
-
-        result = bisect(steps(14), compose(AddToSub(), MulToDiv()), check)
-        assert len(result.trials) <= math.log2(42) + 2
-        if len(result.trials) > turn:
-            assert (result.verdict, result.culprit) == ("flaky", None)
-            assert "the check is flaky: with the same first" in str(result)
-
     def test_a_pipeline_that_does_something_else_each_time(self) -> None:
         turns = itertools.count()
 
@@ -159,18 +145,11 @@ class TestNoCulprit:
                 sites = list(super().match(index))
                 return sites[next(turns) % 2 :]
 
-        result = bisect(steps(6), Moody(), lambda _: False)
-        assert result.verdict == "unrepeatable"
-        assert "did not do the same 6 rewrites each time" in str(result)
+        with pytest.raises(PreconditionError, match="did not do the same 6 rewrites each time"):
+            bisect(steps(6), Moody(), lambda _: False)
 
 
 class TestArguments:
-    def test_each_check_is_reported(self) -> None:
-        lines: list[str] = []
-        bisect(steps(1), compose(AddToSub(), MulToDiv(wrong_at="mul_1")), X, report=lines.append)
-        assert lines[:2] == [f"BISECT: {number} of 3 rewrites: good" for number in (1, 2)]
-        assert lines[2].startswith("BISECT: 3 of 3 rewrites: BAD: `output` of input 0 ")
-
     def test_what_makes_no_sense_is_refused(self) -> None:
         wrong: Any = MulToDiv
         with pytest.raises(PreconditionError, match=r"pipeline is the class MulToDiv.*write MulToDiv\(\)"):

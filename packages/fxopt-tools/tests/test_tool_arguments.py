@@ -39,7 +39,6 @@ def test_tolerances_are_numbers(name: str, value: Any) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"original": "model"}, r"^original is a str, expected a torch\.nn\.Module"),
         ({"on_failure": "ignore"}, "^on_failure is 'ignore', expected 'raise' or 'veto'"),
         ({"inputs": []}, "^inputs is an empty list, expected"),
     ],

@@ -151,12 +151,6 @@ def test_the_gate_holds_each_pass_to_its_promise_and_the_next_to_none() -> None:
     with instrumented(gate):
         compose(Noisy(), Exact(1e-3), LintAndRecompile(), AlsoNoisy(0.05))(model())
     assert [check.passed for check in gate.checks] == [True, False, True, False]
-    original = model()
-    gate = Verify(X, original=original)
-    with instrumented(gate):
-        compose(Noisy(), LintAndRecompile(), AlsoNoisy())(copy.deepcopy(original))
-    least = [check.report.outputs[0].least_sqnr_db for check in gate.checks if check.report is not None]
-    assert least == pytest.approx([40, 40, 37], abs=0.1)
 
 
 def test_cosine_is_that_of_the_worst_sample() -> None:

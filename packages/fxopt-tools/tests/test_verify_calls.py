@@ -1,4 +1,4 @@
-"""`verify` sees later calls and gradients, and reports strides, random numbers and lost NaN."""
+"""`verify` sees later calls and gradients, and reports strides and lost NaN."""
 
 from __future__ import annotations
 
@@ -114,17 +114,6 @@ def test_what_later_calls_read_from_attributes_is_seen(late: Callable[[Tensor], 
     assert "after several calls" in str(report)
     assert (late_one.calls, late_one.seen) == (0, [])  # it is put back
     assert verify(Counting(late), late_one, X), "each call is compared with the same call of the original"
-
-
-def test_random_numbers_are_reported() -> None:
-    def drawing(x: Tensor) -> Tensor:
-        torch.rand(2)
-        return x + 1
-
-    report = verify(Calls(lambda x: x + 1), Calls(drawing), X)
-    assert report
-    note = "the transformed module consumes different random numbers from the original's: not judged"
-    assert note in report.notes
 
 
 def test_lost_nans_are_counted() -> None:

@@ -86,21 +86,6 @@ class Scale(Transformation):
         return graph_module
 
 
-class Shift(Transformation):
-    """x + y -> x + y, off by an amount."""
-
-    preserves_computation = True
-
-    def __init__(self, by: float) -> None:
-        self.by = by
-
-    def transform(self, graph_module: GraphModule) -> GraphModule:
-        with torch.no_grad():
-            bias = graph_module.get_parameter("norm.bias") + self.by
-        graph_module.get_submodule("norm").bias = nn.Parameter(bias)
-        return graph_module
-
-
 # --- What stands and what does not
 
 
@@ -167,23 +152,6 @@ def test_a_module_that_refuses_its_inputs_afterwards_does_not_stand() -> None:
     assert verify(traced(), result, X) and gate.checks[0].passed is False and "refuses" in str(gate.checks[0])
 
 
-# --- What is held to it
-
-
-def test_rounding_that_adds_up_is_seen_against_the_original() -> None:
-    step = 0.4 * 1e-4  # two such steps pass one by one, all four together do not
-    passes = [Shift(step) for _ in range(4)]
-    gate = Verify(X)
-    with instrumented(gate):
-        compose(*passes)(traced().eval())
-    assert len(gate.checks) == 4
-    original = traced().eval()
-    gate = Verify(X, original=original, on_failure="veto")
-    with instrumented(gate):
-        compose(*passes)(traced().eval())
-    assert gate.checks[0].passed and not gate.checks[-1].passed
-
-
 # --- When it runs the module
 
 
@@ -234,15 +202,13 @@ class OnParts(Transformation):
 
 
 def test_a_pass_on_another_graph_module_inside_of_a_pass_is_checked_with_that() -> None:
-    for original in (None, traced()):
-        gate = Verify(X, original=original)
-        part = symbolic_trace(Part())
-        with instrumented(gate):
-            compose(OnParts(part, torch.sub), LintAndRecompile())(traced())
-        assert [(check.pass_name, check.passed) for check in gate.checks] == [
-            ("replace", None), ("on-parts", True), ("lint-and-recompile", True)
-        ]  # fmt: skip
-        assert "works on another graph module, inside of a pass that is checked" in str(gate.checks[0])
+    gate, part = Verify(X), symbolic_trace(Part())
+    with instrumented(gate):
+        compose(OnParts(part, torch.sub), LintAndRecompile())(traced())
+    assert [(check.pass_name, check.passed) for check in gate.checks] == [
+        ("replace", None), ("on-parts", True), ("lint-and-recompile", True)
+    ]  # fmt: skip
+    assert "works on another graph module, inside of a pass that is checked" in str(gate.checks[0])
 
 
 # --- Errors
@@ -256,8 +222,6 @@ def test_inputs_that_the_module_refuses_are_an_error_before_the_pass() -> None:
         compose(Unclaimed(torch.add), Unclaimed(operator.add), Replace(torch.add))(graph_module)
     assert caught.value.pass_name == "unclaimed" and caught.value.index == 0
     assert isinstance(caught.value.__cause__, RuntimeError) and graph_module.code == code
-    with instrumented(Verify(X[:, :2], original=Model())), pytest.raises(PreconditionError, match="the original"):
-        Replace(torch.add)(graph_module)
 
 
 def test_a_pass_that_fails_by_itself_fails_as_ever() -> None:

@@ -1,4 +1,4 @@
-"""`fxopt bisect` and `bench`; reproducers and reports."""
+"""`fxopt bisect` and `bench`; reports."""
 
 from __future__ import annotations
 
@@ -13,8 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import fxopt_tools
 from fxopt_capture.archive.files import load
-from fxopt_core import PassError, Registry
-from fxopt_tools import reproduce
+from fxopt_core import Registry
 
 ATTENTION = "command_models:attention"
 
@@ -105,16 +104,6 @@ class TestBisect:
     def test_optimize_says_how_to_find_it(self) -> None:
         message = fxopt("optimize", ATTENTION, "-p", "doubles", "-o", "out.fxopt", code=7).stderr
         assert f"fxopt bisect {ATTENTION} -p doubles, with the same inputs" in message
-
-
-@pytest.mark.usefixtures("own_passes", "folder")
-def test_a_pass_that_fails_leaves_a_reproducer() -> None:
-    error = fxopt_json("optimize", ATTENTION, "-p", "merge-linears,fails", "-o", "out.fxopt", code=5)["error"]
-    assert error["reproducer"] == "out.reproducer"
-    assert "fxopt.reproduce('out.reproducer')" in error["message"]
-    with pytest.raises(PassError, match="out of ideas"):
-        reproduce("out.reproducer")
-    assert reproduce("out.reproducer", pipeline="merge-linears") is not None
 
 
 @pytest.mark.usefixtures("folder", "ticking")

@@ -155,7 +155,7 @@ class TestDemands:
 
 @pytest.mark.usefixtures("own_passes")
 class TestFailures:
-    def test_a_pass_that_fails_in_the_middle_leaves_a_reproducer_alone(self, tmp_path: Path, out: Path) -> None:
+    def test_a_pass_that_fails_in_the_middle_leaves_nothing(self, tmp_path: Path, out: Path) -> None:
         model, args = attention()
         save(capture(model, args), tmp_path / "in.fxopt")
         content = (tmp_path / "in.fxopt").read_bytes()
@@ -164,7 +164,7 @@ class TestFailures:
         assert "out of ideas" in result.stderr
         assert not out.exists()
         assert (tmp_path / "in.fxopt").read_bytes() == content
-        assert sorted(path.name for path in tmp_path.iterdir()) == ["in.fxopt", "out.reproducer"]
+        assert sorted(path.name for path in tmp_path.iterdir()) == ["in.fxopt"]
 
     def test_an_old_output_survives_a_failure(self, out: Path) -> None:
         out.write_text("mine")

@@ -1,7 +1,7 @@
 """Assertions for the tests of one pass: code before and after (`code_of`), exact counts, near misses, and the way back.
 
-All of them take a model, a graph module or a `ModelCase`, and the model's inputs, and never change the model. A failure
-is an AssertionError that shows graphs and refusals.
+All of them take a model or a graph module, and its inputs, and never change it. A failure is an AssertionError that
+shows graphs and refusals.
 """
 
 from __future__ import annotations
@@ -25,7 +25,6 @@ from fxopt_core import (
     history,
     type_text,
 )
-from fxopt_testing.cases import ModelCase
 from fxopt_testing.forms import Form, graph_of
 from fxopt_testing.outcomes import behaviour_of, unlike
 from fxopt_testing.pictures import bits_of, changes, picture, state_of
@@ -120,7 +119,7 @@ def assert_code(graph_module: GraphModule, expected: str, *, what: str = "the gr
 
 def assert_rewrites(
     transformation: Transformation,
-    model: nn.Module | ModelCase,
+    model: nn.Module,
     *inputs: object,
     count: int | None = None,
     before: str | None = None,
@@ -140,7 +139,7 @@ def assert_rewrites(
 
     Args:
         transformation: the pass.
-        model: a model, a graph module, or a case.
+        model: a model or a graph module.
         *inputs: the inputs of the call; `fxopt_tools.Inputs` for keyword arguments.
         count: how many sites are rewritten; if None, at least one, or any change if the pass marks nothing.
         before: the code of the graph before the pass, as `code_of` writes it, or its body.
@@ -171,9 +170,9 @@ def assert_rewrites(
     ...         return torch.relu(x)
     >>> result = assert_rewrites(Doubled(), Model(), torch.ones(2), after="relu = torch.tanh(x); return relu")
     """
-    name, given = transformation.name, _inputs_of(model, inputs)
+    name, given = transformation.name, _inputs_of(inputs)
     graph_module = _graph_module_of(model, given, form)
-    caller = nn.Module() if isinstance(model, (ModelCase, GraphModule)) else model
+    caller = nn.Module() if isinstance(model, GraphModule) else model
     untouched = state_of(caller)
     if before is not None:
         assert_code(graph_module, before, what=f"before {name}, the graph")
@@ -223,7 +222,7 @@ def _assert_equal(when: str, before: Mapping[str, object], after: Mapping[str, o
 
 def assert_left_alone(
     transformation: Transformation,
-    model: nn.Module | ModelCase,
+    model: nn.Module,
     *inputs: object,
     reason: str | None = None,
     form: Form = "modules",
@@ -232,7 +231,7 @@ def assert_left_alone(
 
     Args:
         transformation: the pass.
-        model: a model, a graph module, or a case.
+        model: a model or a graph module.
         *inputs: the inputs of the call.
         reason: the reason code of at least one of the refusals; if None, any.
         form: the form of graph.
@@ -248,7 +247,7 @@ def assert_left_alone(
     >>> assert_left_alone(LintAndRecompile(), nn.ReLU(), torch.ones(2))
     ()
     """
-    graph_module = _graph_module_of(model, _inputs_of(model, inputs), form)
+    graph_module = _graph_module_of(model, _inputs_of(inputs), form)
     former, known = picture(graph_module), len(history(graph_module))
     result = transformation(graph_module)
     _, refusals = _sites_of(result, known)
@@ -261,24 +260,17 @@ def assert_left_alone(
 
 def _graph_module_of(model: object, inputs: Inputs, form: Form) -> GraphModule:
     """Return a model in a form of graph, with its own modules; a graph module is copied as it is."""
-    if isinstance(model, ModelCase):
-        return model.capture().graph_module
     if isinstance(model, GraphModule):
         return faithful_copy(model)
     if not isinstance(model, nn.Module):
         made = f"; write {model.__name__}()" if isinstance(model, type) else ""
-        found = f"an assertion is given {type_text(model)}"
-        raise PreconditionError(f"{found}, expected a model or a ModelCase{made}")
+        raise PreconditionError(f"an assertion is given {type_text(model)}, expected a model{made}")
     return graph_of(model, form, inputs)
 
 
-def _inputs_of(model: nn.Module | ModelCase, inputs: tuple[object, ...]) -> Inputs:
+def _inputs_of(inputs: tuple[object, ...]) -> Inputs:
     """Return the inputs of a call: `Inputs` as they are, other values as positional arguments."""
-    if isinstance(model, ModelCase):
-        return model.example()
-    if len(inputs) == 1 and isinstance(inputs[0], Inputs):
-        return inputs[0]
-    return Inputs(*inputs)
+    return inputs[0] if len(inputs) == 1 and isinstance(inputs[0], Inputs) else Inputs(*inputs)
 
 
 def _sites_of(graph_module: GraphModule, known: int) -> tuple[int, tuple[Refusal, ...]]:

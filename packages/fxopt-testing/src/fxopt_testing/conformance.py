@@ -5,14 +5,13 @@ from __future__ import annotations
 import time
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, distribution
-from itertools import islice
 
 from fxopt_core import PreconditionError, Registry, Transformation, check_is_transformation
 from fxopt_testing.cases import ModelCase
-from fxopt_testing.findings import ConformanceReport, Finding, Flaw, OnPass, Row, reproduction
+from fxopt_testing.findings import ConformanceReport, Finding, Flaw, OnModel, OnPass, Row, reproduction
 from fxopt_testing.models import zoo
 from fxopt_testing.properties import PROPERTIES, Property
 from fxopt_testing.properties.run import finds_sites
@@ -54,7 +53,6 @@ def check_transformation(
     >>> bool(report)
     True
     """
-    check_is_transformation(transformation, "what is checked")
     checked = chosen_properties(properties)
     known = dict(expected_failures or {})
     chosen_properties(known)
@@ -123,9 +121,17 @@ def subjects_of(
     models: Iterable[ModelCase] | None = None,
     site_model: ModelCase | None = None,
 ) -> list[Subject]:
-    """Pair passes with the models to try them on; nothing runs yet."""
+    """Pair passes with the models to try them on; nothing runs yet.
+
+    Raises:
+        PreconditionError: One of them is not a pass.
+    """
     cases, own = (zoo(), False) if models is None else (tuple(models), True)
-    return [Subject(each, cases, own=own, site_model=site_model) for each in passes]
+    subjects = []
+    for each in passes:
+        check_is_transformation(each, "what is checked")
+        subjects.append(Subject(each, cases, own=own, site_model=site_model))
+    return subjects
 
 
 def applicable(subject: Subject) -> Iterator[Property]:
@@ -136,27 +142,33 @@ def applicable(subject: Subject) -> Iterator[Property]:
 
 
 def check_property(subject: Subject, rule: Property, known: str | None = None) -> Row:
-    """Check one property on all models of a subject."""
+    """Check one property on all models of a subject; `known` is why it is expected to fail."""
     reason = rule.not_applicable(subject)
     if reason is not None:
         return Row(rule.name, not_applicable={reason: 1})
     started, running = time.perf_counter(), subject.seconds
     with warnings.catch_warnings(), process_kept():
         warnings.simplefilter("ignore")  # torch warns about itself, at places that no pass can help
-        row = _on_models(subject, rule) if rule.on_pass is None else _on_pass(subject, rule, rule.on_pass)
-    findings = _known(rule, row.findings, known)
+        if rule.on_model is not None:
+            row = _on_models(subject, rule, rule.on_model)
+        else:
+            assert rule.on_pass is not None
+            row = _on_pass(subject, rule, rule.on_pass)
+    if known is not None and row.findings:
+        row = replace(row, findings=tuple(replace(each, known=known) for each in row.findings))
+    elif known is not None:
+        flaw = Flaw(f"it holds, and was expected not to: {known}", "a failure", "Take it out of expected_failures.")
+        row = replace(row, findings=(_finding(subject, rule, flaw, None),))
     seconds = time.perf_counter() - started - (subject.seconds - running)  # the runs serve all properties
-    return Row(rule.name, row.checked, row.unchanged, row.not_applicable, findings, seconds)
+    return replace(row, seconds=seconds)
 
 
 def _on_pass(subject: Subject, rule: Property, check: OnPass) -> Row:
-    flaws = [*_found(check, subject)]
-    cases = {case.id: case for case in subject.cases}
-    findings = tuple(_finding(subject, rule, flaw, cases.get(flaw.case or "")) for flaw in flaws)
+    findings = tuple(_finding(subject, rule, flaw, None) for flaw in _found(check, subject))
     return Row(rule.name, checked=1, findings=findings)
 
 
-def _on_models(subject: Subject, rule: Property) -> Row:
+def _on_models(subject: Subject, rule: Property, check: OnModel) -> Row:
     checked = unchanged = 0
     skipped: Counter[str] = Counter()
     found: list[tuple[Trial, Flaw]] = []
@@ -170,10 +182,13 @@ def _on_models(subject: Subject, rule: Property) -> Row:
             unchanged += 1
         else:
             checked += 1
-            assert rule.on_model is not None
             # Of flaws on one model, the first one counts: others mostly follow from it.
-            found.extend((trial, flaw) for flaw in islice(_found(rule.on_model, subject, trial), 1))
-    return Row(rule.name, checked, unchanged, dict(skipped), tuple(_grouped(subject, rule, found)))
+            flaw = next(_found(check, subject, trial), None)
+            found += [] if flaw is None else [(trial, flaw)]
+    found.sort(key=lambda each: each[0].size)
+    also = tuple(dict.fromkeys(trial.case.id for trial, _ in found[1:]))
+    findings = tuple(_finding(subject, rule, flaw, trial.case, also) for trial, flaw in found[:1])
+    return Row(rule.name, checked, unchanged, dict(skipped), findings)
 
 
 def _found(check: Callable[..., Iterable[Flaw]], *given: Subject | Trial) -> Iterator[Flaw]:
@@ -184,37 +199,16 @@ def _found(check: Callable[..., Iterable[Flaw]], *given: Subject | Trial) -> Ite
         yield Flaw(f"{type(error).__name__}: {error}", "no error")
 
 
-def _grouped(subject: Subject, rule: Property, found: Sequence[tuple[Trial, Flaw]]) -> Iterable[Finding]:
-    """Yield one finding for each severity: that of the smallest model, with the names of the others."""
-    for severity in ("error", "advice"):
-        mine = sorted((each for each in found if each[1].severity == severity), key=lambda each: each[0].size)
-        if mine:
-            trial, flaw = mine[0]
-            also = tuple(dict.fromkeys(each.case.id for each, _ in mine if each is not trial))
-            yield _finding(subject, rule, flaw, trial.case, also)
-
-
 def _finding(
     subject: Subject, rule: Property, flaw: Flaw, case: ModelCase | None, also: tuple[str, ...] = ()
 ) -> Finding:
     return Finding(
         property=rule.name,
         statement=rule.statement,
-        case=case.id if case is not None else flaw.case,
+        case=None if case is None else case.id,
         found=flaw.found,
         expected=flaw.expected,
         advice=flaw.advice or rule.advice,
         also=also,
         reproduction=reproduction(subject, rule.name, case),
-        severity=flaw.severity,
     )
-
-
-def _known(rule: Property, findings: tuple[Finding, ...], known: str | None) -> tuple[Finding, ...]:
-    if known is None:
-        return findings
-    if any(each.severity == "error" for each in findings):
-        return tuple(replace(each, known=known) for each in findings)
-    advice = "Take it out of expected_failures."
-    found = f"it holds, and was expected not to: {known}"
-    return (*findings, Finding(rule.name, rule.statement, None, found, "a failure", advice))

@@ -7,12 +7,12 @@ import doctest
 import io
 import sys
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.fx import GraphModule, Node
 
 from fxopt_core import (
@@ -27,8 +27,6 @@ from fxopt_core import (
     set_ledger,
 )
 from fxopt_testing.cases import ModelCase
-
-_SIZES = ("in_features", "in_channels", "num_features", "embedding_dim")
 
 
 class _Given(Instrument):
@@ -50,7 +48,7 @@ def example_case(cls: type[Transformation]) -> ModelCase | None:
     """Return the first graph that the pass gets in its docstring, with inputs for the graph.
 
     The inputs are those that its nodes describe, or else guesses: floating-point tensors with as many features as a
-    layer takes, or indices.
+    parameter has in one of its dimensions, or indices.
 
     Returns:
         None where there is no example, it fails, or no guess fits.
@@ -80,8 +78,9 @@ def _guesses(graph_module: GraphModule) -> Iterator[tuple[Tensor, ...]]:
     noted = [_noted(node) for node in inputs]
     if all(value is not None for value in noted):
         yield tuple(value for value in noted if value is not None)
-    for sizes in _shapes(graph_module):
-        yield tuple(torch.randn(sizes) for _ in inputs)
+    for size in dict.fromkeys([*(size for each in graph_module.parameters() for size in each.shape), 4, 8]):
+        for shape in ((3, size), (2, 3, size), (2, size, 8, 8), (2, size, 16), (2, size, 6, 6, 6)):
+            yield tuple(torch.randn(shape) for _ in inputs)
     yield tuple(torch.arange(6).reshape(2, 3) for _ in inputs)
 
 
@@ -93,10 +92,3 @@ def _noted(node: Node) -> Tensor | None:
         return (torch.randn(sizes) if dtype.is_floating_point else torch.ones(sizes)).to(dtype)
     except (AttributeError, TypeError, RuntimeError):
         return None
-
-
-def _shapes(graph_module: GraphModule) -> Iterator[Sequence[int]]:
-    found = [getattr(module, name, None) for module in graph_module.modules() for name in _SIZES]
-    found += [module.normalized_shape[-1] for module in graph_module.modules() if isinstance(module, nn.LayerNorm)]
-    for size in dict.fromkeys([*(each for each in found if type(each) is int), 4, 8]):
-        yield from ((3, size), (2, 3, size), (2, size, 8, 8), (2, size, 16), (2, size, 6, 6, 6))

@@ -5,14 +5,12 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, TypeAlias
+from typing import TypeAlias
 
-from fxopt_core import Composition, leaves, text_table
+from fxopt_core import text_table
 from fxopt_testing.cases import ModelCase
 from fxopt_testing.models import is_of_the_zoo
 from fxopt_testing.trial import Subject, Trial
-
-Severity: TypeAlias = Literal["error", "advice"]
 
 
 @dataclass(frozen=True)
@@ -23,15 +21,11 @@ class Flaw:
         found: what was found.
         expected: what was expected.
         advice: what to do; by default, the property's advice.
-        case: id of the model, for a check of the pass as a whole.
-        severity: "advice" makes no check fail.
     """
 
     found: str
     expected: str
     advice: str | None = None
-    case: str | None = None
-    severity: Severity = "error"
 
 
 OnModel: TypeAlias = Callable[[Subject, Trial], Iterable[Flaw]]
@@ -106,8 +100,7 @@ class Finding:
         expected: what was expected.
         advice: what to do.
         also: ids of further models.
-        reproduction: a program that shows it.
-        severity: "error", or "advice", which makes nothing fail.
+        reproduction: the call that shows it.
         known: why it was expected to fail, where the caller said so.
     """
 
@@ -117,15 +110,13 @@ class Finding:
     found: str
     expected: str
     advice: str
-    also: tuple[str, ...] = ()
-    reproduction: str = ""
-    severity: Severity = "error"
+    also: tuple[str, ...]
+    reproduction: str
     known: str | None = None
 
     def __str__(self) -> str:
-        """Return rule, finding and advice, a line each, and the program."""
+        """Return rule, finding and advice, and the call, a line each."""
         where = f" on {self.case}" if self.case else ""
-        head = f"{self.property}{where}" + (" (advice)" if self.severity == "advice" else "")
         more = f"the same on {len(self.also)} more: {', '.join(self.also[:4])}{', ...' if len(self.also) > 4 else ''}"
         lines = [
             f"rule:      {self.statement}",
@@ -134,9 +125,9 @@ class Finding:
             *([f"also:      {more}"] if self.also else []),
             f"do:        {self.advice}",
             *([f"known:     {self.known}"] if self.known else []),
-            *(["reproduce:", textwrap.indent(self.reproduction.rstrip(), "    ")] if self.reproduction else []),
+            f"reproduce: {self.reproduction}",
         ]
-        return f"{head}\n{textwrap.indent(chr(10).join(lines), '  ')}"
+        return f"{self.property}{where}\n{textwrap.indent(chr(10).join(lines), '  ')}"
 
 
 @dataclass(frozen=True)
@@ -162,12 +153,8 @@ class Row:
     @property
     def verdict(self) -> str:
         """The result in one word."""
-        if any(finding.severity == "error" and finding.known is None for finding in self.findings):
-            return "FAILED"
-        if any(finding.known is not None for finding in self.findings):
-            return "known"
         if self.findings:
-            return "advice"
+            return "FAILED" if any(finding.known is None for finding in self.findings) else "known"
         return "holds" if self.checked else "unseen" if self.unchanged else "n/a"
 
 
@@ -193,7 +180,7 @@ class ConformanceReport:
     @property
     def errors(self) -> tuple[Finding, ...]:
         """The findings that make a check fail."""
-        return tuple(each for each in self.findings if each.severity == "error" and each.known is None)
+        return tuple(each for each in self.findings if each.known is None)
 
     @property
     def primary(self) -> Finding | None:
@@ -249,22 +236,10 @@ class ConformanceError(AssertionError):
 
 
 def reproduction(subject: Subject, property_name: str, case: ModelCase | None) -> str:
-    """Return a program that fails with the finding: the pass, the one model, the one property."""
-    names, models, note = "check_transformation", "", []
+    """Return the call that fails with the finding: the pass, the one model, the one property."""
+    models = ", models=cases" if subject.own else ""
     if case is not None and is_of_the_zoo(case):
-        names, models = "check_transformation, model_case", f", models=[model_case({case.id!r})]"
+        models = f", models=[model_case({case.id!r})]"
     elif case is not None:
-        models, note = ", models=[case]", [f"# case: your ModelCase {case.name!r}, form={case.form!r}"]
-    elif subject.own:
-        models, note = ", models=cases", ["# cases: your ModelCases"]
-    passes = dict.fromkeys(_import_of(type(each)) for each in leaves(subject.transformation))
-    composed = ["from fxopt_core import compose"] if isinstance(subject.transformation, Composition) else []
-    lines = [f"from fxopt_testing import {names}", *composed, *passes, "", *note]
-    return "\n".join([*lines, f"check_transformation({subject.name}{models}, properties=[{property_name!r}])"]) + "\n"
-
-
-def _import_of(cls: type) -> str:
-    outermost = cls.__qualname__.partition(".")[0]
-    if "<locals>" in cls.__qualname__ or cls.__module__ in ("__main__", "builtins"):
-        return f"# {cls.__qualname__}: your pass"
-    return f"from {cls.__module__} import {outermost}"
+        models = f", models=[ModelCase({case.name!r}, ..., form={case.form!r})]"
+    return f"check_transformation({subject.name}{models}, properties=[{property_name!r}])"

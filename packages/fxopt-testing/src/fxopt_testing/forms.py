@@ -35,10 +35,11 @@ class ModuleTracer(torch.fx.Tracer):
     record_stack_traces = True
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-        """Leave subclasses of layers whole too, as other tracers do: passes have to tell them from layers."""
+        """Leave graph modules and subclasses of layers whole too: passes have to tell them from layers."""
         classes = (cls for cls in type(m).__mro__ if cls is not nn.Module)
         is_layer = any(cls.__module__.startswith("torch.nn.modules") for cls in classes)
-        return is_layer and not isinstance(m, (nn.Sequential, nn.ModuleList, nn.ModuleDict))
+        is_container = isinstance(m, (nn.Sequential, nn.ModuleList, nn.ModuleDict))
+        return isinstance(m, GraphModule) or (is_layer and not is_container)
 
 
 class FunctionTracer(ModuleTracer):

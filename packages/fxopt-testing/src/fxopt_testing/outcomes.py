@@ -35,7 +35,7 @@ class Behaviour:
 
 
 def behaviour_of(graph_module: GraphModule, inputs: Inputs, *, gradients: bool = True) -> Behaviour:
-    """Call a copy of a module without and with gradients, from the same random state.
+    """Call a copy of a module without gradients, and another one with them, from the same random state.
 
     Raises:
         Exception: Whatever the module raises.
@@ -44,17 +44,11 @@ def behaviour_of(graph_module: GraphModule, inputs: Inputs, *, gradients: bool =
     with contextlib.redirect_stderr(io.StringIO()):  # torch prints what it raises
         # A pass may return a slice of something larger, if it says so: strides are for `verify` to judge.
         outcome = replace(run_once(faithful_copy(graph_module), inputs), strides={})
-    found = Behaviour(outcome, computed_in, {})
-    return with_gradients(found, graph_module, inputs) if gradients else found
-
-
-def with_gradients(behaviour: Behaviour, graph_module: GraphModule, inputs: Inputs) -> Behaviour:
-    """Return a behaviour with the gradients, too, from a call of another copy of its module."""
-    try:
-        with contextlib.redirect_stderr(io.StringIO()):
-            return replace(behaviour, gradients=gradients_once(faithful_copy(graph_module), inputs))
-    except RuntimeError as error:
-        return replace(behaviour, refused=str(error))
+        try:
+            found = gradients_once(faithful_copy(graph_module), inputs) if gradients else {}
+        except RuntimeError as error:
+            return Behaviour(outcome, computed_in, {}, str(error))
+    return Behaviour(outcome, computed_in, found)
 
 
 @dataclass(frozen=True)

@@ -1,24 +1,17 @@
-"""Properties of passes as tests of pytest: `conformance_tests`, and ``pytest --fxopt-distribution NAME``.
-
-The option checks every pass of an installed distribution. Each property of each pass is a test,
-``test_conformance[merge-linears-exact-undo]``, that ``-k`` selects and that fails with advice. Every run of pytest
-loads this plugin, so it imports nothing else of this package, and no torch, until it is asked for a check.
-"""
+"""Properties of passes as tests of pytest: ``test_conformance[merge-linears-exact-undo]``, which fails with advice."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
 import pytest
 
-if TYPE_CHECKING:
-    from fxopt_core import Transformation
-    from fxopt_testing.cases import ModelCase
-    from fxopt_testing.properties import Property
-    from fxopt_testing.trial import Subject
-
+from fxopt_core import Transformation
+from fxopt_testing.cases import ModelCase
+from fxopt_testing.conformance import applicable, check_property, chosen_properties, passes_of, subjects_of
+from fxopt_testing.findings import ConformanceReport, Property
+from fxopt_testing.trial import Subject
 
 Check: TypeAlias = "tuple[Subject, Property, str | None]"
 """A pass with its trials, a property, and why that is expected to fail, if it is."""
@@ -46,21 +39,15 @@ def conformance_tests(
     Raises:
         PreconditionError: A distribution is not installed, or there is no property of a name.
     """
-    from fxopt_core import check_is_transformation
-    from fxopt_testing.conformance import applicable, chosen_properties, passes_of, subjects_of
-
     known = dict(expected_failures or {})
     chosen_properties(known)
-    chosen = [each.name for each in chosen_properties(properties)]
+    chosen = chosen_properties(properties)
     made = [each for one in passes for each in (passes_of(one) if isinstance(one, str) else (one,))]
-    for each in made:
-        check_is_transformation(each, "what is checked")
-    subjects = subjects_of(made, models, site_model)
     checks = [
         pytest.param((subject, rule, known.get(rule.name)), id=f"{subject.transformation.name}-{rule.name}")
-        for subject in subjects
+        for subject in subjects_of(made, models, site_model)
         for rule in applicable(subject)
-        if rule.name in chosen
+        if rule in chosen
     ]
 
     @pytest.mark.parametrize("check", checks)
@@ -77,32 +64,8 @@ def run_check(subject: Subject, rule: Property, known: str | None = None) -> Non
     Raises:
         ConformanceError: It does not hold; or it does, and was expected not to.
     """
-    from fxopt_testing.conformance import check_property
-    from fxopt_testing.findings import ConformanceReport
-
     __tracebackhide__ = True  # the finding says it all
     row = check_property(subject, rule, known)
     ConformanceReport(subject.name, (row,)).raise_if_failed()
     if row.verdict == "known":
         pytest.xfail(f"{known}: {row.findings[0].found}")
-
-
-def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add the option."""
-    group = parser.getgroup("fxopt", "passes of fxopt")
-    group.addoption(
-        "--fxopt-distribution",
-        action="append",
-        default=[],
-        metavar="NAME",
-        help="check every pass of this installed distribution (may be given several times); without paths of tests, "
-        "only these checks are run",
-    )
-
-
-def pytest_configure(config: pytest.Config) -> None:
-    """With the option, collect the checks of `distributions`, and no tests of the current directory."""
-    if config.getoption("--fxopt-distribution"):
-        if config.args_source is pytest.Config.ArgsSource.INVOCATION_DIR:
-            config.args[:] = []
-        config.args.append(str(Path(__file__).with_name("distributions.py")))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import time
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -25,16 +25,10 @@ from fxopt_core import (
 )
 from fxopt_testing.cases import ModelCase
 from fxopt_testing.examples import example_case
-from fxopt_testing.forms import Form
-from fxopt_testing.outcomes import Behaviour, behaviour_of, with_gradients
+from fxopt_testing.forms import TRACED
+from fxopt_testing.outcomes import Behaviour, Difference, behaviour_of, unlike
 from fxopt_testing.pictures import bits_of, changes, modes_of_process, picture, state_of
 from fxopt_tools import Inputs
-
-EVERY_FORM: dict[Form, str] = {
-    "modules": "modules, as torch.fx.symbolic_trace leaves them",
-    "functions": "functions of torch",
-    "export": "aten operators, as torch.export leaves them",
-}
 
 
 class Trial:
@@ -48,7 +42,6 @@ class Trial:
         error: what the pass raised, or None.
         touched: how the caller's model changed, a line each.
         process: how the state of the process changed, a line each.
-        hooks: the hooks in the graph module before the run; see `hooks_of`.
     """
 
     def __init__(self, transformation: Transformation, case: ModelCase) -> None:
@@ -57,7 +50,6 @@ class Trial:
         captured = case.capture()
         model, graph_module = captured.model, captured.graph_module
         self.source = faithful_copy(graph_module)
-        self.hooks = hooks_of(graph_module)
         self.before = picture(self.source)
         self.result: GraphModule | None = None
         self.error: Exception | None = None
@@ -108,45 +100,23 @@ class Trial:
         return len(self.source.graph.nodes)
 
     @cached_property
-    def called_before(self) -> Behaviour:
-        """What the model did before the run, without gradients."""
-        return behaviour_of(self.source, self.case.example(), gradients=False)
-
-    @cached_property
-    def called_after(self) -> Behaviour:
-        """What it does after the run, without gradients."""
-        return behaviour_of(self.done, self.case.example(), gradients=False)
-
-    @cached_property
     def expected(self) -> Behaviour:
-        """What the model did before the run."""
-        return with_gradients(self.called_before, self.source, self.case.example())
+        """What the model did before the run, with gradients where they are compared."""
+        return behaviour_of(self.source, self.case.example(), gradients=self._has_gradients)
 
     @cached_property
     def found(self) -> Behaviour:
         """What it does after the run."""
-        return with_gradients(self.called_after, self.done, self.case.example())
+        return behaviour_of(self.done, self.case.example(), gradients=self._has_gradients)
+
+    @property
+    def _has_gradients(self) -> bool:
+        return self.transformation.preserves_computation and not self.case.training
 
     @cached_property
-    def survives_torch(self) -> bool:
-        """Whether a copy that torch makes of the model computes the same: it drops some hooks."""
-        return self.computes(copy.deepcopy(self.fresh()), self.called_before)
-
-    def computes(self, graph_module: GraphModule, expected: Behaviour) -> bool:
-        """Return whether a graph module gives the same outputs, bit for bit."""
-        found = behaviour_of(graph_module, self.case.example(), gradients=False)
-        mine, theirs = (bits_of(dict(each.outcome.output)) for each in (found, expected))
-        return mine == theirs
-
-    @cached_property
-    def repeats(self) -> tuple[Repeat, ...]:
-        """Further runs of the same pass and of an equal one; what they share memory with is still there."""
-        passes = {"the same pass": self.transformation, "an equal pass": equal_pass(self.transformation)}
-        results = {by: each(self.fresh()) for by, each in passes.items()}
-        return tuple(
-            Repeat(by, changes(self.after, picture(result), limit=1), memory_of(result))
-            for by, result in results.items()
-        )
+    def differences(self) -> Sequence[Difference]:
+        """How the result differs from the model before the run."""
+        return unlike(self.source, self.done, self.case.example(), self.expected, self.found)
 
     def other_inputs(self) -> Iterator[tuple[str, Inputs, Behaviour]]:
         """Yield further inputs that the model accepted, with its behaviour."""
@@ -156,14 +126,25 @@ class Trial:
             except Exception:  # the graph is bound to its sizes, or the model takes no such input
                 continue
 
+    @cached_property
+    def survives_torch(self) -> bool:
+        """Whether a copy that torch makes of the model computes the same: it drops some hooks."""
+        return self.computes(copy.deepcopy(self.source), self.expected)
 
-@dataclass(frozen=True)
-class Repeat:
-    """A further run of a pass: which pass it was, how its result differs, and the memory that the result has."""
+    def computes(self, graph_module: GraphModule, expected: Behaviour) -> bool:
+        """Return whether a graph module gives the same outputs, bit for bit."""
+        found = behaviour_of(graph_module, self.case.example(), gradients=False)
+        mine, theirs = (bits_of(dict(each.outcome.output)) for each in (found, expected))
+        return mine == theirs
 
-    by: str
-    differing: list[tuple[str, str, str]]
-    memory: Mapping[int, str]
+    @cached_property
+    def repeats(self) -> Sequence[tuple[str, Sequence[tuple[str, str, str]], Mapping[int, str]]]:
+        """Further runs of the same pass and of an equal one: how each differs, and the memory that its result has."""
+        passes = {"the same pass": self.transformation, "an equal pass": equal_pass(self.transformation)}
+        results = {by: each(self.fresh()) for by, each in passes.items()}  # both alive, so that no address comes twice
+        return [
+            (by, changes(self.after, picture(result), limit=1), memory_of(result)) for by, result in results.items()
+        ]
 
 
 def memory_of(graph_module: GraphModule) -> dict[int, str]:
@@ -226,9 +207,8 @@ class Subject:
 
     @property
     def changed(self) -> list[Trial]:
-        """The trials in which the pass raised nothing and changed something, the smallest models first."""
-        found = [trial for trial in self.trials if trial.error is None and trial.changed]
-        return sorted(found, key=lambda trial: trial.size)
+        """The trials in which the pass raised nothing and changed something."""
+        return [trial for trial in self.trials if trial.error is None and trial.changed]
 
     @property
     def name(self) -> str:
@@ -249,11 +229,11 @@ class Subject:
         return "<locals>" not in cls.__qualname__ and cls.__module__ not in ("__main__", "builtins")
 
 
-def equal_pass(transformation: Transformation) -> Transformation:
-    """Return another pass of the same class and options."""
+def equal_pass(transformation: Transformation, **changed: object) -> Transformation:
+    """Return another pass of the same class and options, except those that are given."""
     if isinstance(transformation, Composition):
         return copy.deepcopy(transformation)
-    made = type(transformation)(**transformation.options)
+    made = type(transformation)(**{**transformation.options, **changed})
     assert isinstance(made, Transformation)
     return made
 
@@ -262,15 +242,10 @@ def _of_site_model(transformation: Transformation, case: ModelCase) -> Iterator[
     """Yield runs on a model, and on it in other forms, in bfloat16 and in the other mode, as far as they exist."""
     yield Trial(transformation, case)
     if case.form != "graph":
-        yield from trials_in(transformation, case, *({"form": form} for form in EVERY_FORM if form != case.form))
-        yield from trials_in(transformation, case, {"dtype": torch.bfloat16}, {"training": not case.training})
-
-
-def trials_in(transformation: Transformation, case: ModelCase, *variants: Mapping[str, object]) -> Iterator[Trial]:
-    """Yield runs on variants of a model: not every model can be traced or exported, and not in every dtype."""
-    for changed in variants:
-        with suppress(Exception):
-            yield Trial(transformation, case.variant(**changed))
+        variants: list[dict[str, object]] = [{"form": form} for form in (*TRACED, "export") if form != case.form]
+        for changed in (*variants, {"dtype": torch.bfloat16}, {"training": not case.training}):
+            with suppress(Exception):  # not every model can be traced or exported, and not in every dtype
+                yield Trial(transformation, case.variant(**changed))
 
 
 @contextmanager

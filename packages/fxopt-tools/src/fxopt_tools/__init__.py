@@ -1,15 +1,13 @@
-"""Tools around fxopt passes: verification, dumps, bisection, reproducers, measured benefit.
+"""Tools around fxopt passes: verification, bisection, measured benefit.
 
-`verify` compares two modules; `Verify` checks each pass of a composition, and `Dumps` writes its graphs. `bisect`
-finds the one rewrite to blame, `write_reproducer` saves a failing case, `bench` measures speed-ups.
+`verify` compares two modules; `Verify` checks each pass of a composition. `bisect` finds the one rewrite to blame,
+`bench` measures speed-ups.
 `fxopt_tools.verification.closeness` states the criterion of `verify`.
 """
 
 from fxopt_tools.bench import Benchmark, Candidate, Comparison, Contribution, bench, compare_pipelines
 from fxopt_tools.bisect import Bisection, Trial, bisect
-from fxopt_tools.dumps import Dumps
 from fxopt_tools.inputs import Inputs
-from fxopt_tools.reproducers import reproduce, write_reproducer
 from fxopt_tools.rewrite_steps import BisectLimit, LeaveOut, RewriteStep
 from fxopt_tools.size import Size
 from fxopt_tools.speed import Ratio
@@ -30,7 +28,6 @@ __all__ = [
     "Check",
     "Comparison",
     "Contribution",
-    "Dumps",
     "Inputs",
     "LeaveOut",
     "Measurement",
@@ -46,7 +43,5 @@ __all__ = [
     "bisect",
     "compare_pipelines",
     "differing",
-    "reproduce",
     "verify",
-    "write_reproducer",
 ]

@@ -22,7 +22,6 @@ from fxopt_tools.inputs import Inputs, OneInput, copied, read_inputs
 from fxopt_tools.rewrite_steps import BisectLimit, LeaveOut, RewriteStep
 from fxopt_tools.speed import CONFIDENCE, FEWEST_ROUNDS, SHORTEST, Ratio, Times, doubt, noise_of, share_since_now
 from fxopt_tools.subjects import Pipeline, as_graph_module, as_transformation
-from fxopt_tools.verification.report import VerificationReport
 from fxopt_tools.verification.verify import verify
 
 Progress = Callable[[int, int], object]
@@ -42,11 +41,6 @@ class Contribution:
 
     part: RewriteStep
     effect: Ratio
-
-    @property
-    def name(self) -> str:
-        """Pass and site."""
-        return self.part.name
 
 
 @dataclass(frozen=True)
@@ -83,7 +77,9 @@ class Benchmark:
         lines.append(f"speed-up: {self.speedup}, {self.verdict}; {noise}")
         if self.contributions:
             rows = [("left out", "time without", "interval", "so it makes the model")]
-            rows += [(each.name, *cells(each.effect), each.effect.against(self.noise)) for each in self.contributions]
+            rows += [
+                (each.part.name, *cells(each.effect), each.effect.against(self.noise)) for each in self.contributions
+            ]
             lines += ["", *text_table(rows, right=(1,))]
         return "\n".join(lines)
 
@@ -109,7 +105,6 @@ def bench(
     *,
     per: Literal["pipeline", "pass", "site"] = "pipeline",
     rounds: int = 30,
-    seed: int = 0,
     clock: Callable[[], float] = time.perf_counter,
     progress: Progress | None = None,
 ) -> Benchmark:
@@ -126,7 +121,6 @@ def bench(
         inputs: as for `verify`. If there are several, one measurement calls the model on each.
         per: "pass" or "site" to measure each of these, too.
         rounds: how often each is measured, at least 8 times.
-        seed: seed for the order within rounds.
         clock: returns seconds.
         progress: called with the number of comparisons done and their total.
 
@@ -142,7 +136,7 @@ def bench(
     """
     if per not in ("pipeline", "pass", "site"):
         raise PreconditionError(f"per is {per!r}, expected 'pipeline', 'pass' or 'site'")
-    sampler = Sampler(inputs, rounds=rounds, seed=seed, clock=clock)
+    sampler = Sampler(inputs, rounds=rounds, clock=clock)
     graph_module, transformation = as_graph_module(model, "bench"), as_transformation(pipeline)
     counter = BisectLimit()
     with instrumented(counter):
@@ -172,24 +166,18 @@ class Candidate:
     Attributes:
         name: its name.
         speedup: how many times longer the original takes; None if it cannot be used.
-        verification: how the result differs from the original's; None if a pass failed.
         problem: why it cannot be used: a pass failed, or the result differs; None if it can.
         exact: whether all of its passes preserve the computation.
+        sqnr_db: the lowest signal-to-noise ratio of an output; None if it has none.
         times: its times; None if it cannot be used.
     """
 
     name: str
     speedup: Ratio | None
-    verification: VerificationReport | None
     problem: str | None
     exact: bool
+    sqnr_db: float | None = None
     times: Times | None = None
-
-    @property
-    def sqnr_db(self) -> float | None:
-        """The lowest signal-to-noise ratio of an output."""
-        outputs = self.verification.outputs if self.verification is not None else ()
-        return min((each.sqnr_db for each in outputs if each.sqnr_db is not None), default=None)
 
 
 @dataclass(frozen=True)
@@ -211,25 +199,14 @@ class Comparison:
         """Why these numbers cannot be trusted, such as other load on the machine; None if they can."""
         return doubt([self.original, *(each.times for each in self.candidates if each.times)], self.noise)
 
-    def best(self, *, exact: bool) -> Candidate | None:
-        """Return the pipeline to take, of the exact ones or of all; None if none is faster, or if there is a `doubt`.
-
-        An approximating pipeline is taken only if it is also faster than the best exact one, beyond noise.
-        """
-        faster = [each for each in self.candidates if self._gain(each, None) > 1.0 and not self.doubt]
-        best = max((each for each in faster if each.exact), key=lambda each: self._gain(each, None), default=None)
-        if exact:
-            return best
-        ahead = [each for each in faster if not each.exact and self._gain(each, best) > 1.0]
-        return max(ahead, key=lambda each: self._gain(each, best), default=best)
-
-    def _gain(self, candidate: Candidate, other: Candidate | None) -> float:
-        """Return how many times as fast a candidate is as another one, or as the original; 1 if within noise."""
-        base = self.original if other is None else other.times
-        if base is None or candidate.times is None:
-            return 1.0
-        ratio = Ratio.of(base, candidate.times)
-        return ratio.median if ratio.against(self.noise) == "faster" else 1.0
+    @property
+    def best(self) -> Candidate | None:
+        """The fastest pipeline that is exact; None if none is faster, or if there is a `doubt`."""
+        faster: dict[float, Candidate] = {}
+        for each in self.candidates:
+            if each.exact and each.speedup is not None and each.speedup.against(self.noise) == "faster":
+                faster[each.speedup.median] = each
+        return None if self.doubt or not faster else faster[max(faster)]
 
     def __str__(self) -> str:
         """Return a table, and which pipeline to take."""
@@ -238,13 +215,8 @@ class Comparison:
             ratio, speedup = "-" if each.sqnr_db is None else f"{each.sqnr_db:.0f}", None if why else each.speedup
             verdict = each.problem or ("" if speedup is None else speedup.against(self.noise))
             rows.append((each.name, *cells(speedup), ratio, verdict))
-        best, fastest = self.best(exact=True), self.best(exact=False)
-        advice = "leave the model as it is: no exact pipeline makes it faster" if best is None else f"take {best.name}"
-        advice = no_ratio(why) if why else advice
-        if fastest is not None and not fastest.exact:
-            than = "" if best is None else " as that"
-            advice += f"; {fastest.name} is {self._gain(fastest, best):.2f} times as fast{than}"
-            advice += "" if fastest.sqnr_db is None else f", with an SQNR of {fastest.sqnr_db:.0f} dB"
+        advice = "leave the model as it is: no exact pipeline makes it faster"
+        advice = no_ratio(why) if why else advice if self.best is None else f"take {self.best.name}"
         head = f"original: {self.original}; two copies of it differ by {self.noise:.1%}"
         return "\n".join([head, "", *text_table(rows, right=(1, 3)), "", advice])
 
@@ -255,7 +227,6 @@ def compare_pipelines(
     inputs: OneInput | Sequence[OneInput],
     *,
     rounds: int = 30,
-    seed: int = 0,
     clock: Callable[[], float] = time.perf_counter,
     progress: Progress | None = None,
 ) -> Comparison:
@@ -269,7 +240,6 @@ def compare_pipelines(
         pipelines: by name.
         inputs: as for `bench`.
         rounds: how often each is measured, at least 8 times.
-        seed: seed for the order within rounds.
         clock: returns seconds.
         progress: called with the number of steps done and their total: one for each pipeline, one for measuring.
 
@@ -282,29 +252,29 @@ def compare_pipelines(
     >>> [(each.name, each.problem) for each in found.candidates]
     [('nothing', None)]
     """
-    sampler = Sampler(inputs, rounds=rounds, seed=seed, clock=clock)
+    sampler = Sampler(inputs, rounds=rounds, clock=clock)
     original = faithful_copy(as_graph_module(model, "compare_pipelines"))
     ways = {name: as_transformation(each) for name, each in pipelines.items()}
-    advance, tried = progress or (lambda done, total: None), list[tuple[GraphModule, Candidate]]()
+    advance, candidates, usable = progress or (lambda done, total: None), list[Candidate](), list[GraphModule]()
     for name, way in ways.items():
-        made, verification = faithful_copy(original), None
+        sqnr_db = problem = None
         try:
-            made = way(made)
+            made = way(faithful_copy(original))
             verification = verify(original, made, inputs)
+            sqnr_db = min((each.sqnr_db for each in verification.outputs if each.sqnr_db is not None), default=None)
             problem = None if verification else f"differs: {verification.problem}"
+            usable += [made] if verification else []
         except FxoptError as error:
             problem = str(error).partition("\n")[0]
-        tried.append((made, Candidate(name, None, verification, problem, way.preserves_computation)))
-        advance(len(tried), len(ways) + 1)
-    usable = [made for made, candidate in tried if candidate.problem is None]
+        candidates.append(Candidate(name, None, problem, way.preserves_computation, sqnr_db))
+        advance(len(candidates), len(ways) + 1)
     first, again, *others = sampler.measure(original, faithful_copy(original), *usable)
-    measured = iter(others)
-    found = [
-        replace(each, times=(times := next(measured)), speedup=Ratio.of(first, times)) if each.problem is None else each
-        for _, each in tried
-    ]
+    for place, each in enumerate(candidates):
+        if each.problem is None:
+            times = others.pop(0)
+            candidates[place] = replace(each, times=times, speedup=Ratio.of(first, times))
     advance(len(ways) + 1, len(ways) + 1)
-    return Comparison(first, noise_of(Ratio.of(first, again)), tuple(found))
+    return Comparison(first, noise_of(Ratio.of(first, again)), tuple(candidates))
 
 
 class Sampler:
@@ -319,7 +289,6 @@ class Sampler:
         *,
         rounds: int,
         clock: Callable[[], float] = time.perf_counter,
-        seed: int = 0,
         sample_seconds: float = 0.005,
     ) -> None:
         if type(rounds) is not int or rounds < FEWEST_ROUNDS:
@@ -329,7 +298,7 @@ class Sampler:
             )
         self._inputs = read_inputs(inputs)
         self._rounds, self._clock, self._sample_seconds = rounds, clock, sample_seconds
-        self._random = random.Random(seed)
+        self._random = random.Random(0)
 
     def measure(self, *modules: nn.Module) -> list[Times]:
         """Return the times of modules, measured in the same rounds."""

@@ -9,7 +9,7 @@ from typing import Literal, TypeAlias
 from torch import nn
 from torch.fx import GraphModule
 
-from fxopt_core import PassError, PreconditionError, Transformation, faithful_copy, instrumented
+from fxopt_core import PassError, PreconditionError, faithful_copy, instrumented
 from fxopt_tools.inputs import OneInput, read_inputs
 from fxopt_tools.rewrite_steps import BisectLimit, RewriteStep
 from fxopt_tools.subjects import Pipeline, as_graph_module, as_transformation
@@ -18,7 +18,7 @@ from fxopt_tools.verification.isolated_run import run_thrice
 from fxopt_tools.verification.report import counted
 from fxopt_tools.verification.verify import baselines, report_on, run_or_refuse
 
-Verdict = Literal["found", "never-fails", "fails-untransformed", "flaky", "unrepeatable"]
+Verdict = Literal["found", "never-fails", "fails-untransformed"]
 CheckOrInputs: TypeAlias = "Callable[[GraphModule], object] | OneInput | Sequence[OneInput]"
 """A function to call with the transformed module, or inputs to verify it on."""
 Diagnosis: TypeAlias = "Callable[[GraphModule], str | None]"  # returns what is wrong with a module, or None
@@ -36,11 +36,6 @@ class Trial:
     limit: int
     problem: str | None
 
-    @property
-    def good(self) -> bool:
-        """Whether the check passed."""
-        return self.problem is None
-
 
 @dataclass(frozen=True)
 class Bisection:
@@ -48,8 +43,7 @@ class Bisection:
 
     Attributes:
         verdict: "found"; "never-fails" if the check passes with all rewrites; "fails-untransformed" if it fails without
-            any; "flaky" if it both passed and failed with the same ones; "unrepeatable" if the pipeline did not do the
-            same rewrites each time.
+            any.
         culprit: the rewrite that makes the check fail, given those before it; None unless the verdict is "found".
         total: how many rewrites the pipeline does.
         trials: the checks, in order.
@@ -67,8 +61,12 @@ class Bisection:
     def __str__(self) -> str:
         """Describe the culprit, or say why there is none."""
         checks = counted(len(self.trials), "check")
+        problems = {each.limit: each.problem for each in self.trials}
+        if self.verdict == "never-fails":
+            return f"no culprit, after {checks}: the check passes with all {self.total} rewrites"
         if self.culprit is None:
-            return f"no culprit, after {checks}: {self._reason()}"
+            problem = f"the check fails before anything is rewritten: {problems[0]}. Fix the model or the check"
+            return f"no culprit, after {checks}: {problem}"
         place = "" if self.culprit.index is None else f" (pass {self.culprit.index} of the composition)"
         sources = "".join(f"  source: {line}\n" for line in self.culprit.sources)
         return (
@@ -76,26 +74,7 @@ class Bisection:
             f"  pass: {self.culprit.pass_name}{place}\n"
             f"  site: {self.culprit.site or '-'}\n"
             f"  nodes: {', '.join(self.culprit.nodes) or '-'}\n"
-            f"{sources}  problem: {self._problem(self.culprit.number)}"
-        )
-
-    def _problem(self, limit: int | None) -> str:
-        return next((each.problem for each in self.trials if each.limit == limit and each.problem is not None), "-")
-
-    def _reason(self) -> str:
-        if self.verdict == "never-fails":
-            return f"the check passes with all {self.total} rewrites, and in each trial with fewer"
-        if self.verdict == "fails-untransformed":
-            return f"the check fails before anything is rewritten: {self._problem(0)}. Fix the model or the check"
-        if self.verdict == "unrepeatable":
-            return (
-                f"the pipeline did not do the same {counted(self.total, 'rewrite')} each time, so a number does not "
-                "identify a rewrite. Find out what a pass depends on besides its graph (random numbers, sets, time)"
-            )
-        both = sorted({t.limit for t in self.trials if t.good} & {t.limit for t in self.trials if not t.good})
-        return (
-            f"the check is flaky: with the same first {counted(both[0], 'rewrite')} it passed once and failed once "
-            f"({self._problem(both[0])}). Make it repeatable: fix seeds, run on one thread, loosen its tolerance"
+            f"{sources}  problem: {problems[self.culprit.number or 0]}"
         )
 
 
@@ -107,15 +86,13 @@ def bisect(
     rtol: float | None = None,
     atol: float | None = None,
     sqnr: float | None = None,
-    report: Callable[[str], object] | None = None,
 ) -> Bisection:
     """Find the one rewrite of a pipeline that makes a check fail.
 
     The pipeline runs on copies of the model, each time with only the first n of its rewrites, as `BisectLimit` numbers
-    them; the model itself is not changed. The culprit among N rewrites is found in at most log2(N) + 2 checks; those
-    that the search does not need repeat the two decisive ones, to notice a flaky check. An error of a pass counts as a
-    failed check. If several rewrites make the check fail, or pass again, the culprit is one of them: the check passes
-    with the rewrites before it and fails with it.
+    them; the model itself is not changed. The culprit among N rewrites is found in at most log2(N) + 2 checks. An error
+    of a pass counts as a failed check. If several rewrites make the check fail, or pass again, the culprit is one of
+    them: the check passes with the rewrites before it and fails with it.
 
     Args:
         model: a graph module, or a model that ``torch.fx.symbolic_trace`` can trace.
@@ -126,10 +103,10 @@ def bisect(
         rtol: relative tolerance for inputs; None for the dtype's.
         atol: absolute tolerance for inputs; None for the dtype's.
         sqnr: the lowest signal-to-noise ratio in dB for inputs, in place of tolerances and of the passes' promises.
-        report: called with a line for each check.
 
     Raises:
-        PreconditionError: The model cannot be traced or rejects the inputs, or an argument is invalid.
+        PreconditionError: The model cannot be traced or rejects the inputs, an argument is invalid, or the pipeline
+            does not make the same rewrites each time.
         RegistryError: The text of the pipeline names an unknown pass.
 
     >>> import torch
@@ -157,7 +134,38 @@ def bisect(
             f"rtol={rtol}, atol={atol} and sqnr={sqnr} are for outputs on inputs, but the check is a function: give "
             "inputs instead, or let the function use tolerances of its own"
         )
-    return _Search(graph_module, transformation, diagnose).result(report)
+
+    def transformed(instrument: BisectLimit) -> tuple[GraphModule, PassError | None]:
+        """Transform a copy; return it, rolled back and with the error if a pass fails."""
+        duplicate = faithful_copy(graph_module)
+        try:
+            with instrumented(instrument):
+                return transformation(duplicate), None
+        except PassError as error:
+            return duplicate, error
+
+    everything = BisectLimit()
+    _, error = transformed(everything)
+    steps, trials = everything.steps, list[Trial]()
+    if error is not None:  # it may come from a pass that was still looking for sites, so it counts as a step
+        steps = [*steps, RewriteStep(len(steps) + 1, error.pass_name or "", error.index)]
+    good, bad = -1, len(steps) + 1  # the check passes with `good` rewrites and fails with `bad`; both ends are assumed
+    while bad - good > 1:
+        middle = (good + bad) // 2
+        limit = BisectLimit(middle)
+        result, error = transformed(limit)
+        short = error is None and len(limit.steps) < min(middle, len(steps))
+        if short or limit.steps != steps[: len(limit.steps)]:
+            raise PreconditionError(
+                f"the pipeline did not do the same {counted(len(steps), 'rewrite')} each time, so a number does not "
+                "identify a rewrite. Find out what a pass depends on besides its graph (random numbers, sets, time)"
+            )
+        problem = diagnose(result) if error is None else str(error)
+        trials.append(Trial(middle, problem))
+        good, bad = (middle, bad) if problem is None else (good, middle)
+    culprit = steps[bad - 1] if 0 < bad <= len(steps) else None
+    verdict: Verdict = "found" if culprit is not None else "never-fails" if bad else "fails-untransformed"
+    return Bisection(verdict, culprit, len(steps), tuple(trials))
 
 
 def _own_check(check: Callable[[GraphModule], object]) -> Diagnosis:
@@ -187,73 +195,3 @@ def _verification(inputs: OneInput | Sequence[OneInput], graph_module: GraphModu
         return report_on(zip(expected, found, strict=True), allowed).problem
 
     return diagnose
-
-
-class _UnrepeatableError(Exception):
-    """The pipeline did not do the same rewrites as the first time."""
-
-
-class _Search:
-    """One bisection: searches for the smallest number of rewrites with which the check fails."""
-
-    def __init__(self, graph_module: GraphModule, transformation: Transformation, diagnose: Diagnosis) -> None:
-        self._graph_module, self._transformation, self._diagnose = graph_module, transformation, diagnose
-        self._trials: list[Trial] = []
-        counter = BisectLimit()
-        _, error = self._transformed(counter)
-        self._steps = counter.steps
-        if error is not None:  # it may come from a pass that was still looking for sites, so it counts as a step
-            self._steps = [*self._steps, RewriteStep(len(self._steps) + 1, error.pass_name or "", error.index)]
-
-    def result(self, report: Callable[[str], object] | None) -> Bisection:
-        """Search, and report each check."""
-        self._report = report or (lambda line: None)
-        culprit: RewriteStep | None = None
-        try:
-            verdict, bad = self._searched()
-            culprit = self._steps[bad - 1] if verdict == "found" else None
-        except _UnrepeatableError:
-            verdict = "unrepeatable"
-        return Bisection(verdict, culprit, len(self._steps), tuple(self._trials))
-
-    def _searched(self) -> tuple[Verdict, int]:
-        """Return the verdict, and the smallest number of rewrites with which the check fails."""
-        total = len(self._steps)
-        most_checks = max(total, 1).bit_length() + 1  # log2, rounded down, plus two
-        good, bad = -1, total + 1  # the check passes with `good` rewrites and fails with `bad`; both ends are assumed
-        while bad - good > 1:
-            middle = (good + bad) // 2
-            good, bad = (middle, bad) if self._trial(middle).good else (good, middle)
-        for limit in (bad, good):  # repeat the decisive checks while any are left
-            spare = 0 <= limit <= total and len(self._trials) < most_checks
-            if spare and self._trial(limit).good != (limit == good):
-                return "flaky", bad
-        if 0 < bad <= total:
-            return "found", bad
-        return "never-fails" if bad else "fails-untransformed", bad
-
-    def _trial(self, limit: int) -> Trial:
-        """Check the model with its first rewrites.
-
-        Raises:
-            _UnrepeatableError: They are not those of the first time.
-        """
-        counter = BisectLimit(limit)
-        result, error = self._transformed(counter)
-        short = error is None and len(counter.steps) < min(limit, len(self._steps))
-        if short or counter.steps != self._steps[: len(counter.steps)]:
-            raise _UnrepeatableError
-        trial = Trial(limit, self._diagnose(result) if error is None else str(error))
-        self._trials.append(trial)
-        verdict = "good" if trial.good else f"BAD: {trial.problem}"
-        self._report(f"BISECT: {limit} of {len(self._steps)} rewrites: {verdict}")
-        return trial
-
-    def _transformed(self, instrument: BisectLimit) -> tuple[GraphModule, PassError | None]:
-        """Transform a copy; return it, rolled back and with the error if a pass fails."""
-        duplicate = faithful_copy(self._graph_module)
-        try:
-            with instrumented(instrument):
-                return self._transformation(duplicate), None
-        except PassError as error:
-            return duplicate, error

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
@@ -88,19 +88,15 @@ class BisectLimit(Instrument):
 
     >>> import torch
     >>> from fxopt_core import LintAndRecompile, compose, instrumented
-    >>> limit = BisectLimit(1, report=print)
+    >>> limit = BisectLimit(1)
     >>> with instrumented(limit):
     ...     _ = compose(LintAndRecompile(), LintAndRecompile())(torch.fx.symbolic_trace(torch.nn.ReLU()))
-    BISECT: running pass (1) lint-and-recompile
-    BISECT: NOT running pass lint-and-recompile
+    >>> print(*limit.steps)
+    pass (1) lint-and-recompile
     """
 
-    def __init__(self, limit: int | None = None, *, report: Callable[[str], object] | None = None) -> None:
+    def __init__(self, limit: int | None = None) -> None:
         """Start counting.
-
-        Args:
-            limit: how many rewrites to allow; None for all.
-            report: called with a line for each rewrite, such as ``BISECT: running pass (3) merge-linears on q + k``.
 
         Raises:
             PreconditionError: The limit is not a number of at least 0.
@@ -109,7 +105,6 @@ class BisectLimit(Instrument):
             raise PreconditionError(f"limit is {limit!r}, expected a number of rewrites from 0, or None for all")
         self.limit = limit
         self.steps: list[RewriteStep] = []
-        self._report = report
 
     def should_run(self, run: PassRun, graph_module: GraphModule) -> bool:
         """Count a pass that has no sites; skip any pass once the limit is reached."""
@@ -121,13 +116,11 @@ class BisectLimit(Instrument):
         return self._count(run, site, nodes)
 
     def _count(self, run: PassRun, site: str | None = None, nodes: tuple[Node, ...] = ()) -> bool:
-        allowed = len(self.steps) != self.limit
-        number, names = len(self.steps) + 1 if allowed else None, tuple(node.name for node in nodes)
-        step = RewriteStep(number, run.name, run.index, site, names, source_lines(nodes))
-        self.steps += [step] if allowed else []
-        if self._report is not None:
-            self._report(f"BISECT: {'' if allowed else 'NOT '}running {step}")
-        return allowed
+        if len(self.steps) == self.limit:
+            return False
+        names = tuple(node.name for node in nodes)
+        self.steps.append(RewriteStep(len(self.steps) + 1, run.name, run.index, site, names, source_lines(nodes)))
+        return True
 
 
 class LeaveOut(Instrument):

@@ -1,18 +1,17 @@
 """The parts of any nested value by their paths, so that two values can be compared part by part.
 
 Tuples, lists, mappings, dataclasses, named tuples, model outputs and other objects with attributes are containers;
-tensors and everything else are compared as wholes. NumPy arrays are compared as tensors, nested tensors piece by piece.
-A path is the expression that leads to a part: ``output.logits[0]['key']``.
+tensors and everything else are compared as wholes. A path is the expression that leads to a part:
+``output.logits[0]['key']``.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field, fields, is_dataclass
 from enum import Enum
-from types import BuiltinFunctionType, FunctionType, MemberDescriptorType, MethodType, ModuleType
+from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 from typing import TypeAlias
 
 import torch
@@ -61,7 +60,7 @@ def parts_of(value: object, path: str, keep: Callable[[Tensor], Tensor] | None =
             path += "'"
         if id(value) in above:
             found[path] = Above(len(above) - above.index(id(value)))
-        elif isinstance(value, Tensor) and (keep is None or not value.is_nested):
+        elif isinstance(value, Tensor):
             found[path] = value if keep is None else keep(value)
         elif (parts := _parts(value)) is None:
             found[path] = value
@@ -107,8 +106,6 @@ def _parts(value: object) -> _Parts | None:
     """Return kind, class and contents of a container, or None for other values."""
     if isinstance(value, (*_OPAQUE, *_VALUES)):
         return None
-    if isinstance(value, Tensor):
-        return "nested tensor", type(value), _numbered(value.unbind())
     if isinstance(value, tuple) and hasattr(value, "_fields"):
         return _named(value, zip(value._fields, value, strict=True))
     if isinstance(value, (tuple, list, deque)):
@@ -119,19 +116,8 @@ def _parts(value: object) -> _Parts | None:
         return "dict", None, ((f"[{key!r}]", item) for key, item in value.items())
     if is_dataclass(value):
         return _named(value, ((field.name, getattr(value, field.name)) for field in fields(value)))
-    if (type(value).__module__, type(value).__name__) == ("numpy", "ndarray"):
-        with suppress(TypeError):  # for example, an array of objects
-            return "array", type(value), [("[...]", torch.as_tensor(value))]
-        return None
-    attributes = _attributes(value)
+    attributes = getattr(value, "__dict__", {})
     return _named(value, attributes.items()) if attributes else None
-
-
-def _attributes(value: object) -> Mapping[str, object]:
-    """Return the attributes of an object, including those in slots."""
-    members = [vars(cls).items() for cls in reversed(type(value).__mro__) if "__slots__" in vars(cls)]
-    slots = [name for each in members for name, member in each if isinstance(member, MemberDescriptorType)]
-    return {**{name: getattr(value, name) for name in slots if hasattr(value, name)}, **getattr(value, "__dict__", {})}
 
 
 def _numbered(items: Iterable[object]) -> Iterator[tuple[str, object]]:

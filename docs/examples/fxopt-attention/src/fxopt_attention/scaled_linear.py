@@ -1,6 +1,6 @@
 """``linear(x) * c`` -> ``ScaledLinear(x)``, with a layer of this distribution's own.
 
-The plugin's hook ``fxopt_layers`` offers the layer, so that archives and reproducers hold it like one of torch.
+The plugin's hook ``fxopt_layers`` offers the layer, so that archives hold it like one of torch.
 """
 
 from __future__ import annotations

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache, partial
-from itertools import chain
+from typing import TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -49,7 +49,9 @@ def is_of_the_zoo(case: ModelCase) -> bool:
 def _everything() -> Iterator[ModelCase]:
     yield ModelCase("spare parts", with_spare_parts, _input(3, 4), form="graph")
     yield ModelCase("nested graphs", nested_graphs, _input(3, 4), form="graph")
-    yield from chain.from_iterable([*_linear(), *_norm(), *_plain()])
+    yield from _linear()
+    yield from _norm()
+    yield from _plain()
 
 
 def _input(*sizes: int) -> Tensor:
@@ -61,94 +63,77 @@ def _row(
     make: Callable[[], nn.Module],
     inputs: Tensor | Inputs | tuple[Tensor, ...],
     *forms: Form,
-    variants: list[dict[str, object]] | None = None,
+    variants: Sequence[Mapping[str, object]] = (),
     **fields: object,
 ) -> Iterator[ModelCase]:
     """Yield a model in some forms, the first of which other variants of it have too."""
     cases = [ModelCase(name, make, inputs).variant(form=form, **fields) for form in forms or ("modules",)]
     yield from cases
-    for changes in variants or ():
+    for changes in variants:
         yield cases[0].variant(**changes)
 
 
-_DTYPES: list[dict[str, object]] = [{"dtype": dtype} for dtype in (torch.float64, torch.bfloat16, torch.float16)]
-_TRAIN: dict[str, object] = {"training": True}
-_META: dict[str, object] = {"device": "meta"}
+_Variant: TypeAlias = dict[str, object]
+_F64, _BF16, _F16 = (_Variant(dtype=dtype) for dtype in (torch.float64, torch.bfloat16, torch.float16))
+_TRAIN, _META = _Variant(training=True), _Variant(device="meta")
 
 
-def _linear() -> Iterator[Iterator[ModelCase]]:
-    x = _input(3, 4)
-    yield _row(
-        "attention", linear.Attention, _input(2, 3, 8), *TRACED, "export", "capture", variants=[*_DTYPES, _TRAIN, _META]
-    )
-    yield _row("pair", linear.Pair, x, *ALL, variants=[{**_TRAIN, "form": "functions"}])
-    yield _row(
-        "pair without bias", partial(linear.Pair, bias=False), x, variants=[{"dtype": torch.float64, "form": "export"}]
-    )
-    yield _row("mixed bias", linear.mixed_bias, x, "modules", "functions", variants=[_TRAIN])
-    yield _row(
-        "keywords",
-        linear.Keywords,
-        Inputs(x, scale=_input(1, 4)),
-        "modules",
-        "export",
-        batched=False,
-        others=[Inputs(scale=_input(4), x=_input(2, 4))],
-    )
-    yield _row("called twice", linear.CalledTwice, x, *TRACED, "export")
-    yield _row("two names", linear.TwoNames, x, *TRACED)
-    yield _row("tied", linear.Tied, torch.tensor([[1, 2, 5], [0, 3, 3]]), *TRACED, "export")
-    yield _row("written between", linear.WritesBetween, x, *TRACED, "export")
-    yield _row("written through a view", linear.WritesThroughView, x, *TRACED)
-    yield _row("hooked", linear.hooked, x)
-    yield _row("frozen", lambda: linear.Pair().requires_grad_(False), x, *TRACED, variants=[_TRAIN])
-    yield _row("half frozen", linear.half_frozen, x, *TRACED)
-    yield _row("subclassed", linear.subclassed, x)
-    yield _row("parametrized", linear.parametrized, x)
-    yield _row("parameters at the root", linear.AtRoot, x, *TRACED)
-    yield _row("hub", linear.Hub, x, "modules", "functions")
-    yield _row("sizes", linear.Sizes, x, "modules", "functions", "export-dynamic")
-    yield _row("unused result", linear.Unused, x)
-    yield _row("blocks", lambda: nn.Sequential(linear.Block()), x, "modules", "functions", "export", variants=[_TRAIN])
+def _linear() -> Iterator[ModelCase]:
+    x, ids = _input(3, 4), torch.tensor([[1, 2, 5], [0, 3, 3]])
+    variants = (_F64, _BF16, _F16, _TRAIN, _META)
+    yield from _row("attention", linear.Attention, _input(2, 3, 8), *TRACED, "export", "capture", variants=variants)
+    yield from _row("pair", linear.Pair, x, *ALL, variants=[{**_TRAIN, "form": "functions"}])
+    biasless = partial(linear.Pair, q_bias=False, k_bias=False)
+    yield from _row("pair without bias", biasless, x, variants=[{**_F64, "form": "export"}])
+    yield from _row("mixed bias", partial(linear.Pair, k_bias=False), x, *TRACED, variants=[_TRAIN])
+    given, other = Inputs(x, scale=_input(1, 4)), Inputs(scale=_input(4), x=_input(2, 4))
+    yield from _row("keywords", linear.Keywords, given, "modules", "export", batched=False, others=[other])
+    yield from _row("called twice", linear.CalledTwice, x, *TRACED, "export")
+    yield from _row("tied", linear.Tied, ids, *TRACED, "export")
+    yield from _row("written between", linear.WritesBetween, x, *TRACED, "export")
+    yield from _row("written through a view", linear.WritesThroughView, x, *TRACED)
+    yield from _row("guarded", linear.Guarded, x)
+    yield from _row("frozen", lambda: linear.Pair().requires_grad_(False), x, *TRACED, variants=[_TRAIN])
+    yield from _row("half frozen", linear.half_frozen, x, *TRACED)
+    yield from _row("parameters at the root", linear.AtRoot, x, *TRACED)
+    yield from _row("hub", linear.Hub, x, *TRACED)
+    yield from _row("sizes", linear.Sizes, x, *TRACED, "export-dynamic")
+    yield from _row("unused result", linear.Unused, x)
+    yield from _row("blocks", lambda: nn.Sequential(linear.Block()), x, *TRACED, "export", variants=[_TRAIN])
 
 
-def _norm() -> Iterator[Iterator[ModelCase]]:
-    image = _input(2, 2, 5, 5)
-    half: list[dict[str, object]] = [{"dtype": torch.float64}, {"dtype": torch.bfloat16}]
-    yield _row("convolution", norm.Convolution, image, *TRACED, "export", variants=[*half, _TRAIN, _META])
-    yield _row("convolutions", lambda: nn.Sequential(norm.Convolution()), image)
-    yield _row("convolution, 1d", lambda: norm.chain(nn.Conv1d(2, 4, 3), nn.BatchNorm1d(4)), _input(2, 2, 6), *TRACED)
-    yield _row("convolution, 3d", lambda: norm.chain(nn.Conv3d(1, 2, 2), nn.BatchNorm3d(2)), _input(2, 1, 3, 3, 3))
+def _norm() -> Iterator[ModelCase]:
+    chain, image, variants = norm.chain, _input(2, 2, 5, 5), (_F64, _BF16, _TRAIN, _META)
+    yield from _row("convolution", norm.Convolution, image, *TRACED, "export", variants=variants)
+    yield from _row("convolutions", lambda: nn.Sequential(norm.Convolution()), image)
+    yield from _row("convolution, 1d", lambda: chain(nn.Conv1d(2, 4, 3), nn.BatchNorm1d(4)), _input(2, 2, 6), *TRACED)
+    yield from _row("convolution, 3d", lambda: chain(nn.Conv3d(1, 2, 2), nn.BatchNorm3d(2)), _input(2, 1, 3, 3, 3))
     transposed = partial(nn.ConvTranspose2d, 2, 4, 3, stride=2, groups=2, output_padding=1)
-    yield _row("convolution, transposed", lambda: norm.chain(transposed(), nn.BatchNorm2d(4)), image, *TRACED)
+    yield from _row("convolution, transposed", lambda: chain(transposed(), nn.BatchNorm2d(4)), image, *TRACED)
     uneven = partial(nn.Conv2d, 2, 3, 2, stride=(2, 1), dilation=(1, 2), padding=(1, 2), padding_mode="reflect")
-    yield _row("norm without affine", lambda: norm.chain(uneven(), nn.BatchNorm2d(3, affine=False)), image)
-    yield _row("read between", norm.ReadsBetween, image)
-    yield _row("shared norm", norm.SharedNorm, image, *TRACED)
-    yield _row("norm without statistics", norm.without_statistics, image)
-    yield _row("frozen norm", norm.FrozenNorm, image, variants=[_TRAIN])
-    yield _row("norm behind linear", _behind_linear, _input(3, 4), *TRACED, "export", variants=[*half, _TRAIN, _META])
-    yield _row("norm of rows", norm.OnRows, _input(2, 6, 4), *TRACED)
-    yield _row("dropout", norm.Dropping, _input(3, 4), *TRACED, "export", variants=[_TRAIN])
+    yield from _row("norm without affine", lambda: chain(uneven(), nn.BatchNorm2d(3, affine=False)), image)
+    yield from _row("read between", norm.ReadsBetween, image)
+    yield from _row("shared norm", norm.SharedNorm, image, *TRACED)
+    yield from _row("norm without statistics", partial(norm.Convolution, statistics=False), image)
+    yield from _row("frozen norm", norm.FrozenNorm, image, variants=[_TRAIN])
+    yield from _row("norm behind linear", norm.behind_linear, _input(3, 4), *TRACED, "export", variants=variants)
+    yield from _row("norm of rows", lambda: chain(nn.Linear(4, 6), nn.BatchNorm1d(6)), _input(2, 6, 4), *TRACED)
+    yield from _row("dropout", norm.dropping, _input(3, 4), *TRACED, "export", variants=[_TRAIN])
 
 
-def _behind_linear() -> nn.Module:
-    return norm.chain(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.ReLU(inplace=True), nn.BatchNorm1d(6), nn.Linear(6, 2))
-
-
-def _plain() -> Iterator[Iterator[ModelCase]]:
+def _plain() -> Iterator[ModelCase]:
     x = _input(3, 4)
-    yield _row("arithmetic", plain.Arithmetic, (x, _input(3, 4) + 1.0), "modules", "export", variants=_DTYPES[:1])
-    yield _row("quotients", plain.Quotients, x, "modules", "export", variants=_DTYPES)
-    yield _row("rounded quotients", plain.RoundedQuotients, x * 5.0, "modules", "export")
-    yield _row("in-place operations", plain.InPlace, x, "modules", "functions", "export")
-    yield _row("writes its input", plain.WritesInput, x)
-    yield _row("views", plain.Views, x)
-    yield _row("repeated", plain.Repeated, x, "modules", "export")
-    yield _row("by size", plain.BySize, x, "modules", "export-dynamic")
-    yield _row("structured", plain.Structured, Inputs(x, mask=_input(3, 4)), "modules", "export")
-    yield _row("passed through", plain.Passed, x)
-    yield _row("multi-head attention", plain.Opaque, _input(2, 3, 4))
-    yield _row("products", plain.Products, x)
-    yield _row("many products", partial(plain.Products, 8), x)  # enough for orders to differ between processes
-    yield _row("embedding", plain.embedding, torch.tensor([[1, 2, 5], [0, 3, 3]]))
+    yield from _row("arithmetic", plain.Arithmetic, (x, _input(3, 4) + 1.0), "modules", "export", variants=[_F64])
+    yield from _row("quotients", plain.Quotients, x, "modules", "export", variants=[_F64, _BF16, _F16])
+    yield from _row("rounded quotients", plain.RoundedQuotients, x * 5.0, "modules", "export")
+    yield from _row("in-place operations", plain.InPlace, x, *TRACED, "export")
+    yield from _row("writes its input", plain.WritesInput, x)
+    yield from _row("views", plain.Views, x)
+    yield from _row("repeated", plain.Repeated, x, "modules", "export")
+    yield from _row("by size", plain.BySize, x, "modules", "export-dynamic")
+    yield from _row("structured", plain.Structured, Inputs(x, mask=_input(3, 4)), "modules", "export")
+    yield from _row("passed through", plain.Passed, x)
+    yield from _row("multi-head attention", plain.Opaque, _input(2, 3, 4))
+    yield from _row("products", plain.Products, x)
+    yield from _row("many products", partial(plain.Products, 8), x)  # enough for orders to differ between processes
+    yield from _row("embedding", plain.embedding, torch.tensor([[1, 2, 5], [0, 3, 3]]))

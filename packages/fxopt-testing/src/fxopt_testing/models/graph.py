@@ -1,4 +1,4 @@
-"""Models that are graph modules already, with more in them than their graphs read, or with graphs inside of graphs."""
+"""Graph modules with more in them than their graphs read, or with graph modules in them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch.fx import GraphModule
 
 from fxopt_rewrite import infer_shapes
 from fxopt_testing.forms import ModuleTracer, traced_by
-from fxopt_testing.models.linear import Pair
+from fxopt_testing.models.linear import Block, Pair
 
 
 class WithTable(Pair):
@@ -38,40 +38,17 @@ def with_spare_parts() -> GraphModule:
     return infer_shapes(graph_module, torch.ones(3, 4))
 
 
-class Inner(nn.Module):
-    """A layer and a product."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(4, 4)
-
-    def forward(self, x: Tensor) -> Tensor:
-        y: Tensor = self.layer(x)
-        return y * x
-
-
 class Outer(nn.Module):
     """Calls a graph module, and something else."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.inner = traced_by(ModuleTracer(), Inner())
-        self.last = nn.Linear(4, 2)
+        self.inner, self.last = traced_by(ModuleTracer(), Block()), nn.Linear(4, 2)
 
     def forward(self, x: Tensor) -> Any:
         return torch.relu(self.last(self.inner(x)) * 2.0)
 
 
-class OuterTracer(ModuleTracer):
-    """Leaves graph modules whole."""
-
-    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-        """Whether a call of a module is one node."""
-        return isinstance(m, GraphModule) or super().is_leaf_module(m, module_qualified_name)
-
-
 def nested_graphs() -> GraphModule:
     """Return a graph module that calls another one."""
-    model = Outer().eval()
-    graph_module = traced_by(OuterTracer(), model)
-    return infer_shapes(graph_module, torch.ones(3, 4))
+    return infer_shapes(traced_by(ModuleTracer(), Outer().eval()), torch.ones(3, 4))

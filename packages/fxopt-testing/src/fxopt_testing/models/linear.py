@@ -30,19 +30,12 @@ class Attention(nn.Module):
 class Pair(nn.Module):
     """Two linear layers that share their input."""
 
-    def __init__(self, *, bias: bool = True) -> None:
+    def __init__(self, *, q_bias: bool = True, k_bias: bool = True) -> None:
         super().__init__()
-        self.q, self.k = nn.Linear(4, 4, bias=bias), nn.Linear(4, 2, bias=bias)
+        self.q, self.k = nn.Linear(4, 4, bias=q_bias), nn.Linear(4, 2, bias=k_bias)
 
     def forward(self, x: Tensor) -> Any:
         return self.q(x) * 2.0, self.k(x) * 2.0
-
-
-def mixed_bias() -> nn.Module:
-    """Return a pair in which only one layer has a bias."""
-    pair = Pair()
-    pair.k = nn.Linear(4, 2, bias=False)
-    return pair
 
 
 class Keywords(Pair):
@@ -54,21 +47,14 @@ class Keywords(Pair):
 
 
 class CalledTwice(Pair):
-    """One layer is also called on another value."""
-
-    def forward(self, x: Tensor) -> Any:
-        return self.q(x), self.k(x), self.k(x + 1.0)
-
-
-class TwoNames(Pair):
-    """One module has two names."""
+    """One layer is also called on another value, and the other one under another name."""
 
     def __init__(self) -> None:
         super().__init__()
         self.again = self.k
 
     def forward(self, x: Tensor) -> Any:
-        return self.q(x), self.k(x), self.again(x - 1.0)
+        return self.q(x), self.k(x), self.q(x + 1.0), self.again(x - 1.0)
 
 
 class Tied(nn.Module):
@@ -105,12 +91,18 @@ class WritesThroughView(Pair):
         return self.k(y) + 0.0, z, y.view(-1)
 
 
-def hooked() -> nn.Module:
-    """Return a pair with a hook on the result of one layer, and one on the gradient of the other's weight."""
-    pair = Pair()
-    pair.q.register_forward_hook(doubled)
-    pair.k.weight.register_hook(halved)  # type: ignore[no-untyped-call]  # it has no annotations in torch
-    return pair
+class Guarded(nn.Module):
+    """Layers that stay: with a hook, a hook on a gradient, a parametrization, and of a subclass."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.hooked, self.heard, self.scaled, self.doubling = *(nn.Linear(4, 4) for _ in range(3)), Doubling(4, 2)
+        self.hooked.register_forward_hook(doubled)
+        self.heard.weight.register_hook(halved)  # type: ignore[no-untyped-call]  # it has no annotations in torch
+        parametrize.register_parametrization(self.scaled, "weight", Scaled())
+
+    def forward(self, x: Tensor) -> Any:
+        return self.hooked(x) * 2.0, self.heard(x) * 2.0, self.scaled(x) * 2.0, self.doubling(x) * 2.0
 
 
 def doubled(module: nn.Module, args: Any, output: Tensor) -> Tensor:
@@ -123,32 +115,11 @@ def halved(gradient: Tensor) -> Tensor:
     return gradient * 0.5
 
 
-def half_frozen() -> nn.Module:
-    """Return a pair in which one weight does not train."""
-    pair = Pair()
-    pair.q.weight.requires_grad_(False)
-    return pair
-
-
-def subclassed() -> nn.Module:
-    """Return a pair in which one layer is of a subclass with its own forward."""
-    pair = Pair()
-    pair.k = Doubling(4, 2)
-    return pair
-
-
 class Doubling(nn.Linear):
     """A linear layer that doubles."""
 
     def forward(self, input: Tensor) -> Tensor:
         return super().forward(input) * 2.0
-
-
-def parametrized() -> nn.Module:
-    """Return a pair in which a parametrization computes one weight."""
-    pair = Pair()
-    parametrize.register_parametrization(pair.k, "weight", Scaled())
-    return pair
 
 
 class Scaled(nn.Module):
@@ -158,19 +129,22 @@ class Scaled(nn.Module):
         return weight * 3.0
 
 
+def half_frozen() -> nn.Module:
+    """Return a pair in which one weight does not train."""
+    pair = Pair()
+    pair.q.weight.requires_grad_(False)
+    return pair
+
+
 class AtRoot(nn.Module):
-    """Parameters and buffers of the model itself, one of them not persistent, some unused; a plain attribute."""
+    """Parameters and a buffer, which is not saved, of the model itself."""
 
     table: Tensor
-    unused: Tensor
 
     def __init__(self) -> None:
         super().__init__()
         self.weight, self.bias = nn.Parameter(torch.randn(4, 4)), nn.Parameter(torch.randn(4))
         self.register_buffer("table", torch.randn(4), persistent=False)
-        self.register_buffer("unused", torch.arange(3))
-        self.spare = nn.Linear(2, 2)
-        self.note = {"kept": [1, 2]}
 
     def forward(self, x: Tensor) -> Tensor:
         return F.linear(x, self.weight, self.bias) + self.table + self.weight.sum()
@@ -188,16 +162,11 @@ class Hub(nn.Module):
         return [layer(y) / 3.0 for layer in self.layers], [y * 2.0 + y, y / 7.0], y.sum(-1)
 
 
-class Sizes(nn.Module):
+class Sizes(Pair):
     """Arithmetic on sizes, and shapes made of the results."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.q, self.k = nn.Linear(4, 4), nn.Linear(4, 4)
-
     def forward(self, x: Tensor) -> Any:
-        rows = x.shape[0]
-        return self.q(x).view(rows, 2, 2), self.k(x).reshape(x.size(0), 4).t().contiguous()
+        return self.q(x).view(x.shape[0], 2, 2), self.k(x).reshape(x.size(0), 2).t().contiguous()
 
 
 class Unused(Pair):

@@ -31,9 +31,10 @@ def chain(*modules: nn.Module) -> nn.Module:
 class Convolution(nn.Module):
     """Batch norm after a convolution."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, statistics: bool = True) -> None:
         super().__init__()
-        self.conv, self.norm = nn.Conv2d(2, 4, 3, padding=1, groups=2, bias=False), nn.BatchNorm2d(4, eps=1e-3)
+        self.conv = nn.Conv2d(2, 4, 3, padding=1, groups=2, bias=False)
+        self.norm = nn.BatchNorm2d(4, eps=1e-3, track_running_stats=statistics)
         self.act, self.last = nn.ReLU(inplace=True), nn.Conv2d(4, 2, 1)
         self.last_norm = nn.BatchNorm2d(2)
         randomised(self)
@@ -61,13 +62,6 @@ class SharedNorm(Convolution):
         return self.norm(self.conv(x)), self.norm(self.again(x))
 
 
-def without_statistics() -> nn.Module:
-    """Return a batch norm, after a convolution, that always uses the batch's statistics."""
-    model = Convolution()
-    model.norm = nn.BatchNorm2d(4, track_running_stats=False)
-    return model
-
-
 class FrozenNorm(Convolution):
     """The convolution trains and the batch norm does not; it is in eval mode, whatever the model is."""
 
@@ -83,26 +77,11 @@ class FrozenNorm(Convolution):
         return self
 
 
-class OnRows(nn.Module):
-    """Batch norm after a linear layer on three-dimensional input: it normalises the second dimension."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.dense, self.norm = nn.Linear(4, 6), nn.BatchNorm1d(6)
-        randomised(self)
-
-    def forward(self, x: Tensor) -> Any:
-        return self.norm(self.dense(x))
+def behind_linear() -> nn.Module:
+    """Return batch norms after a layer and after an activation in place, and a layer after them."""
+    return chain(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.ReLU(inplace=True), nn.BatchNorm1d(6), nn.Linear(6, 2))
 
 
-class Dropping(nn.Module):
-    """Dropout, and a batch norm in front of a layer."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.norm, self.drop, self.dense = nn.BatchNorm1d(4), nn.Dropout(0.5), nn.Linear(4, 6)
-        self.after, self.second = nn.BatchNorm1d(6), nn.Identity()
-        randomised(self)
-
-    def forward(self, x: Tensor) -> Any:
-        return self.after(self.dense(self.second(self.drop(self.norm(x)))))
+def dropping() -> nn.Module:
+    """Return dropout, and a batch norm in front of a layer."""
+    return chain(nn.BatchNorm1d(4), nn.Dropout(0.5), nn.Identity(), nn.Linear(4, 6), nn.BatchNorm1d(6))

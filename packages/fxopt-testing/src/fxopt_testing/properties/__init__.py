@@ -10,7 +10,6 @@ PROPERTIES: tuple[Property, ...] = (
     the_pass.named,
     the_pass.signature_stable,
     the_pass.options_honoured,
-    run.returns_a_graph_module,
     run.runs,
     run.well_formed,
     run.caller_untouched,
@@ -37,7 +36,6 @@ PROPERTIES: tuple[Property, ...] = (
     result.checkpoints_load,
     way_back.checkpoints_return,
     run.refusals_explained,
-    run.reasons_declared,
     run.finds_sites,
 )
 

@@ -23,13 +23,7 @@ def _same(*kinds: str) -> OnModel:
     """Return a check that the model still does the same, for these kinds: "outputs", "effects", "gradients"."""
 
     def check(subject: Subject, trial: Trial) -> Iterator[Flaw]:
-        try:
-            found = trial.found
-        except Exception as error:
-            if "outputs" in kinds:
-                yield Flaw(f"the result raises {type(error).__name__}: {error!s:.300}", "what the model returns")
-            return
-        for each in unlike(trial.source, trial.done, trial.case.example(), trial.expected, found):
+        for each in trial.differences:
             if each.what in kinds:
                 yield Flaw(each.text, "what the model does")
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import suppress
 
 import torch
 from torch import Tensor
-from torch.fx import GraphModule, Node
+from torch.fx import GraphModule
 
 from fxopt_checkpoints.load import current_tensors, load_original_state_dict
 from fxopt_core import history, iter_nodes
@@ -56,29 +56,20 @@ def if_tensors(subject: Subject, trial: Trial | None) -> str | None:
 )
 def flags_kept(subject: Subject, trial: Trial) -> Iterator[Flaw]:
     old = dict(trial.source.named_parameters(remove_duplicate=False))
-    new = dict(trial.done.named_parameters(remove_duplicate=False))
-    for name in old.keys() & new.keys():
-        if old[name].requires_grad != new[name].requires_grad:
-            is_now, was = (f"requires_grad={each[name].requires_grad}" for each in (new, old))
-            yield Flaw(f"parameter `{name}` has {is_now}", was)
     flags = {parameter.requires_grad for parameter in old.values()}
-    for name in new.keys() - old.keys():
-        if len(flags) == 1 and new[name].requires_grad not in flags:
-            found = f"new parameter `{name}` has requires_grad={new[name].requires_grad}"
-            yield Flaw(found, f"{flags.pop()}, as all have")
-    yield from _modes(trial)
-
-
-def _modes(trial: Trial) -> Iterator[Flaw]:
-    old = dict(trial.source.named_modules(remove_duplicate=False))
-    called = called_modules(trial.done)
+    for name, parameter in trial.done.named_parameters(remove_duplicate=False):
+        expected = {old[name].requires_grad} if name in old else flags
+        if expected == {not parameter.requires_grad}:
+            what = "parameter" if name in old else "new parameter"
+            found = f"{what} `{name}` has requires_grad={parameter.requires_grad}"
+            yield Flaw(found, "that of what it stands for")
+    modules, called = dict(trial.source.named_modules(remove_duplicate=False)), called_modules(trial.done)
     # An exported program says that it trains, whether or not its model does.
-    modes = {trial.case.training, *(old[name].training for name in called_modules(trial.source))}
+    modes = {trial.case.training, *(modules[name].training for name in called_modules(trial.source))}
     for name, module in trial.done.named_modules(remove_duplicate=False):
-        if name in old and old[name].training != module.training:
-            yield Flaw(f"module `{name}` has training={module.training}", str(old[name].training))
-        if name in called and name not in old and len(modes) == 1 and module.training not in modes:
-            yield Flaw(f"new module `{name}` has training={module.training}", f"{modes.pop()}, as what it stands for")
+        expected = {modules[name].training} if name in modules else modes if name in called else set()
+        if expected == {not module.training}:
+            yield Flaw(f"module `{name}` has training={module.training}", "that of what it stands for")
 
 
 @on_model(
@@ -89,13 +80,12 @@ def _modes(trial: Trial) -> Iterator[Flaw]:
 def dtypes_kept(subject: Subject, trial: Trial) -> Iterator[Flaw]:
     old, new = current_tensors(trial.source), current_tensors(trial.done)
     for kind in ("dtype", "device"):
-        known = {getattr(tensor, kind) for tensor in old.values()} or {getattr(t, kind) for t in new.values()}
+        known = {getattr(tensor, kind) for tensor in old.values()}
         for name, tensor in new.items():
-            was = getattr(old[name], kind) if name in old else None
-            found = getattr(tensor, kind)
-            if (was is not None and found != was) or (was is None and found not in known):
-                expected = f"{was if was is not None else ' or '.join(sorted(map(str, known)))}"
-                yield Flaw(f"`{name}` has {kind} {found}", expected)
+            expected = {getattr(old[name], kind)} if name in old else known
+            if expected and getattr(tensor, kind) not in expected:
+                found = f"`{name}` has {kind} {getattr(tensor, kind)}"
+                yield Flaw(found, " or ".join(sorted(map(str, expected))))
 
 
 @on_model(
@@ -151,7 +141,7 @@ def no_leftovers(subject: Subject, trial: Trial) -> Iterator[Flaw]:
 def hooks_kept(subject: Subject, trial: Trial) -> Iterator[Flaw]:
     found, called = hooks_of(trial.done), called_modules(trial.done)
     called_before = called_modules(trial.source)
-    for name, count in trial.hooks.items():
+    for name, count in hooks_of(trial.source).items():
         plain = name.split("`")[1]
         if found.get(name, 0) != count:
             yield Flaw(f"{name} has {found.get(name, 0)} hooks", f"{count}, as before")
@@ -175,54 +165,35 @@ def _arguments(graph_module: GraphModule) -> str:
     return ", ".join(str(node.target) for node in iter_nodes(graph_module.graph) if node.op == "placeholder")
 
 
-_KEPT = ("stack_trace", "nn_module_stack", "source_fn_stack", "val", "tensor_meta")
-
-
-def _lost(was: Node, node: Node) -> list[str]:
-    """Return which notes a node has lost; none if it is another node of that name."""
-    if was.op != node.op:
-        return []
-    lost = [key for key in _KEPT if key in was.meta.keys() - node.meta.keys()]
-    if str(was.args) != str(node.args) or was.target != node.target:
-        return [key for key in lost if key not in ("val", "tensor_meta")]  # its value may have changed
-    if node.meta.get("val") is not was.meta.get("val"):  # it was described anew, because its strides changed
-        return [key for key in lost if key != "tensor_meta"]
-    return lost
+_KEPT = ("stack_trace", "nn_module_stack", "source_fn_stack")
 
 
 @on_model(
-    "nodes keep stack traces and shapes; new ones have the traces of the nodes they replace, and their own shapes",
-    "Leave `node.meta` of other nodes alone; update single entries, do not replace it.",
+    "nodes keep stack traces and shapes, and new ones have their own shapes",
+    "Leave `node.meta` of other nodes alone; update single entries, do not replace it. Make new ones by an `Editor`, "
+    "and give those whose shape is not that of what they replace to `undescribed`.",
 )
 def traces_kept(subject: Subject, trial: Trial) -> Iterator[Flaw]:
     old = {node.name: node for node in iter_nodes(trial.source.graph)}
-    all_have = all("stack_trace" in node.meta for node in old.values() if node.op.startswith("call_"))
     for node in iter_nodes(trial.done.graph):
-        was = old.get(node.name)
-        if was is not None:
-            for key in _lost(was, node):
+        was = old.get(node.name, node)
+        for key in _KEPT if was.op == node.op else ():
+            if key in was.meta.keys() - node.meta.keys():
                 yield Flaw(f"node `{node.name}` has lost its {key!r}", f"node.meta[{key!r}] to stay")
-        elif node.op.startswith("call_") and all_have and "stack_trace" not in node.meta:
-            found, expected = f"new node `{node.name}` has no stack trace", "that of the node that it replaces"
-            advice = "Copy `meta` from what a new node replaces, or make it by an `Editor` with like=[node]."
-            yield Flaw(found, expected, advice, severity="advice")
-    yield from _shapes(trial)
+    if all("val" in node.meta for node in old.values() if node.op.startswith("call_")):
+        yield from _shapes(trial, old.keys())
 
 
-def _shapes(trial: Trial) -> Iterator[Flaw]:
-    """Compare the notes of new nodes with what their inputs give, where the graph noted shapes before."""
-    old = {node.name: node for node in iter_nodes(trial.source.graph)}
-    if not all("val" in node.meta for node in old.values() if node.op.startswith("call_")):
-        return
-    noted = {node.name: node.meta.get("val") for node in iter_nodes(trial.done.graph) if node.name not in old}
+def _shapes(trial: Trial, known: Collection[str]) -> Iterator[Flaw]:
+    """Compare what nodes note that are new, or have lost their notes, with what their inputs give."""
     twin, inputs = trial.transformed(), trial.case.example()
     with suppress(PreconditionError):  # what the graph calls does not run on fake tensors
         infer_shapes(twin, *inputs.args, **inputs.kwargs)
-    for node in iter_nodes(twin.graph):
-        found, wanted = (_sizes(each) for each in (noted.get(node.name), node.meta.get("val")))
-        if node.name in noted and (len(found) != len(wanted) or not all(map(_agree, found, wanted))):
-            advice = "Make it by an `Editor`, and give it to `undescribed`, by which its shape is computed at the end."
-            yield Flaw(f"new node `{node.name}` notes {found or 'no shape'}", f"{wanted}", advice)
+    for node, described in zip(iter_nodes(trial.done.graph), iter_nodes(twin.graph), strict=True):
+        if node.name not in known or "val" not in node.meta:
+            found, wanted = _sizes(node.meta.get("val")), _sizes(described.meta.get("val"))
+            if len(found) != len(wanted) or not all(map(_agree, found, wanted)):
+                yield Flaw(f"node `{node.name}` notes {found or 'no shape'}", f"{wanted}")
 
 
 def _sizes(value: object) -> list[object]:
@@ -242,7 +213,6 @@ def _agree(one: object, other: object) -> bool:
     applies=if_tensors,
 )
 def checkpoints_load(subject: Subject, trial: Trial) -> Iterator[Flaw]:
-    names = current_tensors(trial.source).keys() - current_tensors(trial.done).keys()
     twin = trial.transformed()
     for derived in (each for record in history(twin) for each in record.derived):
         problem = derived_problem(derived, registered_functions())
@@ -251,10 +221,7 @@ def checkpoints_load(subject: Subject, trial: Trial) -> Iterator[Flaw]:
             yield Flaw(f"a record {problem}", "functions that the pass lists, and data", advice)
             return
     if any(record.rekeyed for record in history(twin)):
-        gone = f"`{min(names)}` is gone" if names else "names or shapes of tensors changed"
-        advice = "Say where the values went: `Editor.drop(call, pieces)`, or a `Derived` record."
-        yield Flaw(f"{gone}, and no record says where its values are", "a key map", advice, severity="advice")
-        return
+        return  # no record says where the values are
     try:
         load_original_state_dict(twin, trial.source.state_dict())
     except CheckpointError as error:
@@ -263,5 +230,5 @@ def checkpoints_load(subject: Subject, trial: Trial) -> Iterator[Flaw]:
     if trial.case.device == "meta":
         return
     found = behaviour_of(twin, trial.case.example(), gradients=False)
-    for difference in differences(trial.called_after, found):
+    for difference in differences(trial.found, found):
         yield Flaw(f"after loading the original state_dict, {difference.text}", "what the result does")

@@ -61,7 +61,7 @@ def _survives(subject: Subject, trial: Trial, way: str, travel: Callable[[GraphM
         return
     if not is_comparable:
         return
-    if trial.case.device != "meta" and not trial.computes(travelled, trial.called_after):
+    if trial.case.device != "meta" and not trial.computes(travelled, trial.found):
         yield Flaw(f"after {way}, the result computes something else", "the same outputs, bit for bit")
     elif subject.reversible and subject.importable:
         yield from _undone(subject, trial, travelled, way)

@@ -59,6 +59,6 @@ def _computes_the_same(trial: Trial, saved: dict[str, Any]) -> Iterator[Flaw]:
     if trial.case.device == "meta" or not trial.transformation.preserves_computation:
         return
     found = behaviour_of(original, trial.case.example(), gradients=False)
-    for difference in differences(trial.called_after, found):
+    for difference in differences(trial.found, found):
         if difference.what == "outputs":
             yield Flaw(f"the original, with the weights that come back: {difference.text}", "what the result does")

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from torch import nn
 from torch.fx import GraphModule
 
 from fxopt_core import Instrument, PassRun, PreconditionError, Record, VerificationError
@@ -14,7 +13,7 @@ from fxopt_tools.inputs import OneInput, read_inputs
 from fxopt_tools.verification.bounds import read_bounds, records_of
 from fxopt_tools.verification.isolated_run import run_thrice
 from fxopt_tools.verification.report import VerificationReport
-from fxopt_tools.verification.verify import Baseline, baselines, check_modules, report_on
+from fxopt_tools.verification.verify import Baseline, baselines, report_on
 
 
 @dataclass(frozen=True)
@@ -72,7 +71,6 @@ class Verify(Instrument):
         self,
         inputs: OneInput | Sequence[OneInput],
         *,
-        original: nn.Module | None = None,
         rtol: float | None = None,
         atol: float | None = None,
         sqnr: float | None = None,
@@ -82,8 +80,6 @@ class Verify(Instrument):
 
         Args:
             inputs: as for `verify`.
-            original: a module to compare with after each pass, instead of the module before that pass, so that
-                rounding does not add up unnoticed. It is run once.
             rtol: relative tolerance instead of the dtype's.
             atol: absolute tolerance instead of the dtype's.
             sqnr: the lowest signal-to-noise ratio in dB, in place of tolerances and of the passes' promises.
@@ -96,15 +92,10 @@ class Verify(Instrument):
         if on_failure not in ("raise", "veto"):
             raise PreconditionError(f"on_failure is {on_failure!r}, expected 'raise' or 'veto'")
         self._bounds = read_bounds(rtol, atol, sqnr)
-        if original is not None:
-            check_modules(original=original)
         self.checks: list[Check] = []
         self.may_veto = on_failure == "veto"
         self._inputs = read_inputs(inputs)
-        self._original = original
-        self._of_original: list[Baseline] | None = None
-        # By the run's id, since a pass may call another: what to compare with, the module, and the records of what it
-        # is compared with
+        # By the run's id, since a pass may call another: what the module did, the module, and its records
         self._pending: dict[int, tuple[list[Baseline], GraphModule, tuple[Record, ...]]] = {}
 
     def before_pass(self, run: PassRun, graph_module: GraphModule) -> None:
@@ -114,16 +105,12 @@ class Verify(Instrument):
             caller = caller.parent
         if caller is not None and self._pending[id(caller)][1] is not graph_module:
             return
-        compared = graph_module if self._original is None else self._original
         try:
-            if self._original is None:
-                expected = baselines(graph_module, self._inputs, f"the graph module before pass `{run.name}`")
-            else:
-                expected = self._of_original = self._of_original or baselines(compared, self._inputs, "the original")
+            expected = baselines(graph_module, self._inputs, f"the graph module before pass `{run.name}`")
         except PreconditionError as error:
             error.pass_name, error.index = run.name, run.index
             raise
-        self._pending[id(run)] = expected, graph_module, records_of(compared)
+        self._pending[id(run)] = expected, graph_module, records_of(graph_module)
 
     def after_pass(self, run: PassRun, graph_module: GraphModule, record: Record) -> bool | None:
         """Run the module again and compare; veto the pass, or raise, if the results differ."""

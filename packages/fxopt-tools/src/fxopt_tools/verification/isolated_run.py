@@ -38,7 +38,6 @@ class Outcome:
         buffers: the buffers after the run, by their full names, and weights of embeddings that renormalise themselves.
         buffers_written: names of those that the run wrote to or replaced.
         strides: strides of each output tensor that has some, by its path.
-        random: the states of Python's and torch's random numbers after the run, as numbers.
     """
 
     output: Mapping[str, object]
@@ -49,11 +48,10 @@ class Outcome:
     buffers: Mapping[str, Tensor]
     buffers_written: frozenset[str]
     strides: Mapping[str, tuple[int, ...]]
-    random: tuple[int, int]
 
     def equals(self, other: Outcome) -> bool:
         """Return whether another run had the same outcome, bit for bit."""
-        if (self.strides, self.random) != (other.strides, other.random):
+        if self.strides != other.strides:
             return False
         trees = ((self.output, other.output), (self.arguments, other.arguments))
         pairs = [(tensors(one), tensors(another)) for one, another in trees] + [(self.buffers, other.buffers)]
@@ -111,7 +109,6 @@ def run_once(
             parts = parts_of(output, "output", lambda tensor: tensor.detach().clone())  # before the module is restored
             returned = tensors(parts_of(output, "output"))
             strides = {path: _strides(each) for path, each in returned.items()}
-            random_after = hash(random.getstate()), hash(bytes(torch.get_rng_state().tolist()))
         written = tuple(name for name, (p, version) in versions.items() if version_of(p) != version)
         shared = _shared(returned, tensors(arguments.before))
         given = {id(tensor) for tensor in tensors(arguments.before).values()}
@@ -122,7 +119,7 @@ def run_once(
         unchanged = _tensors(module)
         changed = {name for name, now in state.items() if not _same(now, unchanged[name])}
         touched = arguments.touched()
-        return Outcome(parts, after, touched, shared, written, state, frozenset(changed), strides, random_after)
+        return Outcome(parts, after, touched, shared, written, state, frozenset(changed), strides)
 
 
 def gradients_once(module: nn.Module, inputs: Inputs, *, widened: bool = False) -> dict[str, Tensor]:
@@ -223,15 +220,14 @@ def _same_random_numbers(module: nn.Module, inputs: Inputs) -> Iterator[None]:
     accelerator = torch.accelerator.current_accelerator()
     kind = "cuda" if accelerator is None else accelerator.type
     used = [*module.parameters(), *module.buffers(), *inputs.tensors().values()]
-    devices = sorted({tensor.device.index or 0 for tensor in used if tensor.device.type == kind})
+    devices = range(torch.accelerator.device_count()) if any(each.device.type == kind for each in used) else ()
+    # torch.manual_seed seeds accelerators too, whose state is restored only where there are tensors on them.
+    seed = torch.manual_seed if devices else torch.default_generator.manual_seed
     state = random.getstate()
     try:
         with torch.random.fork_rng(devices, device_type=kind):
             random.seed(SEED)
-            torch.default_generator.manual_seed(SEED)
-            for device in devices:  # torch.manual_seed would also seed devices whose state is not restored
-                with torch.accelerator.device_index(device):
-                    torch.get_device_module(kind).manual_seed(SEED)
+            seed(SEED)
             yield
     finally:
         random.setstate(state)

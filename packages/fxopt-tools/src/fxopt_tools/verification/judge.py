@@ -159,8 +159,7 @@ class Judge:
         """Compare Python numbers as float32 results: they usually are the ``item()`` of such a tensor."""
         dtype = torch.complex128 if isinstance(a, complex) else torch.float64
         one, other = (torch.tensor(each, dtype=dtype) for each in (a, b))
-        report = replace(self._tensors(path, one, other, None, torch.float32), shape=None, dtype=None, cosine=None)
-        return report if self.bounds.sqnr is not None else replace(report, sqnr_db=None, reference=None)
+        return replace(self._tensors(path, one, other, None, torch.float32), shape=None, dtype=None)
 
     def _tensors(
         self, path: str, a: Tensor, b: Tensor, exact: object, judged_as: torch.dtype | None = None

@@ -155,10 +155,8 @@ class VerificationReport:
             VerificationError: An output did not pass, and the message names the worst one, with numbers; or there was
                 nothing to see.
         """
-        if self.worst is not None:
-            raise VerificationError(_message(self, self.worst, pass_name), pass_name=pass_name, index=index)
-        if self.problem is not None:
-            raise VerificationError(f"{self.problem}. {_NOTHING}", pass_name=pass_name, index=index)
+        if not self.passed:
+            raise VerificationError(_message(self, pass_name), pass_name=pass_name, index=index)
 
     @property
     def problem(self) -> str | None:
@@ -179,7 +177,10 @@ class VerificationReport:
         return f"{'passed' if self.passed else 'FAILED'}: {' and '.join(counts) or 'nothing'} compared, {wrong}"
 
 
-def _message(report: VerificationReport, worst: OutputReport, pass_name: str | None) -> str:
+def _message(report: VerificationReport, pass_name: str | None) -> str:
+    worst = report.worst
+    if worst is None:
+        return f"{report.problem}. {_NOTHING}"
     if pass_name is None:
         who = "the transformed module does not compute what the original does"
         remedy = "to find the pass that changed it, run the passes under fxopt_tools.Verify(inputs)"

@@ -69,11 +69,9 @@ def bench(
             with blaming(ExitCode.PASS):
                 if pipeline is None and per == "pipeline":
                     ways = {name: name for name in named_pipelines(graph_module)}
-                    table = compare_pipelines(graph_module, ways, calls, rounds=rounds, seed=seed, progress=step.part)
+                    table = compare_pipelines(graph_module, ways, calls, rounds=rounds, progress=step.part)
                     return Answer(_table_data(table), lambda terminal: terminal.print(str(table)))
-                found = measure(
-                    graph_module, transformation, calls, per=per, rounds=rounds, seed=seed, progress=step.part
-                )
+                found = measure(graph_module, transformation, calls, per=per, rounds=rounds, progress=step.part)
         return Answer(_data(found), lambda terminal: terminal.print(str(found)))
 
     answer(work, as_json=as_json)
@@ -88,17 +86,15 @@ def _data(measured: Benchmark) -> dict[str, Any]:
         "original": _times_data(measured.original),
         "transformed": _times_data(measured.transformed),
         "contributions": [
-            {"name": each.name, "verdict": each.effect.against(measured.noise), **asdict(each.effect)}
+            {"name": each.part.name, "verdict": each.effect.against(measured.noise), **asdict(each.effect)}
             for each in measured.contributions
         ],
     }
 
 
 def _table_data(found: Comparison) -> dict[str, Any]:
-    best, fastest = found.best(exact=True), found.best(exact=False)
     return {
-        "best": None if best is None else best.name,
-        "best_of_all": None if fastest is None else fastest.name,
+        "best": None if found.best is None else found.best.name,
         "noise": found.noise,
         "doubt": found.doubt,
         "original": _times_data(found.original),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import IntEnum
 
@@ -31,15 +31,11 @@ class CommandError(Exception):
     Attributes:
         code: the exit code.
         kind: the name of a class of errors, by which scripts distinguish them.
-        details: further entries for scripts.
     """
 
-    def __init__(
-        self, message: str, code: ExitCode, *, kind: str | None = None, details: Mapping[str, object] | None = None
-    ) -> None:
+    def __init__(self, message: str, code: ExitCode, *, kind: str | None = None) -> None:
         super().__init__(message)
         self.code = code
-        self.details = details or {}
         self.kind = kind or type(self).__name__
 
 

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from torch import nn
-from torch.fx import GraphModule
 
 from fxopt.commands.data import operations_of, report_data, size_data
 from fxopt.commands.failures import CommandError, ExitCode, FileError, blaming
@@ -21,17 +20,8 @@ from fxopt.commands.outputs import write_folder, write_graph
 from fxopt.commands.parameters import Job
 from fxopt.commands.terminal import Steps
 from fxopt_capture.huggingface.clients import dtype_of
-from fxopt_core import (
-    Demands,
-    History,
-    PreconditionError,
-    Transformation,
-    VerificationError,
-    compose,
-    history,
-    registry,
-)
-from fxopt_tools import Inputs, VerificationReport, verify, write_reproducer
+from fxopt_core import Demands, History, VerificationError, compose, history, registry
+from fxopt_tools import Inputs, VerificationReport, verify
 from fxopt_tools.bench import Sampler
 from fxopt_tools.speed import doubt
 
@@ -64,7 +54,9 @@ def optimized(
 
         drawn = DrawnGraph.of(graph_module)
     step("running passes")
-    graph_module = _transformed(graph_module, transformation, source, calls, path)
+    noting = transformation if source.note is None else compose(source.note, transformation)
+    with blaming(ExitCode.PASS):
+        graph_module = noting(graph_module)
     records = History(history(graph_module)[known:])
     with blaming(ExitCode.DEMAND):
         Demands(expect=job.expect, strict=job.strict).check(transformation.name, records)
@@ -115,7 +107,7 @@ def optimized(
     try:
         if job.times:
             step(doing)
-            found = Sampler(calls[0], rounds=_ROUNDS, seed=job.seed).measure(source.model, graph_module)
+            found = Sampler(calls[0], rounds=_ROUNDS).measure(source.model, graph_module)
             data["times"] = dict(zip(("original", "transformed"), (each.seconds for each in found), strict=True))
             data["doubt"] = doubt(found)
         doing = "the report"
@@ -137,28 +129,6 @@ def optimized(
         reason = " ".join(f"{type(error).__name__}: {error}".split())
         data["problem"] = f"{path} is saved, but {doing} failed: {reason}"
     return data, records, verification
-
-
-def _transformed(
-    graph_module: GraphModule,
-    transformation: Transformation,
-    source: Source,
-    calls: list[Inputs],
-    path: Path,
-) -> GraphModule:
-    """Run the passes, and write a reproducer beside the output if one fails."""
-    noting = transformation if source.note is None else compose(source.note, transformation)
-    try:
-        with blaming(ExitCode.PASS):
-            return noting(graph_module)
-    except CommandError as error:
-        file = str(path.with_suffix(".reproducer"))
-        try:
-            write_reproducer(file, graph_module, transformation, calls)
-        except PreconditionError as unwritten:
-            raise CommandError(f"{error}\n{unwritten}", error.code, kind=error.kind) from error
-        hint = f"to reproduce it in Python: fxopt.reproduce({file!r})"
-        raise CommandError(f"{error}\n{hint}", error.code, kind=error.kind, details={"reproducer": file}) from error
 
 
 def _verified(source: Source, found: nn.Module, calls: list[Inputs], job: Job) -> VerificationReport:
