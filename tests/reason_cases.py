@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 from torch.nn.utils import parametrizations, parametrize, prune
 
 from fxopt_arith import ChangeTrueDivToMulByInverse
@@ -35,10 +36,6 @@ class Layers(nn.Module):
 
     def forward(self, x: Tensor) -> Any:
         return self.computes(self, x)
-
-
-class Subclass(nn.Linear):
-    """A linear layer of another class."""
 
 
 class WithAdapter(nn.Module):
@@ -270,7 +267,7 @@ INT8, INT8_LARGE = FuseLinears(weights="int8", min_weights=1), FuseLinears(weigh
 INT8_BUT_LAST = FuseLinears(weights="int8", min_weights=1, keep_last=1)
 DIVIDE, PACK = ChangeTrueDivToMulByInverse(), FuseConvolutions()
 CASES = [
-    Case("subclass", MERGE, lambda: pair(k=Subclass(4, 2)), mended_form="export"),
+    Case("subclass", MERGE, lambda: pair(k=NonDynamicallyQuantizableLinear(4, 2)), mended_form="export"),
     Case("hooks", MERGE, pair, hook, lambda m: m.handle.remove()),
     Case("hooks", MERGE, pair, pruned, pruned_for_good),
     Case("parametrized", MERGE, pair, parametrized, not_parametrized),
