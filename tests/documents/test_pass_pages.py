@@ -64,21 +64,15 @@ def test_a_page_says_all_there_is_to_say(name: str) -> None:
 
 
 @for_each_pass
-def test_options_are_listed_with_types_defaults_and_meaning(name: str) -> None:
-    rows = re.findall(
-        r"^\| `([\w-]+)` \| `(.+?)` \| `(.+?)` \| (.+) \|$", section(page(name).text, "Options"), re.MULTILINE
-    )
-    options = PASSES[name].options.values()
+def test_options_are_listed_and_written_as_a_pipeline(name: str) -> None:
+    text, options = section(page(name).text, "Options"), PASSES[name].options.values()
+    rows = re.findall(r"^\| `([\w-]+)` \| `(.+?)` \| `(.+?)` \| (.+) \|$", text, re.MULTILINE)
     assert [(row[0], row[2]) for row in rows] == [(option_text(each.name), repr(each.default)) for each in options]
     assert all(meaning.strip() for *_, meaning in rows)
-
-
-@for_each_pass
-def test_the_text_of_the_options_is_a_pipeline(name: str) -> None:
-    written = re.findall(r"```text\n(.*)\n```", section(page(name).text, "Options"))
-    assert bool(written) == bool(PASSES[name].options)
-    for text in written:
-        assert registry().pipeline(text) == registry().create(name)
+    written = re.findall(r"```text\n(.*)\n```", text)
+    assert bool(written) == bool(options)
+    for each in written:
+        assert registry().pipeline(each) == registry().create(name)
 
 
 @for_each_pass
