@@ -35,8 +35,9 @@ GROUPS = list(PYPROJECT["dependency-groups"])
 PACKAGES = {path.parent.name: path.parent for path in sorted(ROOT.glob("packages/*/pyproject.toml"))}
 EXAMPLES = {path.parent.name: path.parent for path in sorted(ROOT.glob("docs/examples/*/pyproject.toml"))}
 DISTRIBUTIONS = EXAMPLES | PACKAGES  # those with the longest tests first
-# Each of pytest's processes has models in memory, and takes whole files: what their tests share is made once.
-IN_PROCESSES = ("--numprocesses=auto", "--maxprocesses=4", "--dist=loadfile")
+# Each of pytest's processes has models in memory, and takes whole files: what their tests share is made once. Files are
+# taken as they are named: long ones first, so that no process waits for another's last.
+IN_PROCESSES = ("--numprocesses=auto", "--maxprocesses=4", "--dist=loadfile", "--no-loadscope-reorder")
 # Models come from packages: nothing may wait for a hub. Nothing but the session's environment may be imported. Python
 # keeps what it compiles.
 ENVIRONMENT = {"HF_HUB_OFFLINE": "1", "PYTHONPATH": "", "PYTHONNOUSERSITE": "1", "PYTHONDONTWRITEBYTECODE": ""}
@@ -71,8 +72,8 @@ for name in sys.argv[1:]:
 """
 
 
-# The longest first, and last what has the machine to itself.
-@nox.session(venv_backend="none", requires=["readme", "alone", "together"])
+# The longest first: the others run beside it.
+@nox.session(venv_backend="none", requires=["together", "readme", "alone"])
 def tests(session: nox.Session) -> None:
     """Each package alone, then the tests of all together with real models, documents and docstring examples."""
     session.log("every package works alone, and all pass their tests together")
@@ -92,14 +93,14 @@ def isolated(session: nox.Session, name: str) -> None:
     isolate(session, name, whole=True)
 
 
-@nox.session(requires=["torch", "wheels"], allow_parallel=False)  # it has as many processes as there are processors
+@nox.session(requires=["torch", "wheels"])
 def together(session: nox.Session) -> None:
     """The tests of all packages and of the whole, with real models, docstring examples and documents."""
     install(session, ["test", "processes", "documents", "reports", "serving", "template"], PACKAGES)
     install_models(session)
     modules = [Path(path).parent.name for path in glob("packages/*/src/*/__init__.py")]
     options = (*IN_PROCESSES, "--doctest-modules", "--pyargs")
-    run_pytest(session, *options, *modules, *glob("packages/*/tests"), "tests", threads=1, settings=SHALLOW)
+    run_pytest(session, *options, "tests", *glob("packages/*/tests"), *modules, threads=1, settings=SHALLOW)
 
 
 @nox.session(requires=["wheels"])
@@ -313,7 +314,7 @@ def tools(session: nox.Session) -> None:
 
 def isolate(session: nox.Session, name: str, *, whole: bool) -> None:
     """Install one package with only what it declares, and try it there, with the whole of its tests or without."""
-    names = [name, *siblings_for_tests(name)]
+    names = [name, *(siblings_for_tests(name) if whole else [])]
     install(session, ["test", "processes"], names, tools_directory(session))
     session.run("python", "tests/isolation.py", *names, env=ENVIRONMENT)
     if whole and any(DISTRIBUTIONS[name].glob("tests/**/test_*.py")):
@@ -327,7 +328,7 @@ def share_torch(session: nox.Session, directory: Path, *requirement: str) -> Non
         return
     unfinished = directory.with_name(f"{directory.name}.unfinished")
     shutil.rmtree(unfinished, ignore_errors=True)
-    session.install("-q", "--target", str(unfinished), *requirement)
+    session.install("-q", "--no-compile", "--target", str(unfinished), *requirement)
     unfinished.rename(directory)
 
 
@@ -342,12 +343,15 @@ def install(session: nox.Session, groups: Iterable[str], names: Iterable[str], *
 
 
 def install_pinned(session: nox.Session, *what: str) -> None:
-    """Install in the versions that were tried together."""
+    """Install in the versions that were tried together.
+
+    What is imported is compiled then: of most packages that is a small part, and pip would compile all of it.
+    """
     if not Path(PINS).exists():
         session.error(
             f"no versions are pinned for this Python, only for {', '.join(PYTHONS)}: run nox with one of these"
         )
-    session.install("-c", PINS, *what)
+    session.install("--no-compile", "-c", PINS, *what)
 
 
 def see(session: nox.Session, *directories: Path) -> Path:

@@ -48,12 +48,11 @@ class Architecture:
 
     Attributes:
         name: as people call it.
-        cls: a class of transformers, a model of timm, or a class of this module.
+        cls: a class of transformers, or a model of timm; else it is `Attention`.
         options: of its configuration, or of its constructor.
         inputs: the names of its inputs.
         library: where it comes from: ``"transformers"``, ``"timm"`` or None.
         attentions: the implementations of attention that it has.
-        image: the size of its images.
     """
 
     name: str
@@ -62,13 +61,12 @@ class Architecture:
     inputs: tuple[str, ...] = ("input_ids", "attention_mask")
     library: str | None = "transformers"
     attentions: tuple[str, ...] = ("sdpa", "eager")
-    image: int = 32
 
     def build(self, library: ModuleType | None, attention: str | None = None) -> nn.Module:
         """Make the model, in evaluation mode, the same every time."""
         torch.manual_seed(0)
         if library is None:
-            model: nn.Module = PLAIN[self.cls]()
+            model: nn.Module = Attention()
         elif self.library == "timm":
             model = library.create_model(self.cls, pretrained=False, num_classes=10, **self.options)
         else:
@@ -99,12 +97,10 @@ class Architecture:
             "input_ids": lambda: tokens(length),
             "attention_mask": lambda: mask,
             "decoder_input_ids": lambda: tokens(length - 2),
-            "pixel_values": lambda: floats(batch, 3, self.image, self.image),
+            "pixel_values": lambda: floats(batch, 3, 32, 32),
             "input_features": lambda: floats(batch, 8, 40),
-            "x": lambda: floats(batch, 3, self.image, self.image),
-            "image": lambda: floats(batch, 3, self.image, self.image),
+            "x": lambda: floats(batch, 3, 32, 32),
             "sequence": lambda: floats(batch, length, 32),
-            "vector": lambda: floats(batch, 32),
         }
         return {name: makers[name]() for name in self.inputs}
 
@@ -119,21 +115,6 @@ def randomise_statistics(model: nn.Module) -> nn.Module:
                     if tensor is not None:
                         tensor.uniform_(0.5, 1.5, generator=generator)
     return model
-
-
-class Convolutions(nn.Module):
-    """Convolutions with batch norms, one of them shared, and a residual connection."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.stem = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1, bias=False), nn.BatchNorm2d(8), nn.ReLU())
-        self.block = nn.Sequential(nn.Conv2d(8, 8, 3, padding="same", groups=2), nn.BatchNorm2d(8, affine=False))
-        self.head = nn.Linear(8, 5)
-
-    def forward(self, image: Tensor) -> Tensor:
-        """Classify images."""
-        x = self.stem(image)
-        return self.head((x + self.block(x)).mean((2, 3)))  # type: ignore[no-any-return]  # a module gives a tensor
 
 
 class Attention(nn.Module):
@@ -155,75 +136,15 @@ class Attention(nn.Module):
         return output, {"mean": output.mean(1)}
 
 
-class Perceptron(nn.Module):
-    """Gated layers with batch norm between, and a tied weight."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.gate, self.up, self.down = nn.Linear(32, 64), nn.Linear(32, 64), nn.Linear(64, 32)
-        self.norm, self.last = nn.BatchNorm1d(32), nn.Linear(64, 32)
-        self.last.weight = self.down.weight
-
-    def forward(self, vector: Tensor) -> Tensor:
-        """Return a vector for each."""
-        x = self.norm(self.down(self.gate(vector).sigmoid() * self.up(vector)))
-        return x + self.last(torch.cat([x, vector], 1))  # type: ignore[no-any-return]  # a module gives a tensor
-
-
-class Encoder(nn.Module):
-    """The encoder of torch.nn, which keeps the weights of its projections in one parameter."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        layer = nn.TransformerEncoderLayer(32, 4, 64, batch_first=True)
-        self.layers = nn.TransformerEncoder(layer, 1, enable_nested_tensor=False)
-
-    def forward(self, sequence: Tensor) -> Tensor:
-        """Encode the sequence."""
-        return self.layers(sequence)  # type: ignore[no-any-return]  # a module gives a tensor
-
-
-PLAIN: dict[str, type[nn.Module]] = {cls.__name__: cls for cls in (Convolutions, Attention, Perceptron, Encoder)}
 IMAGE = ("pixel_values",)
 BOTH = ("input_ids", "attention_mask", "decoder_input_ids")
 EAGER = ("eager",)
 
 ARCHITECTURES = (
     Architecture("BERT", "BertModel", ENCODER),
-    Architecture("RoBERTa", "RobertaForMaskedLM", ENCODER),
-    Architecture(
-        "DistilBERT",
-        "DistilBertModel",
-        {"dim": 32, "n_layers": 2, "n_heads": 4, "hidden_dim": 64, "vocab_size": VOCABULARY},
-    ),
-    Architecture("ALBERT", "AlbertModel", {**ENCODER, **TWO, "embedding_size": 16}),  # both are one layer
-    Architecture(
-        "DeBERTa-v2",
-        "DebertaV2ForSequenceClassification",
-        {**ENCODER, "relative_attention": True, "pos_att_type": ["p2c", "c2p"], "position_buckets": 16},
-        attentions=EAGER,
-    ),
     Architecture("GPT-2", "GPT2LMHeadModel", GPT_2),
-    Architecture(
-        "GPT-Neo",
-        "GPTNeoForCausalLM",
-        {
-            **SPECIAL,
-            "hidden_size": 32,
-            "num_layers": 2,
-            "num_heads": 4,
-            "vocab_size": VOCABULARY,
-            "attention_types": [[["global", "local"], 1]],
-            "window_size": 8,
-            "max_position_embeddings": 64,
-        },
-        attentions=EAGER,
-    ),
-    Architecture("OPT", "OPTForCausalLM", {**ENCODER, **SPECIAL, "ffn_dim": 64, "word_embed_proj_dim": 32}),
     Architecture("Llama", "LlamaForCausalLM", DECODER),
-    Architecture("Mistral", "MistralForCausalLM", DECODER),
     Architecture("Qwen2", "Qwen2ForCausalLM", {**DECODER, **TWO, "tie_word_embeddings": True}),
-    Architecture("Qwen3", "Qwen3ForCausalLM", {**DECODER, "head_dim": 8}),
     Architecture(
         "Gemma 2", "Gemma2ForCausalLM", {**DECODER, **TWO, "head_dim": 8, "query_pre_attn_scalar": 8}
     ),  # of two kinds
@@ -237,15 +158,7 @@ ARCHITECTURES = (
         BOTH,
         attentions=EAGER,
     ),
-    Architecture("BART", "BartForConditionalGeneration", SEQ2SEQ, BOTH),
     Architecture("ViT", "ViTModel", PATCHES, IMAGE),
-    Architecture(
-        "ConvNeXt",
-        "ConvNextForImageClassification",
-        {"hidden_sizes": [8, 16, 16, 16], "depths": [1, 1, 1, 1]},
-        IMAGE,
-        attentions=EAGER,
-    ),
     Architecture(
         "ResNet",
         "ResNetForImageClassification",
@@ -273,15 +186,6 @@ ARCHITECTURES = (
         ("input_features", "decoder_input_ids"),
     ),
     Architecture("timm ResNet-18", "resnet18", {}, ("x",), "timm", EAGER),
-    Architecture("timm ViT-tiny", "vit_tiny_patch16_224", {"img_size": 32, "depth": 2}, ("x",), "timm", EAGER),
-    *(
-        Architecture(f"plain: {name.lower()}", name, {}, (inputs,), None, EAGER)
-        for name, inputs in {
-            "Convolutions": "image",
-            "Attention": "sequence",
-            "Perceptron": "vector",
-            "Encoder": "sequence",
-        }.items()
-    ),
+    Architecture("plain: attention", "Attention", {}, ("sequence",), None, EAGER),
 )
 BY_NAME = {architecture.name: architecture for architecture in ARCHITECTURES}

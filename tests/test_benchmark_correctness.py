@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,7 +9,7 @@ import torch
 from benchmarks.cases import Case
 from benchmarks.contenders import FXOPT, FXOPT_CAPTURED, Contender
 from benchmarks.correctness import all_cases, judge, one_of_each
-from torch import Tensor, nn
+from torch import nn
 
 from benchmarks import promises
 
@@ -66,36 +65,3 @@ def test_fxopt_keeps_promises(case: Case) -> None:
 @pytest.mark.parametrize("case", FIRST, ids=titled)
 def test_fxopt_computes_a_capture_right(case: Case) -> None:
     assert judge(FXOPT_CAPTURED, case).kind == "rewritten"
-
-
-def merged_in_place(model: nn.Module, case: Case) -> Any:
-    """A contender that writes into the caller's weights."""
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.mul_(2)
-    return torch.fx.symbolic_trace(Within(model))
-
-
-class Within(nn.Module):
-    """The model by another name."""
-
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__()
-        self.model = model
-
-    def forward(self, x: Tensor) -> Any:
-        """The model."""
-        return self.model(x)
-
-
-def test_broken_promises_are_counted() -> None:
-    case = next(case for case in CASES if case.family == "merged linears")
-    writes = Contender("writes", merged_in_place)
-    assert promises.caller_untouched(writes, case) is False
-    assert promises.counted(promises.caller_untouched, writes, [case]) == "0 of 1"
-
-    def never(graph_module: torch.fx.GraphModule, case: Case) -> torch.fx.GraphModule:
-        return graph_module
-
-    assert promises.undone(replace(FXOPT, undo=never), case) is False
-    assert promises.undone(FXOPT, case) is True

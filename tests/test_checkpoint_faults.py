@@ -8,7 +8,17 @@ from typing import Any
 
 import pytest
 import torch
-from fault_injection import Choice, InjectedFault, InjectedInterrupt, Moment, at_each_place, inject_faults, some
+from fault_injection import (
+    Action,
+    Choice,
+    InjectedFault,
+    InjectedInterrupt,
+    Make,
+    Moment,
+    at_each_place,
+    inject_faults,
+    some,
+)
 from nightly import NIGHTLY
 from torch import Tensor, nn
 from torch.fx import GraphModule
@@ -88,6 +98,13 @@ def post_hook(module: nn.Module, result: Any) -> None:
     assert module.training is False
 
 
+def holds(make: Make, action: Action, moment: Moment, error: type[BaseException] = InjectedFault) -> None:
+    """Check that no fault leaves a trace."""
+    report = inject_faults(make, action, INPUTS, choose=CHOICE, moment=moment, error=error)
+    assert report.injected >= 12
+    assert not report.traces, "\n".join([str(report), *report.traces[:20]])
+
+
 @pytest.mark.parametrize("moment", ["before", "after"])
 @pytest.mark.parametrize("assign", [False, True])
 @pytest.mark.parametrize("passes", PASSES, ids=["merge", "fold"])
@@ -106,10 +123,7 @@ def test_loading(passes: Transformation, assign: bool, moment: Moment) -> None:
         result = load_original_state_dict(graph_module, checkpoint, assign=assign)
         assert not result.missing_keys
 
-    report = inject_faults(make, action, INPUTS, choose=CHOICE, moment=moment, error=error)
-    print(report)
-    assert report.injected >= 12
-    assert not report.traces, "\n".join([str(report), *report.traces[:20]])
+    holds(make, action, moment, error)
     assert bits_of([*checkpoint.values()]) == before
 
 
@@ -119,10 +133,7 @@ def test_asking(passes: Transformation, moment: Moment) -> None:
     def action(graph_module: GraphModule) -> None:
         original_state_dict(graph_module)
 
-    report = inject_faults(partial(transformed, passes), action, INPUTS, choose=CHOICE, moment=moment)
-    print(report)
-    assert report.injected >= 12
-    assert not report.traces, "\n".join([str(report), *report.traces[:20]])
+    holds(partial(transformed, passes), action, moment)
 
 
 def failing_hook(module: nn.Module, result: Any) -> None:

@@ -119,7 +119,6 @@ PASSES: list[tuple[Transformation, Made]] = [
     (DeepCopy(), ATTENTION),
     (LintAndRecompile(), ATTENTION),
 ]
-UNDONE = [each for each in PASSES if isinstance(each[0], ReversibleTransformation)]
 THREE = (MergeLinears(), FuseBiasInLinear(), ChangeTrueDivToMulByInverse())
 COMPOSITIONS = [
     compose(*THREE),
@@ -127,6 +126,8 @@ COMPOSITIONS = [
     compose(*THREE, inplace=False),
     compose(THREE[0], compose(*THREE[1:], inplace=False)),
 ]
+REVERSIBLE = [each for each in PASSES if isinstance(each[0], ReversibleTransformation)]
+REVERSIBLE += [(each, ATTENTION) for each in COMPOSITIONS]
 
 
 def inputs_of(made: Made) -> tuple[Tensor]:
@@ -170,9 +171,6 @@ def captured(made: Made) -> Sequence[nn.Module]:
     return (DeepCopy()(_captured(*made)),)
 
 
-FORMS: list[Callable[[Made], Sequence[nn.Module]]] = [traced, exported, captured]
-
-
 def transformed(
     form: Callable[[Made], Sequence[nn.Module]], made: Made, transformation: Transformation
 ) -> Sequence[nn.Module]:
@@ -211,31 +209,18 @@ def test_passes_on_exported_and_captured_models(
     holds(partial(form, made), transformation, inputs_of(made), choose=AT_PLACES)
 
 
-@pytest.mark.parametrize("form", FORMS, ids=named)
-@pytest.mark.parametrize(("transformation", "made"), UNDONE, ids=named)
+@pytest.mark.parametrize("form", [traced, exported, *([captured] if NIGHTLY else [])], ids=named)
+@pytest.mark.parametrize(("transformation", "made"), REVERSIBLE, ids=named)
 def test_reversing(transformation: Transformation, made: Made, form: Callable[[Made], Sequence[nn.Module]]) -> None:
     assert isinstance(transformation, ReversibleTransformation)
     make, choose = partial(transformed, form, made, transformation), THROUGHOUT if form is traced else AT_PLACES
     holds(make, partial(transformation, reverse=True), inputs_of(made), choose=choose)
 
 
-@pytest.mark.parametrize("moment", ["before", "after"])
-def test_undo(moment: Moment) -> None:
-    make = partial(transformed, traced, ATTENTION, compose(*THREE))
-    holds(make, undo, inputs_of(ATTENTION), choose=THROUGHOUT, moment=moment)
-
-
 @pytest.mark.parametrize("form", [traced, exported], ids=named)
 @pytest.mark.parametrize("composition", COMPOSITIONS, ids=named)
 def test_compositions(composition: Transformation, form: Callable[[Made], Sequence[nn.Module]]) -> None:
     holds(partial(form, ATTENTION), composition, inputs_of(ATTENTION), choose=AT_PLACES)
-
-
-@pytest.mark.parametrize("composition", COMPOSITIONS, ids=named)
-def test_reversing_compositions(composition: Transformation) -> None:
-    assert isinstance(composition, ReversibleTransformation)
-    make = partial(transformed, traced, ATTENTION, composition)
-    holds(make, partial(composition, reverse=True), inputs_of(ATTENTION), choose=AT_PLACES)
 
 
 @pytest.mark.parametrize("on_failure", ["veto", *(["raise"] if NIGHTLY else [])])
@@ -321,19 +306,12 @@ def freed(form: Callable[[], Sequence[nn.Module]]) -> Sequence[nn.Module]:
     return made
 
 
-@pytest.mark.parametrize("kept", [False, True], ids=["model-gone", "model-kept"])
+@pytest.mark.parametrize("how", ["model-gone", "model-kept", "undone"])
 @pytest.mark.parametrize(
     "transformation", [MergeLinears(), MergeLinears(share_storage=True), FuseBiasInLinear()], ids=named
 )
-def test_large_tensors(transformation: Transformation, kept: bool) -> None:
-    make = partial(traced, BIG)
-    make = make if kept else partial(freed, make)
-    holds(make, transformation, inputs_of(BIG), choose=AT_PLACES, identities=False)
-
-
-@pytest.mark.parametrize(
-    "transformation", [MergeLinears(), MergeLinears(share_storage=True), FuseBiasInLinear()], ids=named
-)
-def test_undoing_with_large_tensors(transformation: Transformation) -> None:
-    make = partial(freed, partial(transformed, traced, BIG, transformation))
-    holds(make, undo, inputs_of(BIG), choose=AT_PLACES, identities=False)
+def test_large_tensors(transformation: Transformation, how: str) -> None:
+    make = partial(transformed, traced, BIG, transformation) if how == "undone" else partial(traced, BIG)
+    make = make if how == "model-kept" else partial(freed, make)
+    action = undo if how == "undone" else transformation
+    holds(make, action, inputs_of(BIG), choose=AT_PLACES, identities=False)

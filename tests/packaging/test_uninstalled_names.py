@@ -30,13 +30,6 @@ def test_a_pass_whose_distribution_is_not_installed() -> None:
         few.create("merge-linear")
 
 
-def test_one_that_is_installed_and_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("FXOPT_PLUGINS", "core")
-    with pytest.raises(UnknownPassError, match=r"FXOPT_PLUGINS leaves out these plugins: .*norm") as caught:
-        Registry().create("fold-batch-norm")
-    assert "not installed" not in str(caught.value)
-
-
 def test_at_most_three_names_are_given() -> None:
     with pytest.raises(UnknownPassError) as caught:
         registry().create("f")

@@ -21,6 +21,8 @@ from zoo.results import LIMIT, outcome, read, read_known, worse, write
 from zoo.trial import Built, Row, Trial
 
 KNOWN = {"transformers": 2, "timm": 2, "heads": 2}
+BASES = "albert bart bert convnext deberta-v2 distilbert gpt_neo mistral opt qwen3 roberta"
+NIGHTLY = [*(f"transformers/{name}" for name in BASES.split()), "heads/LlamaForCausalLM+decode", "timm/convnext"]
 
 
 def tried(name: str, build: Callable[[], Built], *, thorough: bool = False) -> Row:
@@ -34,7 +36,7 @@ def tried(name: str, build: Callable[[], Built], *, thorough: bool = False) -> R
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("name", ["transformers/bert", "heads/LlamaForCausalLM+decode", "timm/convnext"])
+@pytest.mark.parametrize("name", NIGHTLY)
 def test_models_of_the_zoo_are_as_the_file_says(name: str, request: pytest.FixtureRequest) -> None:
     pytest.importorskip("transformers", minversion="5")
     if name.startswith("timm/"):

@@ -111,23 +111,6 @@ def test_a_transformer_takes_and_gives_back_a_fine_tuned_checkpoint(
     assert_equal(undo(graph_module).state_dict(), checkpoint)
 
 
-def test_vllm_maps_every_key_of_a_decoder_as_the_key_map_does(decoder: Made) -> None:
-    """As vLLM's WeightsMapper does: the text of each entry in turn is replaced wherever it stands in a key."""
-    graph_module = MergeLinears()(faithful_copy(decoder[1]))
-    found = key_map(graph_module)
-    stacked = found.vllm_orig_to_new_stacked()
-    assert len(stacked) == 2 * 8
-    mapped: dict[str, list[int]] = {}
-    for key in found.original_keys:
-        new, number = key, None
-        for text, (other, shard) in stacked.items():
-            if text in new:
-                new, number = new.replace(text, other, 1), shard
-        mapped.setdefault(new, []).extend([] if number is None else [number])
-    assert set(mapped) == set(graph_module.state_dict())
-    assert sorted(numbers for numbers in mapped.values() if numbers) == [[0, 1]] * 2 + [[0, 1, 2]] * 4
-
-
 def test_a_real_image_classifier_takes_a_fine_tuned_checkpoint(tmp_path: Path) -> None:
     """EfficientNet-Lite0: all batch norms are folded on the way in, and are identities on the way out."""
     model = efficientnet(whole=False)
