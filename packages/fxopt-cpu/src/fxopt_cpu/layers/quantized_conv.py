@@ -71,9 +71,9 @@ class QuantizedConv2d(PackedConv2d):
         bias = self.bias
         if not plain or needs_gradient(input, other, bias) or not (bias is None or is_plain_tensor(bias.data, _FLOAT)):
             return self._plain(input, other)
-        plan = self._plan(input.shape) if self.groups == 1 else None
-        packed = None if plan is None else self.packed()
-        if plan is None or packed is None or not (other is None or other.shape == plan.output):
+        output = self._output(input.shape) if self.groups == 1 else None
+        packed = None if output is None else self.packed()
+        if packed is None or not (other is None or other.shape == output):
             return self._plain(input, other)
         (activation, alpha, beta), (rows, columns) = self._activation, self.padding
         result: Tensor = CONV(
