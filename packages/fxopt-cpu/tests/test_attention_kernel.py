@@ -171,19 +171,6 @@ def test_threads_change_nothing(instructions: str) -> None:
         assert torch.equal(attention(query, key, value), one)
 
 
-def test_shapes_are_known_without_running() -> None:
-    query, key, value = torch.randn(2, 4, 5, 16), torch.randn(2, 2, 7, 16), torch.randn(2, 2, 7, 24)
-    mask = torch.rand(2, 1, 5, 7) > 0.5
-    utilities = ("test_schema", "test_faketensor", "test_aot_dispatch_dynamic")
-    torch.library.opcheck(
-        torch.ops.fxopt.attention.default, (query, key, value, mask, 0.25, False), test_utils=utilities
-    )
-    merged = torch.randn(2, 5, 8 * 16)
-    torch.library.opcheck(
-        torch.ops.fxopt.attention_merged.default, (merged, 4, 2, None, 0.25, True), test_utils=utilities
-    )
-
-
 GOOD = {"query": (2, 4, 5, 16), "key": (2, 2, 7, 16), "value": (2, 2, 7, 24)}
 
 

@@ -139,18 +139,12 @@ def test_plans_read_and_write_parts_of_wider_images(static: bool) -> None:
     value, expected = both.narrow(3, 0, 16).permute(0, 3, 1, 2), x
     for weight, its in zip(weights, roundings, strict=True):
         panels, scale, sums = packed(weight, its)
-        options: dict[str, Any] = {
-            key: None if each is None else builder.weight(each)
-            for key, each in (("scale", scale), ("sums", sums), ("rounding", its))
-        }
-        value = builder.conv(value, builder.weight(panels), features=len(weight), kernel=(1, 1), **options)
+        value = builder.conv(value, panels, (None, scale, sums, its), features=len(weight), kernel=(1, 1))
         numbers = (len(weight), (1, 1), (1, 1), [0] * 4, (1, 1), 1, 0, 0.0, 0.0, None)
         expected = torch.ops.fxopt.conv(expected, panels, None, *numbers, scale, sums, its)
         if len(weight) == 32:
             panels = pack_convolution(deep, 32)
-            value = builder.conv(
-                value, builder.weight(panels), features=32, kernel=(3, 3), groups=32, padding=(1, 1, 1, 1)
-            )
+            value = builder.conv(value, panels, features=32, kernel=(3, 3), groups=32, padding=(1, 1, 1, 1))
             expected = F.conv2d(expected, deep, None, 1, 1, 1, 32)
     last = builder.concatenate([second, value.permute(0, 2, 3, 1)], 3)
     builder.output(builder.elementwise(last))

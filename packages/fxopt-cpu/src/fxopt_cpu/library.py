@@ -16,10 +16,10 @@ from fxopt_cpu.operators.attention import ATTENTION, ATTENTION_MERGED
 from fxopt_cpu.operators.conv import CONV
 from fxopt_cpu.operators.definition import Operator
 from fxopt_cpu.operators.linear import LINEAR
-from fxopt_cpu.operators.norms import ADD_NORM, EMBEDDING_NORM, NORM
+from fxopt_cpu.operators.norms import EMBEDDING_NORM, NORM
 from fxopt_cpu.operators.plan import RUN
 
-OPERATORS: tuple[Operator, ...] = (LINEAR, ATTENTION, ATTENTION_MERGED, NORM, ADD_NORM, EMBEDDING_NORM, CONV, RUN)
+OPERATORS: tuple[Operator, ...] = (LINEAR, ATTENTION, ATTENTION_MERGED, NORM, EMBEDDING_NORM, CONV, RUN)
 # Instruction sets that the library is compiled for; one with a later name has all of those before it, except avxvnni.
 ISAS = ("portable", "avx2", "avxvnni", "avx512", "avx512vnni", "avx512bf16", "amx")
 VARIABLE = "FXOPT_KERNELS_ISA"

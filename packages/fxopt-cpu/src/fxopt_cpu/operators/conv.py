@@ -17,26 +17,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fxopt_cpu.operators.definition import Operator
-from fxopt_cpu.operators.linear import LARGEST, PANEL, TOGETHER, activate, pack, unpack
+from fxopt_cpu.operators.linear import LARGEST, PANEL, activate, pack, unpack
 
 Sizes = Sequence[int]
 LEAST_NUMBER = 1e-30  # as in csrc/conv.cpp: the least that counts as the largest of an image
-
-
-def shape_of_panels(
-    features: int, channels: int, taps: int, groups: int, dtype: torch.dtype = torch.float32
-) -> tuple[int, ...]:
-    """Return the shape of the packed weight of a convolution.
-
-    >>> shape_of_panels(40, 8, 9, groups=2), shape_of_panels(40, 40, 9, groups=40)
-    ((4, 36, 16), (9, 48))
-    """
-    if dtype is torch.int8:
-        together = TOGETHER[dtype]
-        return -(-features // PANEL), -(-taps * channels // together), PANEL, together
-    if _is_depthwise(features, channels // groups, groups):
-        return taps, -(-features // PANEL) * PANEL
-    return groups * -(-(features // groups) // PANEL), taps * (channels // groups), PANEL
 
 
 def result_sizes(lengths: Sizes, kernel: Sizes, stride: Sizes, padding: Sizes, dilation: Sizes) -> list[int]:
