@@ -38,7 +38,7 @@ from fxopt_cpu import (
 )
 from fxopt_cpu.layers.epilogue import Activation, Norm
 from fxopt_cpu.library import OPERATORS, isa
-from fxopt_cpu.operators.conv import pack_convolution
+from fxopt_cpu.operators.conv import Window, pack_convolution
 from fxopt_cpu.operators.linear import pack, pack_bytes, quantize, shifted_sums
 from fxopt_cpu.operators.plan import PlanBuilder
 from fxopt_simplify import ShapeTables
@@ -199,15 +199,15 @@ def run(draw: Random) -> list[Any]:
         rows = builder.attention(*merged.split(2, 2), scale=0.3, causal=draw.random() < 0.5)
         value = builder.norm(rows, value, norm=Norm("rms", 1e-5))
     builder.output(builder.elementwise(value, value.narrow(1, 0, 1), "add", activation=Activation("gelu")))
-    pixels = builder.conv(second, pack_convolution(torch.randn(8, 3, 3, 3)), features=8, kernel=(3, 3))
+    pixels = builder.conv(second, pack_convolution(torch.randn(8, 3, 3, 3)), window=Window((3, 3)), features=8)
     deep = pack_convolution(torch.randn(8, 1, 3, 3), groups=8)
-    pixels = builder.conv(pixels, deep, features=8, groups=8, kernel=(3, 3), padding=(1, 1, 1, 1))
+    pixels = builder.conv(pixels, deep, window=Window((3, 3), padding=(1, 1, 1, 1)), features=8, groups=8)
     panels, *integers = pack_bytes(*quantize(torch.randn(8, 8)))
-    pixels = builder.conv(pixels, panels, (None, *integers), features=8, kernel=(1, 1))
+    pixels = builder.conv(pixels, panels, (None, *integers), window=Window((1, 1)), features=8)
     pixels = builder.group_norm(
         pixels, 4, weight=builder.weight(torch.randn(8)), eps=1e-5, activation=Activation("relu")
     )
-    builder.output(builder.pool(pixels, kernel=(2, 2), largest=draw.random() < 0.5, padding=(1, 1, 0, 0)))
+    builder.output(builder.pool(pixels, window=Window((2, 2), padding=(1, 1, 0, 0)), largest=draw.random() < 0.5))
     larger = builder.pick(pixels, [row // 2 for row in range(14)], [0, 3, 3, 6])
     builder.output(builder.concatenate([larger.permute(0, 2, 3, 1), larger.permute(0, 2, 3, 1)], draw.randrange(4)))
     with patch("fxopt_cpu.operators.plan.LEAST_OF_BLOCK", 1):

@@ -181,12 +181,9 @@ GOOD = {"query": (2, 4, 5, 16), "key": (2, 2, 7, 16), "value": (2, 2, 7, 24)}
         ({"query": torch.zeros(2, 4, 5, 16, dtype=torch.float64)}, "query is Double, expected Float"),
         ({"query": torch.zeros(4, 5, 16)}, r"query has shape \(4, 5, 16\), expected \(batch, heads, rows, size\)"),
         ({"key": torch.zeros(2, 3, 7, 16)}, "key has 3 heads and query 4, expected a divisor"),
-        ({"key": torch.zeros(2, 0, 7, 16)}, "key has 0 heads"),
         ({"key": torch.zeros(2, 2, 7, 15)}, r"key has shape \(2, 2, 7, 15\), expected \(2, 2, 7, 16\)"),
-        ({"key": torch.zeros(1, 2, 7, 16)}, r"key has shape \(1, 2, 7, 16\), expected \(2, 2, 7, 16\)"),
         ({"value": torch.zeros(2, 2, 6, 24)}, r"value has shape \(2, 2, 6, 24\), expected \(2, 2, 7, 24\)"),
         ({"mask": torch.zeros(5, 6)}, r"mask has shape \(5, 6\), expected one that broadcasts to \(2, 4, 5, 7\)"),
-        ({"mask": torch.zeros(1, 1, 1, 1, 7)}, "mask has shape"),
         ({"mask": torch.zeros(5, 7, dtype=torch.int64)}, "mask is Long, expected Float"),
     ],
 )

@@ -13,7 +13,7 @@ from torch import nn
 
 from fxopt_cpu.layers.epilogue import Activation
 from fxopt_cpu.library import isa
-from fxopt_cpu.operators.conv import pack_convolution
+from fxopt_cpu.operators.conv import Window, pack_convolution
 from fxopt_cpu.operators.plan import BLOCK, PlanBuilder, Value
 from fxopt_cpu.regions.images import GroupNorm, normalize
 
@@ -64,7 +64,10 @@ def test_drawn_pools(seed: int) -> None:
     padding = (pad[0], pad[0], pad[1], pad[1])
     builder.output(
         builder.pool(
-            builder.input(x), kernel=kernel, stride=stride, padding=padding, largest=largest, counts_padding=counts
+            builder.input(x),
+            window=Window(kernel, stride=stride, padding=padding),
+            largest=largest,
+            counts_padding=counts,
         )
     )
     (found,) = builder.build()(x)
@@ -139,12 +142,15 @@ def test_blocks_have_the_bits_of_their_layers(seed: int, monkeypatch: pytest.Mon
         for place, (layer, sides) in enumerate(zip(layers, padding, strict=True)):
             assert layer.bias is not None
             value = builder.conv(
-                value, pack_convolution(layer.weight.detach(), layer.groups), (layer.bias.detach(),),
-                features=layer.out_channels, kernel=layer.kernel_size, stride=layer.stride, padding=sides,
-                dilation=layer.dilation, groups=layer.groups,
+                value,
+                pack_convolution(layer.weight.detach(), layer.groups),
+                (layer.bias.detach(),),
+                window=Window(layer.kernel_size, stride=layer.stride, padding=sides, dilation=layer.dilation),
+                features=layer.out_channels,
+                groups=layer.groups,
                 activation=Activation("relu" if place < 2 else "none"),
                 residual=first if value.shape == first.shape and place == 2 else None,
-            )  # fmt: skip
+            )
         builder.output(value)
         plan = builder.build()
         kinds.append(any(BLOCK in step[:1] for step in builder._steps))
@@ -191,9 +197,13 @@ def test_one_feature_is_that_of_torch(size: tuple[int, int], channels: int) -> N
     assert layer.bias is not None
     builder = PlanBuilder()
     value = builder.conv(
-        builder.input(x), pack_convolution(layer.weight.detach()), (layer.bias.detach(),), features=1, kernel=(1, 7),
-        padding=(0, 0, 3, 3), activation=Activation("tanh"),
-    )  # fmt: skip
+        builder.input(x),
+        pack_convolution(layer.weight.detach()),
+        (layer.bias.detach(),),
+        window=Window((1, 7), padding=(0, 0, 3, 3)),
+        features=1,
+        activation=Activation("tanh"),
+    )
     builder.output(value)
     with torch.no_grad():
         torch.testing.assert_close(builder.build()(x)[0], layer(x).tanh(), rtol=1e-5, atol=1e-5, equal_nan=True)
@@ -211,7 +221,9 @@ def test_winograds_products_of_parts_of_wider_images(value: float | None) -> Non
     images = builder.input(x)
 
     def conv(value: Value, place: int) -> Value:
-        return builder.conv(value, packed[place], features=len(weights[place]), kernel=(3, 3), padding=(1, 1, 1, 1))
+        return builder.conv(
+            value, packed[place], window=Window((3, 3), padding=(1, 1, 1, 1)), features=len(weights[place])
+        )
 
     builder.output(conv(builder.concatenate([conv(images, 0), conv(images, 1)], 1), 2))
     (found,) = builder.build()(x)

@@ -157,16 +157,6 @@ def test_a_processor_without_the_operators_is_named(monkeypatch: pytest.MonkeyPa
     assert "oneDNN" in refusal.message
 
 
-def test_the_parameters_are_those_of_before_with_their_flags() -> None:
-    layer = conv()
-    layer.weight.requires_grad_(False)
-    graph_module = FuseConvolutions()(torch.fx.symbolic_trace(nn.Sequential(layer, nn.ReLU()).train()))
-    (found,) = packed(graph_module)
-    assert found.training
-    assert found.weight is layer.weight and graph_module.get_parameter("0_packed.weight") is layer.weight
-    assert found.bias is layer.bias
-
-
 def test_meta_modules_are_rewritten_without_memory() -> None:
     graph_module = FuseConvolutions()(torch.fx.symbolic_trace(nn.Sequential(conv(), nn.ReLU()).to("meta")), expect=1)
     assert graph_module(X.to("meta")).is_meta

@@ -221,16 +221,3 @@ def test_checkpoints_go_both_ways_while_weights_are_panels(cls: Callable[[], nn.
         torch.testing.assert_close(graph_module(X), expected)
     undo(graph_module)
     assert all(torch.equal(value, values[key]) for key, value in graph_module.state_dict().items())
-
-
-def test_shared_layers_that_something_else_reads_stay() -> None:
-    reader = Computes(lambda m, x: m.layer(m.layer(x)) @ m.layer.weight, layer=nn.Linear(16, 16)).eval()
-    graph_module = graph_of(reader, "modules", X)
-    FuseLinears()(graph_module)
-    assert set(refused(graph_module)) == {("layer", "tied-parameter")}
-    model = nn.Sequential(nn.Linear(16, 16), nn.Identity(), nn.ReLU()).eval()
-    model[1] = model[0]
-    graph_module = torch.fx.symbolic_trace(model)
-    graph_module.alias = graph_module.get_submodule("0")
-    FuseLinears()(graph_module)
-    assert refused(graph_module) == [("0", "shared-module")]

@@ -294,16 +294,6 @@ def test_sums_in_place_are_planned_where_nobody_else_reads_the_summand() -> None
     assert regions == [{"one_packed", "avg_pool2d", "add_", "two_packed"}]
 
 
-@torch.no_grad()
-def test_means_of_images_too_large_for_a_window_run_by_torch() -> None:
-    model = nn.Sequential(nn.Conv2d(1, 4, 1), nn.Conv2d(4, 4, 1), nn.AdaptiveAvgPool2d(1), nn.Conv2d(4, 2, 1)).eval()
-    x = torch.randn(2, 1, 2, 5000)
-    graph_module = traced(model, x)
-    for _ in range(3):
-        torch.testing.assert_close(graph_module(x), model(x), rtol=1e-4, atol=1e-5)
-    assert not plans_of(graph_module)  # a plan would be given up at each call
-
-
 def test_modules_of_traces_are_in_regions_as_functions_are() -> None:
     layers = [nn.Conv2d(3, 16, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(16, 16, 3), nn.AdaptiveAvgPool2d(1)]
     model = nn.Sequential(*layers, nn.Flatten(), nn.Linear(16, 8), nn.GELU(), nn.Linear(8, 4)).eval()

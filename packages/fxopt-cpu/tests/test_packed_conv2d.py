@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-import pickle
 from collections.abc import Callable
 from typing import Any
 
@@ -138,22 +136,6 @@ def test_the_weight_is_packed_once_and_anew_when_it_changes(monkeypatch: pytest.
     assert len(packed) == len(changes)
 
 
-@pytest.mark.parametrize("again", [copy.deepcopy, lambda conv: pickle.loads(pickle.dumps(conv))])
-@torch.no_grad()
-def test_copies_and_pickles_hold_plain_weights_alone(again: Callable[[PackedConv2d], PackedConv2d]) -> None:
-    conv, x = made(activation=RELU6, padding=((0, 1), (0, 1))), torch.randn(X)
-    size = len(pickle.dumps(conv))
-    y = conv(x)
-    assert len(pickle.dumps(conv)) == size
-    assert list(conv.state_dict()) == ["weight", "bias"]
-    other = again(conv)
-    assert not hasattr(other, "_copy")
-    assert torch.equal(other(x), y)
-    other.weight.zero_()
-    assert torch.equal(conv(x), y)
-    assert str(other) == str(conv)
-
-
 def test_calls_that_record_gradients_go_the_plain_way(calls: list[str]) -> None:
     conv, x = made(activation=RELU), torch.randn(X, requires_grad=True)
     conv(x).sum().backward()
@@ -169,12 +151,6 @@ def under_autocast(conv: PackedConv2d, x: Tensor) -> Any:
         y = conv(x)
     assert y.dtype == torch.bfloat16
     return y.float()
-
-
-def under_jvp(conv: PackedConv2d, x: Tensor) -> Any:
-    y, tangent = torch.func.jvp(conv, (x,), (torch.ones_like(x),))[:2]
-    assert tangent.abs().sum() > 0
-    return y
 
 
 def under_a_mode(conv: PackedConv2d, x: Tensor) -> Any:
@@ -202,8 +178,6 @@ def jit_traced(conv: PackedConv2d, x: Tensor) -> Any:
 
 WAYS: dict[str, Callable[[PackedConv2d, Tensor], Any]] = {
     "autocast": under_autocast,
-    "vmap": lambda conv, x: torch.vmap(conv)(x[:, None])[:, 0],
-    "jvp": under_jvp,
     "mode": under_a_mode,
     "switched off": without_onednn,
     "unbatched": lambda conv, x: torch.stack([conv(each) for each in x]),

@@ -14,7 +14,7 @@ from fxopt_cpu._torch import mkldnn_enabled
 from fxopt_cpu.layers.epilogue import NONE, Activation, Norm, check_epilogue
 from fxopt_cpu.layers.packed_layer import PackedLayer
 from fxopt_cpu.operators import onednn
-from fxopt_cpu.operators.conv import pack_convolution, result_sizes, unpack_convolution
+from fxopt_cpu.operators.conv import Window, pack_convolution, result_sizes, unpack_convolution
 from fxopt_rewrite import Watched, check_settings, is_plain_tensor, needs_gradient, runs_in_transform, runs_plainly
 
 Pair = tuple[int, int]
@@ -97,6 +97,11 @@ class PackedConv2d(PackedLayer):
         """The shape that the weight has to have."""
         return self.out_channels, self.in_channels // self.groups, *self.kernel_size[2 - self.dims :]
 
+    @property
+    def window(self) -> Window:
+        """Its window."""
+        return Window(self.kernel_size, self.stride, (*self.padding[0], *self.padding[1]), self.dilation)
+
     def forward(self, input: Tensor, other: Tensor | None = None) -> Tensor:
         """Return the result for an input and, optionally, a value to add."""
         if not (runs_plainly() and mkldnn_enabled()):
@@ -107,7 +112,7 @@ class PackedConv2d(PackedLayer):
             return self._plain(input, other)
         if needs_gradient(input, weight, bias, other):
             if weight.requires_grad and not self.drops:  # some optimizers change it without a new version
-                self._forget_copy()
+                self._copy = None
             return self._plain(input, other)
         output, (padded, padding) = self._output(input.shape), self._padded(input)
         packed = None if output is None else self._reordered(weight, bias, padded, padding)
@@ -133,8 +138,7 @@ class PackedConv2d(PackedLayer):
 
     def _output(self, shape: Shape) -> Shape | None:
         """Return the shape of the result; None for shapes that torch refuses, and for empty tensors."""
-        channels = self.in_channels, self.out_channels
-        return _shape_of_result(shape, channels, self.padding, self.kernel_size, self.stride, self.dilation)
+        return _shape_of_result(shape, self.in_channels, self.out_channels, self.window)
 
     def _in_format(self, result: Tensor, input: Tensor) -> Tensor:
         """Return a result of the operator in the memory format that it is to have."""
@@ -162,7 +166,7 @@ class PackedConv2d(PackedLayer):
         kept: Copy | None = getattr(self, "_copy", None)
         if kept is not None and kept[1] is bias and kept[2] == place and kept[0].hold((weight,)):
             return kept[3]
-        self._forget_copy()
+        self._copy = None
         fits = weight.shape == self.weight_shape and weight.is_cpu and _bias_fits(bias, weight)
         if not fits or weight.is_inference() or onednn.why_unsupported(weight.dtype, weight.device) is not None:
             return None
@@ -172,7 +176,7 @@ class PackedConv2d(PackedLayer):
         return packed
 
     def _in_panels(self, weight: Tensor) -> tuple[Tensor, Callable[[], Tensor]]:
-        self._forget_copy()
+        self._copy = None
         panels = pack_convolution(window_of(weight), self.groups)
         return panels, partial(_unpacked, panels, self.weight_shape, self.groups)
 
@@ -181,13 +185,10 @@ class PackedConv2d(PackedLayer):
         """Whether the plain weight may be dropped: not where calls of this layer have packed it for oneDNN, too."""
         return getattr(self, "_copy", None) is None
 
-    def _forget_copy(self) -> None:
-        self._copy = None
-
     def forget_derived(self) -> None:
         """Drop everything derived from the weight; the next call derives it again."""
         super().forget_derived()
-        self._forget_copy()
+        self._copy = None
 
     def extra_repr(self) -> str:
         """Return the settings in the form of ``nn.Conv2d``."""
@@ -264,9 +265,8 @@ def _bias_fits(bias: Tensor | None, weight: Tensor) -> bool:
 
 
 @lru_cache(4096)
-def _shape_of_result(shape: Shape, channels: Pair, padding: tuple[Pair, Pair], *window: Pair) -> Shape | None:
-    kernel, stride, dilation = window
-    if len(shape) != 4 or shape[1] != channels[0] or 0 in (*shape, channels[1]):
+def _shape_of_result(shape: Shape, inputs: int, outputs: int, window: Window) -> Shape | None:
+    if len(shape) != 4 or shape[1] != inputs or 0 in (*shape, outputs):
         return None
-    sizes = result_sizes(shape[2:], kernel, stride, (*padding[0], *padding[1]), dilation)
-    return None if min(sizes) < 1 else (shape[0], channels[1], *sizes)
+    sizes = result_sizes(shape[2:], window)
+    return None if min(sizes) < 1 else (shape[0], outputs, *sizes)

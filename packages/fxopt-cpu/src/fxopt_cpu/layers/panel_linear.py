@@ -118,20 +118,16 @@ class PanelLinear(PackedLayer):
         if "scale" in self._buffers and type(input) is Tensor and input.dtype in _HALVES:
             wide = None if residual is None else residual.float()
             return self.forward(input.float(), wide).to(input.dtype)
-        if (
-            not runs_plainly()
-            or not is_plain_tensor(input, _FLOAT)
-            or not (residual is None or is_plain_tensor(residual, _FLOAT))
-        ):
+        plain = not runs_plainly() or not is_plain_tensor(input, _FLOAT)
+        if plain or (torch.is_grad_enabled() and self._records(input, residual)):
             return self._plain(input, residual)
-        if torch.is_grad_enabled() and self._records(input, residual):
-            return self._plain(input, residual)
-        operands = self.operands()
-        if operands is None or input.shape[-1:] != (self.in_features,):
+        fits = input.shape[-1:] == (self.in_features,)
+        if residual is not None:  # the operator does not broadcast
+            fits &= is_plain_tensor(residual, _FLOAT) and residual.shape == (*input.shape[:-1], self.features)
+        operands = self.operands() if fits else None
+        if operands is None:
             return self._plain(input, residual)
         panels, (bias, scale, sums, rounding, norm_weight, norm_bias) = operands
-        if residual is not None and residual.shape != (*input.shape[:-1], self.features):
-            return self._plain(input, residual)  # broadcast, which the operator does not do
         (activation, alpha, beta), (norm, eps) = self._activation, self._norm
         result: Tensor = LINEAR(
             input, panels, scale, sums, bias, self.features, CODES[activation], alpha, beta, residual,

@@ -11,6 +11,7 @@ integers too: each with its own scale, from its largest magnitude, or each chann
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -23,14 +24,30 @@ Sizes = Sequence[int]
 LEAST_NUMBER = 1e-30  # as in csrc/conv.cpp: the least that counts as the largest of an image
 
 
-def result_sizes(lengths: Sizes, kernel: Sizes, stride: Sizes, padding: Sizes, dilation: Sizes) -> list[int]:
-    """Return how many rows and columns a window gives, with padding before and after the rows, then the columns.
+class Window(NamedTuple):
+    """A window that moves over images.
 
-    >>> result_sizes((9, 9), (3, 3), (2, 2), (1, 1, 0, 0), (1, 1))
+    Attributes:
+        kernel: its rows and columns.
+        stride: by how many of them it moves.
+        padding: zeros before and after the rows, and before and after the columns.
+        dilation: how far apart its places are.
+    """
+
+    kernel: Sizes
+    stride: Sizes = (1, 1)
+    padding: Sizes = (0, 0, 0, 0)
+    dilation: Sizes = (1, 1)
+
+
+def result_sizes(lengths: Sizes, window: Window) -> list[int]:
+    """Return how many rows and columns a window gives.
+
+    >>> result_sizes((9, 9), Window((3, 3), (2, 2), (1, 1, 0, 0)))
     [5, 4]
     """
-    sides = zip(padding[::2], padding[1::2], strict=True)
-    settings = zip(lengths, sides, kernel, stride, dilation, strict=True)
+    sides = zip(window.padding[::2], window.padding[1::2], strict=True)
+    settings = zip(lengths, sides, window.kernel, window.stride, window.dilation, strict=True)
     return [(size + sum(pad) - apart * (width - 1) - 1) // step + 1 for size, pad, width, step, apart in settings]
 
 

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from fxopt_cpu.layers.epilogue import CODES, NO_NORM, NONE, NORM_CODES, Activation, Norm
 from fxopt_cpu.operators.attention import split
-from fxopt_cpu.operators.conv import result_sizes
+from fxopt_cpu.operators.conv import Window, result_sizes
 from fxopt_cpu.operators.definition import Operator
 from fxopt_cpu.operators.linear import TOGETHER
 
@@ -350,22 +350,20 @@ class PlanBuilder:
         panels: Tensor,
         vectors: Sequence[Tensor | None] = (),
         *,
+        window: Window,
         features: int,
-        kernel: Sequence[int],
-        stride: Sequence[int] = (1, 1),
-        padding: Sequence[int] = (0, 0, 0, 0),
-        dilation: Sequence[int] = (1, 1),
         groups: int = 1,
         activation: Activation = NONE,
         residual: Value | None = None,
     ) -> Value:
         """`fxopt::conv`, channels last in memory; ``vectors`` are bias, scale, sums and rounding."""
         bias, scale, sums, rounding = self._held(vectors, 4)
+        kernel, stride, padding, dilation = map(tuple, window)
         taps, channels, integers = math.prod(kernel), input.shape[1], panels.dtype is torch.int8
         # Few channels are copied anyway, so they may be planar, as in colour images.
         few = groups == 1 and channels < FEW_CHANNELS and taps > 1 and taps * channels <= MOST_COPIED
-        planes = few and not integers and tuple(dilation) == (1, 1) and input.layout.is_contiguous()
-        images, numbers, sizes = self._window(input, kernel, stride, padding, dilation, planes=planes)
+        planes = few and not integers and dilation == (1, 1) and input.layout.is_contiguous()
+        images, numbers, sizes = self._window(input, window, planes=planes)
         result = self._result((input.shape[0], *sizes, features))
         other = None if residual is None else self._channels_last(residual, together=True)
         need(other is None or other.shape == result.shape)
@@ -377,25 +375,15 @@ class PlanBuilder:
         deep = groups > 1 and groups == channels == features
         whole = integers or (not few and (*kernel, *stride, *dilation, groups) == (3, 3, 1, 1, 1, 1, 1))
         self._layers[len(self._steps)] = _Layer(
-            images, result, tuple(kernel), settings, reach, deep, whole, residual is not None
+            images, result, kernel, settings, reach, deep, whole, residual is not None
         )
         operands = [images, self.weight(panels), scale, sums, rounding, bias, other, result]
         self._step(CONVOLUTION, numbers, operands, products // (3 if integers else 1), pitched=pitched)
         return result.permute(0, 3, 1, 2)
 
-    def pool(
-        self,
-        input: Value,
-        *,
-        kernel: Sequence[int],
-        largest: bool,
-        stride: Sequence[int] = (1, 1),
-        padding: Sequence[int] = (0, 0, 0, 0),
-        dilation: Sequence[int] = (1, 1),
-        counts_padding: bool = True,
-    ) -> Value:
+    def pool(self, input: Value, *, window: Window, largest: bool, counts_padding: bool = True) -> Value:
         """Return the largest or the mean of each window of images (images, channels, height, width)."""
-        images, numbers, sizes = self._window(input, kernel, stride, padding, dilation)
+        images, numbers, sizes = self._window(input, window)
         result = self._result((input.shape[0], *sizes, input.shape[1]))
         numbers += [self._pitch(images), self._pitch(result), int(largest), int(counts_padding)]
         self._step(POOL, numbers, [images, result], pitched=(images, result))
@@ -425,20 +413,13 @@ class PlanBuilder:
         return result.permute(0, 3, 1, 2)
 
     def _window(
-        self,
-        input: Value,
-        kernel: Sequence[int],
-        stride: Sequence[int],
-        padding: Sequence[int],
-        dilation: Sequence[int],
-        *,
-        planes: bool = False,
+        self, input: Value, window: Window, *, planes: bool = False
     ) -> tuple[Value, list[int | _Buffer], list[int]]:
         """Return images with the channels last, the numbers of a window over them, and the sizes that result."""
         count, channels, *lengths = input.shape
-        sizes = result_sizes(lengths, kernel, stride, padding, dilation)
-        need(max(kernel) <= MOST_TAPS and min(sizes) >= 1)
-        numbers: list[int | _Buffer] = [count, *lengths, channels, *kernel, *stride, *padding, *dilation]
+        sizes = result_sizes(lengths, window)
+        need(max(window.kernel) <= MOST_TAPS and min(sizes) >= 1)
+        numbers: list[int | _Buffer] = [count, *lengths, channels, *(number for part in window for number in part)]
         return input if planes else self._channels_last(input), numbers, sizes
 
     def _channels_last(self, value: Value, *, together: bool = False) -> Value:

@@ -239,12 +239,7 @@ def _view(index: GraphIndex, layout: Layout, call: Operation) -> _Made:
     for size in shape:
         while len(waiting) > 1 and waiting[0] == Axis(1) and not same_size(size, 1):
             waiting.pop(0)
-        if not waiting:
-            if not same_size(size, 1):
-                raise _NoReadingError
-            made.append(Axis(1))
-            continue
-        axis = waiting.pop(0)
+        axis = waiting.pop(0) if waiting else Axis(1)
         while not same_size(axis.size, size):
             divides = type(axis.size) is int and type(size) is int and size > 0 and axis.size % size == 0
             if divides and axis.dim is None and axis.repeat == 1:

@@ -15,7 +15,7 @@ from torch.fx import Node
 from fxopt_cpu.layers.epilogue import Activation, activation_named
 from fxopt_cpu.layers.packed_conv import PackedConv2d, sides_of, window_of
 from fxopt_cpu.library import isa
-from fxopt_cpu.operators.conv import pack_convolution
+from fxopt_cpu.operators.conv import Window, pack_convolution
 from fxopt_cpu.operators.plan import PlanBuilder, Value, need
 from fxopt_cpu.passes.matching import is_float
 from fxopt_rewrite import (
@@ -60,9 +60,8 @@ def convolve(builder: PlanBuilder, layer: PackedConv2d, *args: Value) -> Value:
         raise ValueError("the weight was made in inference mode, so that its changes cannot be noticed")
     bias = dict.get(layer._parameters, "bias")  # which does not thaw
     made = builder.conv(
-        input, packed.panels, (bias, packed.scale, packed.sums, packed.rounding), features=layer.out_channels,
-        kernel=layer.kernel_size, stride=layer.stride, padding=(*layer.padding[0], *layer.padding[1]),
-        dilation=layer.dilation, groups=layer.groups, activation=layer.activation,
+        input, packed.panels, (bias, packed.scale, packed.sums, packed.rounding), window=layer.window,
+        features=layer.out_channels, groups=layer.groups, activation=layer.activation,
         residual=residuals[0] if residuals else None,
     )  # fmt: skip
     return _like(args[0], made)
@@ -160,10 +159,8 @@ def pool(builder: PlanBuilder, found: Pooling, input: Value) -> Value:
         padding += [pad, max(pad, (result - 1) * stride + dilation * (width - 1) + 1 - size - pad)]
     cut = padding[::2] != padding[1::2]  # windows at the end, of which what is cut off does not count
     need(not cut or found.largest or not found.counts_padding or not any(found.padding))
-    made = builder.pool(
-        input, kernel=kernel, largest=found.largest, stride=found.stride, padding=padding, dilation=found.dilation,
-        counts_padding=found.counts_padding and not cut,
-    )  # fmt: skip
+    window = Window(kernel, found.stride, padding, found.dilation)
+    made = builder.pool(input, window=window, largest=found.largest, counts_padding=found.counts_padding and not cut)
     return _like(given, made) if found.keeps_sizes else made.permute(0, 2, 3, 1).view(made.shape[0], made.shape[1])
 
 
@@ -282,17 +279,16 @@ def compute(builder: PlanBuilder, call: BatchNormCall | ConvolutionCall, input: 
     need(len(input.shape) in _ranks(call) and input.shape[1] == channels)
     images = _as_images(input)
     if isinstance(call, BatchNormCall):
-        made = builder.conv(images, panels, more, features=channels, kernel=(1, 1), groups=channels)
+        made = builder.conv(images, panels, more, window=Window((1, 1)), features=channels, groups=channels)
     elif call.transposed:
         return _enlarged(builder, call, images, panels, more)
     else:
         assert isinstance(call.padding, tuple)
-        made = builder.conv(
-            images, panels, () if call.bias is None else (call.bias.tensor,), features=call.out_channels,
-            kernel=window_of(call.weight.tensor).shape[2:], stride=sides_of(call.stride),
-            padding=[side for side in sides_of(call.padding, 0) for _ in range(2)],
-            dilation=sides_of(call.dilation), groups=call.groups,
-        )  # fmt: skip
+        sides = [side for side in sides_of(call.padding, 0) for _ in range(2)]
+        kernel = window_of(call.weight.tensor).shape[2:]
+        window = Window(kernel, sides_of(call.stride), sides, sides_of(call.dilation))
+        bias = () if call.bias is None else (call.bias.tensor,)
+        made = builder.conv(images, panels, bias, window=window, features=call.out_channels, groups=call.groups)
     return _like(input, made)
 
 
@@ -334,12 +330,12 @@ def _enlarged(
         (stride,), (cut,), size = call.stride, call.padding, call.weight.tensor.shape[-1]
         taps = size // stride
         sides = (0, 0, taps - 1, taps - 1)
-        made = builder.conv(input, panels, bias, features=stride * channels, kernel=(1, taps), padding=sides)
+        made = builder.conv(input, panels, bias, window=Window((1, taps), padding=sides), features=stride * channels)
         values = made.permute(0, 2, 3, 1).view(count, made.shape[-1] * stride, channels)
         length = (width - 1) * stride - 2 * cut + size + call.output_padding[0]
         return values.narrow(1, cut, length).permute(0, 2, 1)
     high, wide = call.stride
-    windows = builder.conv(input, panels, bias, features=high * wide * channels, kernel=(1, 1))
+    windows = builder.conv(input, panels, bias, window=Window((1, 1)), features=high * wide * channels)
     rows = windows.permute(0, 2, 3, 1).view(count * height, width, high, wide * channels)
     images = builder.elementwise(rows.transpose(1, 2)).view(count, height * high, width * wide, channels)
     return images.permute(0, 3, 1, 2)
