@@ -38,7 +38,7 @@ from fxopt_cpu import (
 )
 from fxopt_cpu.layers.epilogue import Activation, Norm
 from fxopt_cpu.library import OPERATORS, isa
-from fxopt_cpu.operators.conv import pack_convolution
+from fxopt_cpu.operators.conv import Window, pack_convolution
 from fxopt_cpu.operators.linear import pack, pack_bytes, quantize, shifted_sums
 from fxopt_cpu.operators.plan import PlanBuilder
 from fxopt_simplify import ShapeTables
@@ -158,10 +158,10 @@ def attention_merged(draw: Random) -> list[Any]:
     return [merged, heads, kv, draw.choice([None, torch.rand(rows, rows)]), 0.3, draw.random() < 0.5]
 
 
-def norm(draw: Random, *, add: bool = False) -> list[Any]:
+def norm(draw: Random) -> list[Any]:
     size = draw.randint(1, 70)
     x, weight = torch.randn(draw.randint(1, 9), 3, size), torch.randn(size)
-    return [x, torch.randn_like(x) if add or draw.random() < 0.5 else None, weight, weight, 1e-5, draw.choice([1, 2])]
+    return [x, torch.randn_like(x) if draw.random() < 0.5 else None, weight, weight, 1e-5, draw.choice([1, 2])]
 
 
 def embedding_norm(draw: Random) -> list[Any]:
@@ -194,21 +194,20 @@ def run(draw: Random) -> list[Any]:
     value = builder.embedding_norm([first, first], [builder.weight(torch.randn(5, 32))] * 2, norm=Norm("layer", 1e-5))
     for kind in ("float", "int8"):
         packed = (pack(torch.randn(96, 32)),) if kind == "float" else pack_bytes(*quantize(torch.randn(96, 32)))
-        panels, *more = map(builder.weight, packed)
-        options: dict[str, Any] = dict(zip(("scale", "sums"), more, strict=False))
-        merged = builder.linear(value, panels, features=96, **options)
+        panels, *integers = packed
+        merged = builder.linear(value, panels, (None, *integers), features=96)
         rows = builder.attention(*merged.split(2, 2), scale=0.3, causal=draw.random() < 0.5)
         value = builder.norm(rows, value, norm=Norm("rms", 1e-5))
     builder.output(builder.elementwise(value, value.narrow(1, 0, 1), "add", activation=Activation("gelu")))
-    pixels = builder.conv(second, builder.weight(pack_convolution(torch.randn(8, 3, 3, 3))), features=8, kernel=(3, 3))
-    deep = builder.weight(pack_convolution(torch.randn(8, 1, 3, 3), groups=8))
-    pixels = builder.conv(pixels, deep, features=8, groups=8, kernel=(3, 3), padding=(1, 1, 1, 1))
-    panels, scale, sums = map(builder.weight, pack_bytes(*quantize(torch.randn(8, 8))))
-    pixels = builder.conv(pixels, panels, features=8, kernel=(1, 1), scale=scale, sums=sums)
+    pixels = builder.conv(second, pack_convolution(torch.randn(8, 3, 3, 3)), window=Window((3, 3)), features=8)
+    deep = pack_convolution(torch.randn(8, 1, 3, 3), groups=8)
+    pixels = builder.conv(pixels, deep, window=Window((3, 3), padding=(1, 1, 1, 1)), features=8, groups=8)
+    panels, *integers = pack_bytes(*quantize(torch.randn(8, 8)))
+    pixels = builder.conv(pixels, panels, (None, *integers), window=Window((1, 1)), features=8)
     pixels = builder.group_norm(
         pixels, 4, weight=builder.weight(torch.randn(8)), eps=1e-5, activation=Activation("relu")
     )
-    builder.output(builder.pool(pixels, kernel=(2, 2), largest=draw.random() < 0.5, padding=(1, 1, 0, 0)))
+    builder.output(builder.pool(pixels, window=Window((2, 2), padding=(1, 1, 0, 0)), largest=draw.random() < 0.5))
     larger = builder.pick(pixels, [row // 2 for row in range(14)], [0, 3, 3, 6])
     builder.output(builder.concatenate([larger.permute(0, 2, 3, 1), larger.permute(0, 2, 3, 1)], draw.randrange(4)))
     with patch("fxopt_cpu.operators.plan.LEAST_OF_BLOCK", 1):
@@ -216,12 +215,8 @@ def run(draw: Random) -> list[Any]:
     return [[ids, image], plan.weights, plan.steps]
 
 
-def add_norm(draw: Random) -> list[Any]:
-    return norm(draw, add=True)
-
-
 VALID: dict[str, Callable[[Random], list[Any]]] = {
-    each.__name__: each for each in (linear, attention, attention_merged, norm, add_norm, embedding_norm, conv, run)
+    each.__name__: each for each in (linear, attention, attention_merged, norm, embedding_norm, conv, run)
 }
 
 

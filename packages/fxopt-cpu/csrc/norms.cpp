@@ -1,7 +1,6 @@
-// fxopt::norm, fxopt::add_norm and fxopt::embedding_norm: checks of every operand, the results, and how the work is split.
+// fxopt::norm and fxopt::embedding_norm: checks of every operand, the results, and how the work is split.
 #include <algorithm>
 #include <cmath>
-#include <tuple>
 #include <vector>
 
 #include "kernels.h"
@@ -84,41 +83,31 @@ void run_elementwise(const Elementwise& call) {
 
 namespace {
 
-std::tuple<Tensor, Tensor> norm_of(const char* op, Tensor input, std::optional<Tensor> residual, std::optional<Tensor> weight,
-                                   std::optional<Tensor> bias, double epsilon, int64_t kind, bool with_sum) {
-  check_type(op, "input", input, ScalarType::Float);
-  if (input.dim() < 1 || input.dim() > 64) refuse(op, ": input has ", input.dim(), " dimensions, expected 1 to 64");
-  product(op, input.sizes());
-  if (kind != 1 && kind != 2) refuse(op, ": kind is ", kind, ", expected 1 (layer norm) or 2 (RMS norm)");
+Tensor norm(Tensor input, std::optional<Tensor> residual, std::optional<Tensor> weight, std::optional<Tensor> bias,
+            double epsilon, int64_t kind) {
+  constexpr const char* OP = "fxopt::norm";
+  check_type(OP, "input", input, ScalarType::Float);
+  if (input.dim() < 1 || input.dim() > 64) refuse(OP, ": input has ", input.dim(), " dimensions, expected 1 to 64");
+  product(OP, input.sizes());
+  if (kind != 1 && kind != 2) refuse(OP, ": kind is ", kind, ", expected 1 (layer norm) or 2 (RMS norm)");
   Norm call{};
   call.kind = kind, call.epsilon = float(epsilon), call.size = input.size(input.dim() - 1);
   call.rows = call.size ? input.numel() / call.size : 0;
-  call.weight = vector_of<float>(op, "weight", weight, ScalarType::Float, call.size);
-  call.bias = vector_of<float>(op, "bias", bias, ScalarType::Float, call.size);
+  call.weight = vector_of<float>(OP, "weight", weight, ScalarType::Float, call.size);
+  call.bias = vector_of<float>(OP, "bias", bias, ScalarType::Float, call.size);
   if (residual) {
-    check_type(op, "residual", *residual, ScalarType::Float);
+    check_type(OP, "residual", *residual, ScalarType::Float);
     if (!residual->sizes().equals(input.sizes()))
-      refuse(op, ": residual has shape ", text_of(residual->sizes()), ", expected ", text_of(input.sizes()));
+      refuse(OP, ": residual has shape ", text_of(residual->sizes()), ", expected ", text_of(input.sizes()));
     call.residual_stride = row_stride(*residual);
     call.residual = static_cast<const float*>(residual->const_data_ptr());
   }
   call.input_stride = row_stride(input);
   call.input = static_cast<const float*>(input.const_data_ptr());
-  Tensor result = empty(op, input.sizes()), sum = with_sum ? empty(op, input.sizes()) : result;
+  Tensor result = empty(OP, input.sizes());
   call.result = static_cast<float*>(result.mutable_data_ptr());
-  call.sum = with_sum ? static_cast<float*>(sum.mutable_data_ptr()) : nullptr;
   if (call.rows) run_norm(call);
-  return {result, sum};
-}
-
-Tensor norm(Tensor input, std::optional<Tensor> residual, std::optional<Tensor> weight, std::optional<Tensor> bias,
-            double epsilon, int64_t kind) {
-  return std::get<0>(norm_of("fxopt::norm", input, residual, weight, bias, epsilon, kind, false));
-}
-
-std::tuple<Tensor, Tensor> add_norm(Tensor input, Tensor residual, std::optional<Tensor> weight, std::optional<Tensor> bias,
-                                    double epsilon, int64_t kind) {
-  return norm_of("fxopt::add_norm", input, residual, weight, bias, epsilon, kind, true);
+  return result;
 }
 
 Tensor embedding_norm(std::vector<Tensor> ids, std::vector<Tensor> tables, std::optional<Tensor> weight,
@@ -190,6 +179,5 @@ Tensor embedding_norm(std::vector<Tensor> ids, std::vector<Tensor> tables, std::
 
 STABLE_TORCH_LIBRARY_IMPL(fxopt, CPU, library) {
   library.impl("norm", TORCH_BOX(&norm));
-  library.impl("add_norm", TORCH_BOX(&add_norm));
   library.impl("embedding_norm", TORCH_BOX(&embedding_norm));
 }

@@ -14,7 +14,7 @@ from torch.fx import GraphModule
 from torch.utils._pytree import tree_leaves
 
 from fxopt_core import Instrument, instrumented, iter_nodes
-from fxopt_cpu import FuseConvolutions, PackedConv2d
+from fxopt_cpu import FuseConvolutions
 from fxopt_rewrite import infer_shapes
 from fxopt_testing.forms import Form
 from fxopt_testing.rewrites import graph_of
@@ -91,24 +91,6 @@ def test_strides_are_described_as_they_are_and_come_back(case: str) -> None:
     described = strides(transformation(graph_module))
     assert described == strides(infer_shapes(graph_module, *images))
     assert strides(transformation(graph_module, reverse=True)) == before
-
-
-@torch.no_grad()
-def test_every_convolution_after_the_first_reads_channels_last() -> None:
-    model = nn.Sequential(
-        nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(8, 8, 1), nn.SiLU(),
-        nn.Conv2d(8, 4, 1), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 2),
-    ).eval()  # fmt: skip
-    graph_module = FuseConvolutions()(torch.fx.symbolic_trace(model), expect=3)
-    formats = []
-    for module in graph_module.modules():
-        if isinstance(module, PackedConv2d):
-            assert module.memory_format == "channels_last"
-            module.register_forward_pre_hook(
-                lambda module, args: formats.append(args[0].is_contiguous(memory_format=torch.channels_last))
-            )
-    graph_module(X)
-    assert formats == [False, True, True]
 
 
 WRITTEN: dict[str, Callable[[Any, Tensor], Any]] = {

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from fxopt_core import history
 from fxopt_cpu import FuseConvolutions
 from fxopt_testing.forms import Form
-from fxopt_testing.rewrites import graph_of, refused
+from fxopt_testing.rewrites import refused
 
 X = torch.randn(2, 3, 8, 8)
 OTHERS = [(torch.randn(5, 3, 8, 8),), (torch.randn(0, 3, 8, 8),), (torch.randn(1, 3, 8, 8),)]
@@ -25,10 +25,7 @@ def conv(**options: Any) -> nn.Conv2d:
     return nn.Conv2d(3, 6, 3, **options)
 
 
-ACTIVATIONS = [
-    nn.ReLU(), nn.ReLU(inplace=True), nn.ReLU6(), nn.Hardtanh(-1, 2), nn.Hardswish(), nn.Hardsigmoid(), nn.SiLU(),
-    nn.Sigmoid(), nn.Tanh(), nn.GELU(), nn.GELU("tanh"), nn.LeakyReLU(0.3),
-]  # fmt: skip
+ACTIVATIONS = [nn.ReLU(inplace=True), nn.Hardtanh(-1, 2), nn.GELU("tanh")]
 
 
 @pytest.mark.parametrize(("activation", "form"), [*zip(ACTIVATIONS, cycle(FORMS), strict=False)], ids=str)
@@ -37,25 +34,6 @@ def test_an_activation_goes_along(activation: nn.Module, form: Form) -> None:
     found = check(FuseConvolutions(), model, X, sites=1, form=form, others=OTHERS)
     assert [name for name in operations(found) if name != "GuardsFn"] == ["PackedConv2d"]
     assert list(found.state_dict()) == ["0_packed.weight", "0_packed.bias"]
-
-
-CALLS: dict[str, tuple[Callable[[Any, Tensor], Tensor], str]] = {
-    "method": (lambda m, x: m.conv(x).relu(), "relu"),
-    "in-place method": (lambda m, x: m.conv(x).relu_(), "relu"),
-    "function": (lambda m, x: torch.relu(m.conv(x)), "relu"),
-    "in-place function": (lambda m, x: F.relu(m.conv(x), inplace=True), "relu"),
-    "keyword": (lambda m, x: F.leaky_relu(input=m.conv(x), negative_slope=0.5), "leaky_relu(0.5, 0)"),
-    "clamp": (lambda m, x: m.conv(x).clamp(0, 6), "hardtanh(0, 6)"),
-    "clamp from below": (lambda m, x: torch.clamp(m.conv(x), min=0), "relu"),
-    "gelu": (lambda m, x: F.gelu(m.conv(x), approximate="tanh"), "gelu_tanh"),
-}
-
-
-@pytest.mark.parametrize("call", CALLS)
-def test_every_form_of_call_is_read(call: str) -> None:
-    function, shown = CALLS[call]
-    found = check(FuseConvolutions(), Computes(function, conv=conv()), X, sites=1)
-    assert [str(layer.activation) for layer in packed(found)] == [shown]
 
 
 NOT_ALONG: dict[str, Callable[[Any, Tensor], Any]] = {
@@ -74,12 +52,6 @@ def test_what_does_not_go_along_stays(case: str) -> None:
     assert [str(layer.activation) for layer in packed(found)] == ["none"]
 
 
-def view_is_read(m: Any, x: Tensor) -> Any:
-    other = x * 2
-    view = other[:, 0]
-    return m.one(x) + other, view * 2
-
-
 SUMS: dict[str, tuple[Callable[[Any, Tensor], Any], list[str]]] = {
     "plus": (lambda m, x: m.one(x) + x, ["none"]),
     "other first": (lambda m, x: x + m.one(x), ["none"]),
@@ -93,17 +65,9 @@ SUMS: dict[str, tuple[Callable[[Any, Tensor], Any], list[str]]] = {
     "number": (lambda m, x: m.one(x) + 1.5, ["none"]),
     "into the other": (lambda m, x: (lambda z: (z.add_(m.one(x)), z * 2))(x * 1), ["none"]),
     "twice": (lambda m, x: (lambda y: F.relu(y + m.two(y)))(F.relu(x + m.one(x))), ["relu", "relu"]),
-    "other is read later": (lambda m, x: (lambda z: (m.one(x) + z, z * 2))(x * 2), ["none"]),
-    "view of other is read later": (view_is_read, ["none"]),
-    "other is a view": (lambda m, x: (lambda z: (m.one(x) + z[:, :3], z))(torch.cat([x, x], 1)), ["none"]),
-    "other is the input": (lambda m, x: (lambda z: m.one(z) + z)(x * 2), ["none"]),
-    "read by one that moves": (
-        lambda m, x: (lambda z: (lambda y, w: (m.one(x) + z, w + y))(m.two(z), x * 3))(x * 2),
-        ["none", "none"],
-    ),
     "activation that does not go along": (lambda m, x: F.hardswish(m.one(x) + x), ["none"]),
 }
-EXPORTED = ("in place", "two", "alpha", "number", "view of other is read later", "read by one that moves")
+EXPORTED = ("in place", "two", "alpha", "number")
 
 
 @pytest.mark.parametrize(
@@ -116,43 +80,11 @@ EXPORTED = ("in place", "two", "alpha", "number", "view of other is read later",
 def test_a_sum_goes_along_where_it_may(form: Form, case: str) -> None:
     function, shown = SUMS[case]
     layers = {"one": nn.Conv2d(3, 3, 3, padding=1), "two": nn.Conv2d(3, 3, 3, padding=1)}
-    if "m.two" not in case and case not in ("two", "twice", "read by one that moves"):
+    if case not in ("two", "twice"):
         layers.pop("two")
     model = Computes(function, **layers)
     found = check(FuseConvolutions(), model, X, sites=len(shown), form=form, others=OTHERS)
     assert [str(layer.activation) for layer in packed(found)] == shown
-
-
-OVERWRITES = {
-    "plus": (False, False),
-    "two": (False, True),
-    "twice": (False, False),
-    "other is read later": (False, False),
-    "other is the input": (False, False),
-    "view of other is read later": (False, False),
-    "other is a view": (False, False),
-    "read by one that moves": (False, True),
-}
-
-
-@pytest.mark.parametrize("case", OVERWRITES)
-def test_a_sum_is_written_over_what_nothing_reads_any_more(case: str) -> None:
-    layers = {"one": nn.Conv2d(3, 3, 3, padding=1), "two": nn.Conv2d(3, 3, 3, padding=1)}
-    found = FuseConvolutions()(graph_of(Computes(SUMS[case][0], **layers), "modules", X))
-    modules = [getattr(found, f"{name}_packed", None) for name in ("one", "two")]
-    assert tuple(getattr(module, "overwrites", False) for module in modules) == OVERWRITES[case]
-
-
-def test_a_sum_after_many_writes_in_place() -> None:
-    def call(m: Any, x: Tensor) -> Tensor:
-        y: Tensor = x.sin()
-        for _ in range(1000):
-            y = y.neg_()
-        return y.add(m.one(x))
-
-    model = Computes(call, one=nn.Conv2d(3, 3, 3, padding=1))
-    (made,) = packed(FuseConvolutions()(graph_of(model, "modules", X)))
-    assert made.overwrites
 
 
 PADDINGS: dict[str, tuple[nn.Module, dict[str, Any], bool]] = {
@@ -209,30 +141,6 @@ def test_a_rectifier_that_serves_twice_is_kept_as_long_as_something_calls_it() -
     assert hasattr(check(FuseConvolutions(), model, X, sites=1), "act")
 
 
-def test_rectifiers_with_hooks_stay() -> None:
-    hooked = nn.ReLU()
-    hooked.register_forward_hook(lambda module, args, output: output * 3)
-    found = check(FuseConvolutions(), nn.Sequential(conv(), hooked), X, sites=1)
-    assert hasattr(found, "1")
-
-
-def test_what_is_refused_and_why() -> None:
-    hooked, shared, tied, other = conv(), conv(), conv(), conv()
-    tied.weight = other.weight
-    hooked.register_forward_hook(lambda module, args, output: output * 2)
-    model = Computes(
-        lambda m, x: [m.a(x), m.b(x), m.c(x), m.c(x + 1), m.d(x), m.e(x), m.f(x.double())],
-        a=hooked, b=conv(padding=1, padding_mode="reflect"), c=shared, d=tied, e=other, f=conv().double(),
-    )  # fmt: skip
-    graph_module = torch.fx.symbolic_trace(model)
-    FuseConvolutions()(graph_module)
-    assert not history(graph_module)[-1].rewrites
-    assert refused(graph_module) == [
-        ("a", "hooks"), ("b", "padding-mode"), ("c", "shared-module"), ("c", "shared-module"),
-        ("d", "tied-parameter"), ("e", "tied-parameter"), ("f", "unsupported-dtype"),
-    ]  # fmt: skip
-
-
 @pytest.mark.parametrize("function", [F.conv1d, F.conv2d, F.conv3d, F.conv_transpose1d, F.conv_transpose3d])
 def test_a_computed_weight_of_any_convolution_is_refused(function: Callable[..., Tensor]) -> None:
     graph_module = FuseConvolutions()(torch.fx.symbolic_trace(lambda x, weight: function(x, weight.exp())), expect=0)
@@ -247,16 +155,6 @@ def test_a_processor_without_the_operators_is_named(monkeypatch: pytest.MonkeyPa
     assert (refusal.site, refusal.reason) == ("0", "no-operators")
     assert "`0`" in refusal.message
     assert "oneDNN" in refusal.message
-
-
-def test_the_parameters_are_those_of_before_with_their_flags() -> None:
-    layer = conv()
-    layer.weight.requires_grad_(False)
-    graph_module = FuseConvolutions()(torch.fx.symbolic_trace(nn.Sequential(layer, nn.ReLU()).train()))
-    (found,) = packed(graph_module)
-    assert found.training
-    assert found.weight is layer.weight and graph_module.get_parameter("0_packed.weight") is layer.weight
-    assert found.bias is layer.bias
 
 
 def test_meta_modules_are_rewritten_without_memory() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import pickle
 from collections.abc import Callable
 from typing import Any
@@ -17,7 +16,6 @@ from fxopt_checkpoints import load_original_state_dict, original_state_dict
 from fxopt_core import undo
 from fxopt_cpu import FuseLinears, PanelLinear, PlanRegions, isa
 from fxopt_cpu.layers.epilogue import Activation
-from fxopt_cpu.operators.plan import PlanBuilder
 from fxopt_testing import assert_rewrites
 from fxopt_testing.forms import TRACED
 from fxopt_testing.rewrites import graph_of, refused
@@ -223,60 +221,3 @@ def test_checkpoints_go_both_ways_while_weights_are_panels(cls: Callable[[], nn.
         torch.testing.assert_close(graph_module(X), expected)
     undo(graph_module)
     assert all(torch.equal(value, values[key]) for key, value in graph_module.state_dict().items())
-
-
-def test_shared_layers_that_something_else_reads_stay() -> None:
-    reader = Computes(lambda m, x: m.layer(m.layer(x)) @ m.layer.weight, layer=nn.Linear(16, 16)).eval()
-    graph_module = graph_of(reader, "modules", X)
-    FuseLinears()(graph_module)
-    assert set(refused(graph_module)) == {("layer", "tied-parameter")}
-    model = nn.Sequential(nn.Linear(16, 16), nn.Identity(), nn.ReLU()).eval()
-    model[1] = model[0]
-    graph_module = torch.fx.symbolic_trace(model)
-    graph_module.alias = graph_module.get_submodule("0")
-    FuseLinears()(graph_module)
-    assert refused(graph_module) == [("0", "shared-module")]
-
-
-def test_what_is_left_alone() -> None:
-    tied = nn.Sequential(nn.Linear(16, 16), nn.Linear(16, 16)).eval()
-    tied[1].weight = tied[0].weight
-    cases = [
-        (tied, "tied-parameter"),
-        (nn.Sequential(nn.Linear(16, 4)).double().eval(), "unsupported-dtype"),
-        (nn.Sequential(nn.Linear(16, 4)).train(), "training"),
-    ]
-    for model, reason in cases:
-        graph_module = graph_of(model, "modules", X.to(next(model.parameters()).dtype))
-        FuseLinears()(graph_module)
-        assert {found for _, found in refused(graph_module)} == {reason}
-
-
-def test_integer_layers_round_inputs_by_their_ranges() -> None:
-    """After copies and conversions too, in a plan, and when the ranges change."""
-    torch.manual_seed(0)
-    layer = PanelLinear(16, 20, integers=True, rounding=True, activation=("gelu",)).eval()
-    layer.weight, layer.scale = torch.randint(-127, 128, (20, 16), dtype=torch.int8), torch.rand(20) / 100
-    layer.rounding = torch.stack((torch.rand(16) * 30 + 20, torch.randint(-200, 200, (16,)).float()))
-    rounding = layer.rounding.clone()
-    factor, shift = rounding
-    x = (torch.randint(-127, 128, (5, 16)) - shift) / factor
-
-    def expected(x: Tensor) -> Tensor:
-        steps = (x * factor + shift).round().clamp(-127, 127) - shift
-        return F.gelu(F.linear(steps, layer.weight * layer.scale[:, None], layer.bias))
-
-    with torch.no_grad():
-        for _ in range(2):
-            torch.testing.assert_close(layer(x), expected(x), atol=1e-4, rtol=1e-4)
-            torch.testing.assert_close(layer(3 * x), expected(3 * x), atol=1e-4, rtol=1e-4)
-        torch.testing.assert_close(copy.deepcopy(layer)(x), expected(x), atol=1e-4, rtol=1e-4)
-        builder, names = PlanBuilder(), ("panels", "scale", "sums", "rounding", "bias")
-        value, held = builder.input(x), zip(names, layer.operands() or (), strict=False)
-        weights: dict[str, Any] = {name: builder.weight(each) for name, each in held if each is not None}
-        builder.output(builder.linear(value, **weights, features=20, activation=Activation("gelu")))
-        torch.testing.assert_close(builder.build()(x)[0], layer(x), atol=0, rtol=0)
-        before = layer.bfloat16().float()(x)
-        assert torch.equal(layer.rounding, rounding)
-        layer.rounding[0] *= 0.5
-        assert not torch.equal(layer(x), before)

@@ -18,7 +18,7 @@ from torch.utils._pytree import tree_leaves
 
 from fxopt_capture import capture
 from fxopt_core import registry
-from fxopt_cpu import PackedConv2d, PlanRegions
+from fxopt_cpu import PackedConv2d
 from fxopt_cpu.library import ISAS, isa
 from fxopt_cpu.regions.finding import regions_of
 from fxopt_cpu.regions.running import plans_of
@@ -94,20 +94,6 @@ def test_an_activation_in_place_after_an_operation_is_planned_and_of_an_input_is
     (region,) = regions_of(graph_module)
     inside = [node.name for node in region.nodes]
     assert len(plans_of(graph_module)) == 1 and "relu_" in inside and "relu__1" not in inside
-
-
-@torch.no_grad()
-def test_an_activation_in_place_after_a_sum_that_overwrites_is_planned() -> None:
-    def function(m: Any, x: Tensor) -> Any:
-        y = m.first(x)
-        return m.third(F.silu(m.second(F.silu(y)) + y, inplace=True))
-
-    layers = {"first": nn.Conv2d(3, 8, 1), "second": nn.Conv2d(8, 8, 3, padding=1), "third": nn.Conv2d(8, 4, 1)}
-    model, x = Computes(function, **layers).eval(), torch.randn(2, 3, 8, 8)
-    graph_module = traced(model, x)
-    torch.testing.assert_close(graph_module(x), model(x), rtol=1e-4, atol=1e-5)
-    (region,) = regions_of(graph_module)
-    assert len(plans_of(graph_module)) == 1 and sum(node.op == "call_function" for node in region.nodes) == 2
 
 
 class Branches(nn.Module):
@@ -306,28 +292,6 @@ def test_sums_in_place_are_planned_where_nobody_else_reads_the_summand() -> None
     for found, wanted in zip(graph_module(x), model(x), strict=True):
         torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5)
     assert regions == [{"one_packed", "avg_pool2d", "add_", "two_packed"}]
-
-
-@torch.no_grad()
-def test_undo_gives_the_code_back() -> None:
-    model, x = Block().eval(), torch.randn(2, 3, 32, 32)
-    graph_module = infer_shapes(torch.fx.symbolic_trace(model), x)
-    registry().pipeline(PACKED.removesuffix(",plan-regions"))(graph_module)
-    before = graph_module.code
-    PlanRegions()(graph_module)
-    assert "run_plan" in graph_module.code
-    PlanRegions()(graph_module, reverse=True)
-    assert graph_module.code == before
-
-
-@torch.no_grad()
-def test_means_of_images_too_large_for_a_window_run_by_torch() -> None:
-    model = nn.Sequential(nn.Conv2d(1, 4, 1), nn.Conv2d(4, 4, 1), nn.AdaptiveAvgPool2d(1), nn.Conv2d(4, 2, 1)).eval()
-    x = torch.randn(2, 1, 2, 5000)
-    graph_module = traced(model, x)
-    for _ in range(3):
-        torch.testing.assert_close(graph_module(x), model(x), rtol=1e-4, atol=1e-5)
-    assert not plans_of(graph_module)  # a plan would be given up at each call
 
 
 def test_modules_of_traces_are_in_regions_as_functions_are() -> None:

@@ -17,7 +17,7 @@ from fxopt_checkpoints import load_original_state_dict
 from fxopt_core import FxoptError
 from fxopt_cpu import FuseConvolutions, PlanRegions, QuantizedConv2d, calibrated, isa
 from fxopt_cpu.library import limit_isa
-from fxopt_cpu.operators.conv import CONV, pack_convolution
+from fxopt_cpu.operators.conv import CONV, Window, pack_convolution
 from fxopt_cpu.operators.linear import ACTIVATIONS, pack_bytes, quantize, shifted_sums
 from fxopt_cpu.operators.plan import PlanBuilder
 from fxopt_cpu.passes import low_precision
@@ -139,18 +139,12 @@ def test_plans_read_and_write_parts_of_wider_images(static: bool) -> None:
     value, expected = both.narrow(3, 0, 16).permute(0, 3, 1, 2), x
     for weight, its in zip(weights, roundings, strict=True):
         panels, scale, sums = packed(weight, its)
-        options: dict[str, Any] = {
-            key: None if each is None else builder.weight(each)
-            for key, each in (("scale", scale), ("sums", sums), ("rounding", its))
-        }
-        value = builder.conv(value, builder.weight(panels), features=len(weight), kernel=(1, 1), **options)
+        value = builder.conv(value, panels, (None, scale, sums, its), window=Window((1, 1)), features=len(weight))
         numbers = (len(weight), (1, 1), (1, 1), [0] * 4, (1, 1), 1, 0, 0.0, 0.0, None)
         expected = torch.ops.fxopt.conv(expected, panels, None, *numbers, scale, sums, its)
         if len(weight) == 32:
             panels = pack_convolution(deep, 32)
-            value = builder.conv(
-                value, builder.weight(panels), features=32, kernel=(3, 3), groups=32, padding=(1, 1, 1, 1)
-            )
+            value = builder.conv(value, panels, window=Window((3, 3), padding=(1, 1, 1, 1)), features=32, groups=32)
             expected = F.conv2d(expected, deep, None, 1, 1, 1, 32)
     last = builder.concatenate([second, value.permute(0, 2, 3, 1)], 3)
     builder.output(builder.elementwise(last))

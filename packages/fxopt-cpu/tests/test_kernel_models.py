@@ -16,7 +16,6 @@ from fxopt_core import registry, undo
 from fxopt_cpu import FuseAttention, FuseLinears, FuseNorms, PanelLinear, PlanRegions, isa
 from fxopt_cpu.layers.thawing import Thawing
 from fxopt_cpu.regions.running import plans_of
-from fxopt_rewrite import infer_shapes
 
 pytestmark = pytest.mark.skipif(isa() is None, reason="the library was not built")
 WIDTH, HEADS = 64, 4
@@ -182,31 +181,6 @@ def test_undo_after_runs(model: Encoder) -> None:
     assert found.keys() == values.keys()
     assert all(torch.equal(found[key], values[key]) for key in values)
     _same(graph_module(*inputs), wanted)
-
-
-def test_gradients_are_those_of_the_model(model: Encoder) -> None:
-    graph_module, inputs = _fused(model), _inputs()
-    with torch.no_grad():
-        for _ in range(3):
-            graph_module(*inputs)
-    graph_module(*inputs)[0].square().sum().backward()
-    found = {name: each.grad for name, each in graph_module.named_parameters() if each.grad is not None}
-    expected = Encoder().eval()
-    expected.load_state_dict(model.state_dict())
-    expected(*inputs)[0].square().sum().backward()
-    wanted = sorted(each.grad.norm().item() for each in expected.parameters() if each.grad is not None)
-    torch.testing.assert_close(sorted(each.norm().item() for each in found.values()), wanted, atol=1e-3, rtol=1e-3)
-
-
-def test_shapes_of_a_trace() -> None:
-    model = nn.Sequential(nn.Linear(8, 8), nn.LayerNorm(8), nn.Linear(8, 8)).eval()
-    graph_module = infer_shapes(torch.fx.symbolic_trace(model), torch.ones(2, 8))
-    PlanRegions()(FuseLinears()(graph_module))
-    x = torch.randn(3, 8)
-    with torch.inference_mode():
-        for _ in range(3):
-            torch.testing.assert_close(graph_module(x), model(x))
-    assert len(plans_of(graph_module)) == 1
 
 
 @torch.inference_mode()

@@ -296,25 +296,18 @@ def test_packing_keeps_every_bit(dtype: torch.dtype) -> None:
 GOOD = Case(torch.randn(4, 24), *packed(torch.randn(20, 24), "int8"), torch.randn(20), 20)
 BAD: list[tuple[dict[str, Any], str]] = [
     ({"input": torch.randn(4, 24).double()}, "input is Double, expected Float"),
-    ({"input": torch.tensor(1.0)}, "input has no dimension"),
     ({"input": torch.randn(4, 23, 25)}, r"panels have shape \(2, 6, 16, 4\), expected \(2, 7, 16, 4\)"),
     ({"panels": torch.randn(2, 24, 16, dtype=torch.float64)}, "panels is Double, expected Float"),
     ({"panels": torch.randn(2, 24)}, r"panels have shape \(2, 24\), expected \(2, 24, 16\)"),
     ({"panels": torch.randn(16, 24, 2).transpose(0, 2)}, "contiguous"),
     ({"features": 40}, r"expected \(3, 6, 16, 4\), contiguous, for 40 features"),
-    ({"features": 0}, "features is 0"),
     ({"gated": True}, "gated"),
     ({"scale": None}, "panels of int8 need scale and sums"),
     ({"scale": torch.ones(20)}, r"scale has shape \(20\), expected 32 elements"),
     ({"sums": torch.ones(32)}, "sums is Float, expected Int"),
     ({"bias": torch.ones(21)}, r"bias has shape \(21\), expected 20 elements"),
-    ({"bias": torch.ones(20, dtype=torch.float16)}, "bias is Half"),
     ({"residual": torch.ones(5, 20)}, r"residual has shape \(5, 20\), expected \(4, 20\)"),
-    ({"norm_weight": torch.ones(2)}, "norm_weight has shape"),
     ({"activation": 14}, "activation is 14"),
-    ({"activation": -1}, "activation is -1"),
-    ({"norm": 3}, "norm is 3"),
-    ({"rounding": torch.ones(2, 23)}, "sums has shape"),
     ({"rounding": torch.ones(2, 23), "sums": torch.ones(64, dtype=torch.int32)}, r"rounding has shape \(2, 23\)"),
     ({"rounding": torch.ones(2, 24), "panels": pack(torch.randn(20, 24))}, "only panels of int8"),
     ({"input": torch.randn(4, 70000), "panels": torch.ones(2, 17500, 16, 4).char()}, "int8 sums hold 65536"),
@@ -327,11 +320,6 @@ def test_wrong_operands_are_named(change: dict[str, Any], message: str) -> None:
     """With what was found and expected."""
     with pytest.raises(RuntimeError, match=message):
         GOOD._replace(**change).run()
-
-
-def test_the_operator_is_torchs() -> None:
-    """Schema, aliases, and shapes under fake tensors with sizes that vary."""
-    torch.library.opcheck(torch.ops.fxopt.linear.default, tuple(GOOD._replace(input=torch.randn(2, 3, 24))))
 
 
 PROGRAM = """

@@ -18,7 +18,7 @@ from fxopt_checkpoints import load_original_state_dict, original_state_dict
 from fxopt_core import NotReversibleError, history, undo
 from fxopt_cpu import FuseLinears, calibrated, isa
 from fxopt_testing.forms import TRACED, Form
-from fxopt_testing.rewrites import graph_of, refusals, refused, structure
+from fxopt_testing.rewrites import graph_of, refused, structure
 from fxopt_tools.verification.bounds import promise_of
 
 pytestmark = pytest.mark.skipif(isa() is None, reason="the library was not built")
@@ -77,28 +77,6 @@ def test_an_outlier_in_one_row_leaves_the_others_as_they_are(tmp_path: Path) -> 
     assert sqnr(graph_module, model, small[:1]) > 30
     save(graph_module, tmp_path / "rows.fxopt")
     assert torch.equal(load(tmp_path / "rows.fxopt")(x), graph_module(x))
-
-
-def test_what_cannot_be_rounded_is_refused() -> None:
-    dense = [nn.Linear(4, 4) for _ in range(8)]
-    model = nn.Sequential(*dense).eval()
-    model[1].weight = model[0].weight
-    model[2].register_forward_hook(lambda *_: None)
-    model[3] = nn.Linear(4, 4, dtype=torch.float64).eval()
-    model[4].train()
-    dense[5].weight.data[0, 0] = torch.nan
-    nn.utils.parametrizations.weight_norm(model[6])
-    graph_module = SMALL(torch.fx.symbolic_trace(model.requires_grad_(False)), expect=1)
-    assert dict(refused(graph_module)) == {
-        "0": "tied-parameter",
-        "1": "tied-parameter",
-        "2": "hooks",
-        "3": "unsupported-dtype",
-        "4": "training",
-        "5": "out-of-range",
-        "6": "parametrized",
-    }
-    assert all(f"`{refusal.site}" in refusal.message for refusal in refusals(graph_module))
 
 
 def test_a_quantized_model_takes_a_quarter_in_files() -> None:
@@ -182,16 +160,6 @@ def test_the_largest_products_do_not_saturate() -> None:
     layer.weight.fill_(1.0)
     found = SMALL(torch.fx.symbolic_trace(nn.Sequential(layer)))(torch.full((8, 64), 3.0))
     torch.testing.assert_close(found, layer(torch.full((8, 64), 3.0)), rtol=1e-3, atol=1e-3)
-
-
-@torch.no_grad()
-def test_zero_weights_and_zero_inputs_are_exact() -> None:
-    layer = nn.Linear(64, 96).eval()
-    layer.weight[3] = 0.0
-    model = nn.Sequential(layer)
-    graph_module = SMALL(torch.fx.symbolic_trace(model))
-    assert torch.equal(graph_module(torch.zeros(2, 64)), model(torch.zeros(2, 64)))
-    assert torch.equal(graph_module(torch.ones(2, 64))[:, 3], model(torch.ones(2, 64))[:, 3])
 
 
 STATIC = FuseLinears(weights="int8", min_weights=1, activations="static")

@@ -128,7 +128,13 @@ def test_without_the_originals_there_is_no_way_back(model: nn.Module) -> None:
 
 @pytest.mark.parametrize(
     ("cls", "options"),
-    [(Mlp, {}), (Mlp, {"keep_originals": True}), (Net, {}), (Net, {"activations": "static"})],
+    [
+        (Mlp, {}),
+        (Mlp, {"keep_originals": True}),
+        (Mlp, {"activations": "static"}),
+        (Net, {}),
+        (Net, {"activations": "static"}),
+    ],
     ids=str,
 )
 @torch.no_grad()
@@ -149,6 +155,8 @@ def test_copies_pickles_and_archives_compute_the_same(
         assert torch.equal(planned(x), expected)
         assert [layer.weight.dtype for layer in layers(planned)] == [torch.int8] * count(model)
         if "activations" in options:
+            pairs = zip(layers(again.bfloat16()), layers(graph_module), strict=True)
+            assert all(torch.equal(one.rounding, other.rounding) for one, other in pairs)
             with pytest.raises(FxoptError, match="ranges that were found with the former weights"):
                 load_original_state_dict(again, other.state_dict())
             continue

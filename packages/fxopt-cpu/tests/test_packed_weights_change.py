@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import os
-import weakref
-from collections.abc import Callable
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.fx import GraphModule
-from torch.utils import swap_tensors
-from torch.utils.dlpack import from_dlpack
 
 from fxopt_cpu import FuseConvolutions, PlanRegions, isa
 from fxopt_cpu.library import ISAS
@@ -61,26 +57,6 @@ def weights(net: Net) -> list[nn.Parameter]:
     return [each for each in net.parameters() if each.dim() > 1]
 
 
-def _through_numpy(weight: nn.Parameter) -> None:
-    pytest.importorskip("numpy").multiply(weight.data.numpy(), -2, out=weight.data.numpy())
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        lambda weight: weight.data.mul_(-2),
-        _through_numpy,
-        lambda weight: from_dlpack(weight.detach().__dlpack__()).mul_(-2),
-    ],
-    ids=["data", "numpy", "dlpack"],
-)
-def test_writes_past_torch(pair: tuple[GraphModule, Net], change: Callable[[nn.Parameter], object]) -> None:
-    graph_module, net = pair
-    for weight in weights(net):
-        change(weight)
-    agree(graph_module, net)
-
-
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 def test_writes_of_another_process() -> None:
@@ -107,13 +83,4 @@ def test_single_numbers_are_seen_after_refresh(pair: tuple[GraphModule, Net]) ->
     agree(graph_module, net)
     net.last.weight.data.view(-1)[5].add_(50)
     refresh(graph_module.get_submodule("last_packed"))
-    agree(graph_module, net)
-
-
-def test_tensors_can_be_swapped(pair: tuple[GraphModule, Net]) -> None:
-    """Nothing refers weakly to parameters."""
-    graph_module, net = pair
-    assert not any(map(weakref.getweakrefs, graph_module.parameters()))
-    for weight in weights(net):
-        swap_tensors(weight, nn.Parameter(-2 * weight.detach()))  # type: ignore[no-untyped-call]  # untyped in torch
     agree(graph_module, net)

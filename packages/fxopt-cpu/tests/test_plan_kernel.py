@@ -15,6 +15,7 @@ from torch import Tensor
 
 from fxopt_cpu.layers.epilogue import CODES, NO_NORM, NONE, NORM_CODES, Activation, Norm
 from fxopt_cpu.library import isa
+from fxopt_cpu.operators.conv import Window, pack_convolution
 from fxopt_cpu.operators.linear import pack, pack_bytes, quantize
 from fxopt_cpu.operators.plan import Plan, PlanBuilder, Value
 
@@ -56,14 +57,10 @@ class Layer:
         return found
 
     def steps(self, builder: PlanBuilder, value: Value, mask: Value | None) -> Value:
-        def weights(*tensors: Tensor | None) -> list[Any]:
-            return [None if each is None else builder.weight(each) for each in tensors]
-
         def linear(which: int, operand: Value, norm: Norm = NO_NORM, **settings: Any) -> Value:
-            panels, scale, sums, bias = weights(*self.products[which])
-            weight, shift = weights(*self.norms[which // 2]) if norm.eps else (None, None)
-            settings.update(features=self.products[which][3].numel(), scale=scale, sums=sums, bias=bias)
-            return builder.linear(operand, panels, **settings, norm=norm, norm_weight=weight, norm_bias=shift)
+            panels, scale, sums, bias = self.products[which]
+            vectors = (bias, scale, sums, None, *(self.norms[which // 2] if norm.eps else ()))
+            return builder.linear(operand, panels, vectors, features=bias.numel(), norm=norm, **settings)
 
         found: Value = self.computed(
             linear, lambda merged: builder.attention(*merged.split(self.heads, self.heads), mask=mask, scale=0.2), value
@@ -138,7 +135,7 @@ def test_threads_that_share_steps_change_nothing(instructions: str, two_threads:
 def test_errors_of_steps_that_threads_share_come_out(two_threads: None) -> None:
     builder = PlanBuilder()
     value, ids = builder.input(torch.empty(200, 512)), builder.input(torch.empty(3, dtype=torch.int64))
-    value = builder.linear(value, builder.weight(pack(torch.randn(512, 512))), features=512)
+    value = builder.linear(value, pack(torch.randn(512, 512)), features=512)
     rows = builder.embedding_norm([ids], [builder.weight(torch.randn(5, 512))])
     builder.output(builder.elementwise(value.narrow(0, 0, 3), rows, "add"))
     plan = builder.build()
@@ -194,7 +191,7 @@ def test_norms_attention_of_views_and_inputs_as_outputs(instructions: str) -> No
     outputs = plan(query, both, bias)
     split = both.view(2, 30, 4, 16).transpose(1, 2)
     expected = ops.attention(query.view(2, 9, 4, 16).transpose(1, 2), split[:, :2], split[:, 2:], bias, 0.3, False)
-    expected_normed, expected_total = ops.add_norm(expected, query, None, None, EPSILON, 2)
+    expected_total, expected_normed = expected + query, ops.norm(expected, query, None, None, EPSILON, 2)
     expected_last = ops.norm(expected_total[:, 3:4], None, None, None, EPSILON, 1)
     for result, exact in zip(outputs, (query, expected_total, expected_normed, expected_last), strict=True):
         assert torch.equal(result, exact)
@@ -205,7 +202,7 @@ def test_rows_of_several_strides_are_copied() -> None:
     builder, x = PlanBuilder(), torch.randn(2, 3, 4)
     value = builder.input(x)
     builder.output(builder.norm(value.transpose(0, 1), value.transpose(0, 1), norm=LAYER))
-    builder.output(builder.linear(value.transpose(1, 2), builder.weight(pack(torch.eye(3))), features=3))
+    builder.output(builder.linear(value.transpose(1, 2), pack(torch.eye(3)), features=3))
     normed, same = builder.build()(x)
     assert torch.equal(normed, ops.norm(2 * x.transpose(0, 1), None, None, None, EPSILON, 1))
     assert torch.equal(same, x.transpose(1, 2))
@@ -234,26 +231,6 @@ def encoder() -> tuple[Plan, list[Tensor]]:
     return builder.build(), [ids, mask]
 
 
-def test_wrong_calls_are_named() -> None:
-    plan, inputs = encoder()
-    ids, mask = inputs
-    for arguments, message in (
-        (([ids], plan.weights, plan.steps), "1 inputs and 13 weights, the plan takes 2 and 13"),
-        (([ids[:1], mask], plan.weights, plan.steps), r"input 0 has shape \(1, 5\), the plan was made for \(2, 5\)"),
-        (([ids.int(), mask], plan.weights, plan.steps), "operand of Int, expected Long"),
-        (
-            (inputs, [plan.weights[0][:3], *plan.weights[1:]], plan.steps),
-            "operand of 640 elements from 0 on, where there are 96",
-        ),
-        ((inputs, plan.weights, plan.steps.int()), "plan is Int, expected Long"),
-        ((inputs, plan.weights, plan.steps[:-3]), "the plan ends within step"),
-        ((inputs, plan.weights, plan.steps[1:]), "the plan is of another format"),
-        (([ids + 20, mask], plan.weights, plan.steps), "index out of range in self: .* in a table of 20 entries"),
-    ):
-        with pytest.raises(RuntimeError, match=message):
-            ops.run(*arguments)
-
-
 @pytest.mark.parametrize(
     "seed", [pytest.param(seed, marks=() if seed < 100 else pytest.mark.nightly) for seed in range(300)]
 )
@@ -273,10 +250,9 @@ def test_changed_plans_raise_or_stay_within_their_memory(seed: int) -> None:
 
 def test_a_plan_that_rounds_rows_takes_no_rounding() -> None:
     builder, (ints, factors, totals) = PlanBuilder(), pack_bytes(*quantize(torch.randn(16, 8)))
-    packed = ints, factors, torch.cat([totals, torch.zeros_like(totals)]), torch.tensor([[1.0], [0.0]]).repeat(1, 8)
-    panels, scale, sums, rounding = map(builder.weight, packed)
+    sums, rounding = torch.cat([totals, torch.zeros_like(totals)]), torch.tensor([[1.0], [0.0]]).repeat(1, 8)
     value = builder.input(torch.empty(2, 8))
-    builder.output(builder.linear(value, panels, features=16, scale=scale, sums=sums, rounding=rounding))
+    builder.output(builder.linear(value, ints, (None, factors, sums, rounding), features=16))
     plan = builder.build()
     at = 12 + 11  # behind the header and two shapes, and the numbers of the step before it
     assert plan.steps[at] == 1 and plan(torch.zeros(2, 8))[0].eq(0).all()
@@ -287,16 +263,23 @@ def test_a_plan_that_rounds_rows_takes_no_rounding() -> None:
 
 def test_builders_refuse_what_no_step_can_take() -> None:
     builder = PlanBuilder()
-    value = builder.input(torch.empty(2, 3, 4))
-    with pytest.raises(ValueError, match="panels have shape"):
-        builder.linear(value, builder.weight(pack(torch.zeros(8, 5))), features=8)
-    heads = builder.input(torch.empty(1, 2, 3, 4))
-    with pytest.raises(ValueError, match="do not belong together"):
-        builder.attention(heads, heads.narrow(3, 0, 2), heads, scale=1.0)
-    with pytest.raises(ValueError, match="expected 1 as the last"):
-        builder.attention(heads.transpose(2, 3), heads.transpose(2, 3), heads.transpose(2, 3), scale=1.0)
-    with pytest.raises(ValueError, match="more than four dimensions"):
-        builder.elementwise(builder.input(torch.empty(2, 3, 2, 3, 2, 3)).transpose(0, 5).transpose(1, 3))
+    heads, six = builder.input(torch.empty(1, 2, 3, 4)), builder.input(torch.empty(2, 3, 2, 3, 2, 3))
+    images, panels = builder.input(torch.empty(1, 8, 4, 4)), pack_convolution(torch.randn(8, 8, 3, 3))
+    wide = builder.input(torch.empty(1, 8, 1, 5000))
+    turned, part = heads.transpose(2, 3), builder.input(torch.empty(2, 6, 4, 4)).narrow(1, 0, 3)
+    square = builder.elementwise(builder.input(torch.empty(2, 3, 4, 4)))
+    calls: tuple[Callable[[], Value], ...] = (
+        lambda: builder.attention(heads, heads.narrow(3, 0, 2), heads, scale=1.0),
+        lambda: builder.attention(turned, turned, turned, scale=1.0),
+        lambda: builder.elementwise(six.transpose(0, 5).transpose(1, 3)),
+        lambda: builder.elementwise(part, into=square.transpose(2, 3)),
+        lambda: builder.pool(images, window=Window((7, 7)), largest=True),
+        lambda: builder.pool(wide, window=Window((1, 5000)), largest=False),
+        lambda: builder.conv(images, panels, window=Window((3, 3)), features=8, residual=images),
+    )
+    for call in calls:
+        with pytest.raises(ValueError, match="no step"):
+            call()
 
 
 def test_results_that_lie_in_each_other_are_not_computed_without_end() -> None:

@@ -217,7 +217,7 @@ def test_other_convolutions_are_refused_in_words() -> None:
     model = nn.Sequential(nn.ConvTranspose1d(4, 8, 3), reflecting, nn.Conv3d(3, 4, 1)).eval()
     (record,) = history(FuseConvolutions()(torch.fx.symbolic_trace(model), expect=0))
     assert [refusal.reason for refusal in record.refusals] == ["other-convolution"] * 3
-    expected = "over 1 dimension; expected a plain one over 2, or one of 3 or more plain ones over 1"
+    expected = "over 1 dimension(s); expected a plain one over 2, or one of 3 or more plain ones over 1"
     found = [each.message for each in record.refusals[:2]]
     assert found == [f"convolution `0` is transposed, {expected}", f"convolution `1` is plain, {expected}"]
 

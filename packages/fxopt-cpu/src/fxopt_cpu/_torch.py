@@ -19,11 +19,7 @@ _OF_C = (
     "_get_mkldnn_enabled",
 )
 _C: Any = torch._C
-_NEEDED = [
-    (_C, _OF_C),
-    (_python_dispatch, ("_disable_current_modes",)),
-    (_prims_common, ("suggest_memory_format",)),
-]
+_NEEDED = [(_C, _OF_C), (_python_dispatch, ("_disable_current_modes",)), (_prims_common, ("suggest_memory_format",))]
 require_torch("fxopt-cpu", _NEEDED)
 
 without_modes: Callable[[], Any] = _python_dispatch._disable_current_modes

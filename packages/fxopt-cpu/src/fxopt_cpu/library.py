@@ -16,10 +16,10 @@ from fxopt_cpu.operators.attention import ATTENTION, ATTENTION_MERGED
 from fxopt_cpu.operators.conv import CONV
 from fxopt_cpu.operators.definition import Operator
 from fxopt_cpu.operators.linear import LINEAR
-from fxopt_cpu.operators.norms import ADD_NORM, EMBEDDING_NORM, NORM
+from fxopt_cpu.operators.norms import EMBEDDING_NORM, NORM
 from fxopt_cpu.operators.plan import RUN
 
-OPERATORS: tuple[Operator, ...] = (LINEAR, ATTENTION, ATTENTION_MERGED, NORM, ADD_NORM, EMBEDDING_NORM, CONV, RUN)
+OPERATORS: tuple[Operator, ...] = (LINEAR, ATTENTION, ATTENTION_MERGED, NORM, EMBEDDING_NORM, CONV, RUN)
 # Instruction sets that the library is compiled for; one with a later name has all of those before it, except avxvnni.
 ISAS = ("portable", "avx2", "avxvnni", "avx512", "avx512vnni", "avx512bf16", "amx")
 VARIABLE = "FXOPT_KERNELS_ISA"
@@ -48,19 +48,13 @@ def limit_isa(name: str) -> str | None:
     return _isa
 
 
-def _load() -> None:
-    global _loaded
-    for operator in OPERATORS:
-        _library.define(operator.schema, tags=(torch.Tag.pt2_compliant_tag,))  # type: ignore[no-untyped-call]
-        torch.library.register_fake(f"fxopt::{operator.name}", operator.reference, lib=_library)
-        _library.impl(operator.name, operator.with_gradient, "Autograd", with_keyset=True)  # type: ignore[no-untyped-call]
-    if _file.exists():
-        torch.ops.load_library(str(_file))  # type: ignore[no-untyped-call]
-        _loaded = ctypes.CDLL(str(_file))
-    else:
-        for operator in OPERATORS:
-            _library.impl(operator.name, operator.reference, "CPU")  # type: ignore[no-untyped-call]
-    limit_isa(os.environ.get(VARIABLE) or ISAS[-1])
-
-
-_load()
+for _operator in OPERATORS:
+    _library.define(_operator.schema, tags=(torch.Tag.pt2_compliant_tag,))  # type: ignore[no-untyped-call]
+    torch.library.register_fake(f"fxopt::{_operator.name}", _operator.reference, lib=_library)
+    _library.impl(_operator.name, _operator.with_gradient, "Autograd", with_keyset=True)  # type: ignore[no-untyped-call]
+    if not _file.exists():
+        _library.impl(_operator.name, _operator.reference, "CPU")  # type: ignore[no-untyped-call]
+if _file.exists():
+    torch.ops.load_library(str(_file))  # type: ignore[no-untyped-call]
+    _loaded = ctypes.CDLL(str(_file))
+limit_isa(os.environ.get(VARIABLE) or ISAS[-1])

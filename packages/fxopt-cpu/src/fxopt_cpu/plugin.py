@@ -16,13 +16,7 @@ def fxopt_transformations() -> Iterable[type[Transformation]]:
     """Return the passes for inference on a CPU."""
     import fxopt_cpu as cpu
 
-    return (
-        cpu.FuseAttention,
-        cpu.FuseNorms,
-        cpu.FuseLinears,
-        cpu.FuseConvolutions,
-        cpu.PlanRegions,
-    )
+    return (cpu.FuseAttention, cpu.FuseNorms, cpu.FuseLinears, cpu.FuseConvolutions, cpu.PlanRegions)
 
 
 @hookimpl

@@ -11,12 +11,7 @@ from fxopt_cpu.layers.thawing import Layer
 from fxopt_cpu.library import isa
 from fxopt_cpu.operators.attention import plain_attention, split
 from fxopt_cpu.operators.definition import without_gradient
-from fxopt_rewrite import (
-    check_settings,
-    is_plain_tensor,
-    needs_gradient,
-    runs_plainly,
-)
+from fxopt_rewrite import check_settings, is_plain_tensor, needs_gradient, runs_plainly
 
 ATTENTION = without_gradient(torch.ops.fxopt.attention.default)
 ATTENTION_MERGED = without_gradient(torch.ops.fxopt.attention_merged.default)

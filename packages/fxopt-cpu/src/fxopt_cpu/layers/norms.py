@@ -13,12 +13,7 @@ from fxopt_cpu.layers.epilogue import NORM_CODES, Activation, Norm, check_epilog
 from fxopt_cpu.layers.thawing import Layer
 from fxopt_cpu.library import isa
 from fxopt_cpu.operators.definition import without_gradient
-from fxopt_rewrite import (
-    check_settings,
-    is_plain_tensor,
-    needs_gradient,
-    runs_plainly,
-)
+from fxopt_rewrite import check_settings, is_plain_tensor, needs_gradient, runs_plainly
 
 NORM = without_gradient(torch.ops.fxopt.norm.default)
 EMBEDDING_NORM = without_gradient(torch.ops.fxopt.embedding_norm.default)
@@ -33,7 +28,9 @@ class _Normed(Layer):
     weight: nn.Parameter | None
     bias: nn.Parameter | None
 
-    def __init__(self, features: int, norm: tuple[Any, ...], *, weight: bool, bias: bool, device: Any) -> None:
+    def __init__(
+        self, features: int, norm: tuple[Any, ...], *, weight: bool = False, bias: bool = False, device: Any = None,
+    ) -> None:  # fmt: skip
         super().__init__()
         self.features = features
         self._norm: tuple[Any, ...] = tuple(Norm(*norm))
@@ -63,11 +60,6 @@ class SumNorm(_Normed):
     >>> SumNorm(2, ("layer", 0.0))(torch.tensor([[1.0, 3.0]]), torch.tensor([[1.0, 3.0]]))
     tensor([[-1.,  1.]])
     """
-
-    def __init__(
-        self, features: int, norm: tuple[Any, ...], *, weight: bool = False, bias: bool = False, device: Any = None,
-    ) -> None:  # fmt: skip
-        super().__init__(features, norm, weight=weight, bias=bias, device=device)
 
     def forward(self, input: Tensor, residual: Tensor | None = None) -> Tensor:
         """Return the norm."""

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any, ClassVar
 
 import torch
@@ -16,39 +14,13 @@ from fxopt_cpu._torch import mkldnn_enabled
 from fxopt_cpu.layers.epilogue import NONE, Activation, Norm, check_epilogue
 from fxopt_cpu.layers.packed_layer import PackedLayer
 from fxopt_cpu.operators import onednn
-from fxopt_cpu.operators.conv import pack_convolution, result_sizes, unpack_convolution
-from fxopt_rewrite import (
-    Watched,
-    check_settings,
-    is_plain_tensor,
-    needs_gradient,
-    runs_in_transform,
-    runs_plainly,
-)
+from fxopt_cpu.operators.conv import Window, pack_convolution, result_sizes, unpack_convolution
+from fxopt_rewrite import Watched, check_settings, is_plain_tensor, needs_gradient, runs_in_transform, runs_plainly
 
 Pair = tuple[int, int]
+Shape = tuple[int, ...]
 Copy = tuple[Watched, Tensor | None, int, Tensor]  # a weight packed for oneDNN: of what, beside which bias, and itself
 _FORMATS = ("preserve", "contiguous", "channels_last")
-_MOST_PLANS = 64
-
-
-@dataclass(frozen=True)
-class ConvolutionPlan:
-    """How to run the operator on inputs of one shape.
-
-    Attributes:
-        output: shape of the result.
-        padding: of rows and of columns, on both sides, as the operator takes it.
-        pad: padding of the input before that, as `F.pad` takes it; None for none.
-        crop: where the result begins in what the operator computes, as row and column; None to take all of it.
-        one_row: whether the result is one vector of channels, so that packing gains nothing: the weight is read once.
-    """
-
-    output: tuple[int, ...]
-    padding: Pair
-    pad: tuple[int, ...] | None = None
-    crop: Pair | None = None
-    one_row: bool = False
 
 
 class PackedConv2d(PackedLayer):
@@ -75,9 +47,6 @@ class PackedConv2d(PackedLayer):
         activation: name and numbers of the activation of the sum, as `Activation` has them.
         memory_format: of results, "channels_last" as the operator returns them, "contiguous", or "preserve": that of
             the input.
-        adds: whether it is called with a value to add.
-        overwrites: whether the result may overwrite ``other``, because nothing reads it later. It does if ``other``
-            is channels last.
 
     >>> conv = PackedConv2d(1, 1, (1, 1), activation=("relu",))
     >>> with torch.no_grad():
@@ -86,10 +55,9 @@ class PackedConv2d(PackedLayer):
     (tensor([[[[0., 1.]]]]), tensor([[[[4.]]]]))
     """
 
-    __slots__ = ("_copy", "_plans")
+    __slots__ = ("_copy",)
     dims: ClassVar[int] = 2
     _copy: Copy | None  # one object, as other threads read it
-    _plans: dict[tuple[int, ...], ConvolutionPlan | None]  # by input shape; None for shapes that torch has to compute
 
     def __init__(
         self,
@@ -104,41 +72,25 @@ class PackedConv2d(PackedLayer):
         bias: bool = True,
         activation: tuple[Any, ...] = (),
         memory_format: str = "preserve",
-        adds: bool = False,
-        overwrites: bool = False,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
         self.in_channels, self.out_channels, self.kernel_size = in_channels, out_channels, kernel_size
         self.stride, self.padding, self.dilation, self.groups = stride, padding, dilation, groups
-        self.memory_format, self.adds, self.overwrites = memory_format, adds, overwrites
+        self.memory_format = memory_format
         self.weight = nn.Parameter(torch.empty(self.weight_shape, device=device, dtype=dtype))
         own_bias = nn.Parameter(torch.empty(out_channels, device=device, dtype=dtype)) if bias else None
         self.register_parameter("bias", own_bias)
         self._activation = tuple(Activation(*activation))
-        self._prepare()
-
-    def _prepare(self) -> None:
-        """Set what follows from the settings."""
-        stride, padding, groups = self.stride, self.padding, self.groups
-        self._operands = (stride, self.dilation, groups)
-        # A 1x1 convolution is a linear layer. Its operator has less overhead, but uses threads worse for few results.
-        self._pointwise = (self.kernel_size, stride, groups, padding) == ((1, 1), (1, 1), 1, ((0, 0), (0, 0)))
-        self._by_rows = self._pointwise and not self.adds and self.out_channels >= self.in_channels
-        unary = onednn.unary_of(*self._activation)
-        self._activates = unary is not None and (not self._by_rows or onednn.fuses_in_rows(self.activation.name))
-        self._unary = unary if unary is not None and self._activates else onednn.NONE
 
     def check_attributes(self) -> None:
-        """Raise a ValueError if a file has set values that no operator takes; derive what follows."""
+        """Raise a ValueError if a file has set values that no operator takes."""
         check_epilogue(self.activation, Norm())
         sizes = {"kernel_size": (1, 1), "stride": (1, 1), "dilation": (1, 1), "padding": ((0, 0), (0, 0))}
         check_settings(self, in_channels=1, out_channels=0, groups=1, **sizes)
-        check_settings(self, adds=bool, overwrites=bool)
         if self.memory_format not in _FORMATS:
             raise ValueError(f"memory_format is {self.memory_format!r:.40}, expected one of {', '.join(_FORMATS)}")
-        self._prepare()
 
     @property
     def weight_shape(self) -> tuple[int, ...]:
@@ -146,9 +98,9 @@ class PackedConv2d(PackedLayer):
         return self.out_channels, self.in_channels // self.groups, *self.kernel_size[2 - self.dims :]
 
     @property
-    def overwritten(self) -> tuple[tuple[int, str], ...]:
-        """The inputs that a call may write to, and return."""
-        return ((1, "other"),) if self.overwrites else ()
+    def window(self) -> Window:
+        """Its window."""
+        return Window(self.kernel_size, self.stride, (*self.padding[0], *self.padding[1]), self.dilation)
 
     def forward(self, input: Tensor, other: Tensor | None = None) -> Tensor:
         """Return the result for an input and, optionally, a value to add."""
@@ -160,55 +112,33 @@ class PackedConv2d(PackedLayer):
             return self._plain(input, other)
         if needs_gradient(input, weight, bias, other):
             if weight.requires_grad and not self.drops:  # some optimizers change it without a new version
-                self._forget_copy()
+                self._copy = None
             return self._plain(input, other)
-        packed = self._reordered(weight, bias, input)
-        plan = None if packed is None else self._kept_plan(input.shape)
-        if packed is None or plan is None:
+        output, (padded, padding) = self._output(input.shape), self._padded(input)
+        packed = None if output is None else self._reordered(weight, bias, padded, padding)
+        if packed is None:
             return self._plain(input, other)
-        if other is not None:
-            return self._sum(input, other, packed, bias, plan)
-        result = self._run_operator(input, packed, bias, plan, self._unary)
-        result = result if self._activates else self.activation(result)
-        return self._in_format(result, input)
-
-    def _sum(self, input: Tensor, other: Tensor, packed: Tensor, bias: Tensor | None, plan: ConvolutionPlan) -> Tensor:
-        """Return the activation of a sum; the operator needs equal shapes, and ReLU or no activation."""
-        fits = (
-            is_plain_tensor(other, input.dtype)
-            and other.shape == plan.output
-            and plan.pad is None
-            and plan.crop is None
-        )
+        unary, operands = onednn.unary_of(*self._activation), (bias, padding, self.stride, self.dilation, self.groups)
+        if other is None:
+            result: Tensor = onednn.CONVOLUTION(padded, packed, *operands, *(unary or onednn.NONE))
+            return self._in_format(result if unary else self.activation(result), input)
         name = self.activation.name
-        if not fits or self._by_rows or name not in ("none", "relu"):
-            result = self._in_format(self._run_operator(input, packed, bias, plan, onednn.NONE), input)
-            return self.activation(result + other)
-        after = "relu" if name == "relu" else None
-        operands = (packed, bias, plan.padding, *self._operands, "add", None, after, (), None)
-        # The operator that makes a new sum takes up to 1.7 times as long.
-        if self.overwrites and not torch.is_grad_enabled() and other.is_contiguous(memory_format=torch.channels_last):
-            return self._in_format(onednn.SUM_INTO(other, input, *operands), input)
-        return self._in_format(onednn.SUM(input, other, *operands), input)
+        if is_plain_tensor(other, input.dtype) and other.shape == output and name in ("none", "relu"):
+            after = "relu" if name == "relu" else None
+            return self._in_format(onednn.SUM(padded, other, packed, *operands, "add", None, after, (), None), input)
+        result = onednn.CONVOLUTION(padded, packed, *operands, *onednn.NONE)
+        return self.activation(self._in_format(result, input) + other)
 
-    def _run_operator(
-        self, input: Tensor, packed: Tensor, bias: Tensor | None, plan: ConvolutionPlan, unary: tuple[Any, ...]
-    ) -> Tensor:
-        """Return the result of the operator, which takes no padding that differs between sides."""
-        result: Tensor
-        if plan.one_row:
-            result = F.linear(input.view(1, -1), self.weight.view(self.out_channels, -1), bias)
-            result = result if unary is onednn.NONE else self.activation(result)
-            return result.view(plan.output)
-        if self._by_rows:
-            result = onednn.LINEAR(input.permute(0, 2, 3, 1), packed, bias, *unary).permute(0, 3, 1, 2)
-            return result
-        padded = input if plan.pad is None else F.pad(input, plan.pad)
-        result = onednn.CONVOLUTION(padded, packed, bias, plan.padding, *self._operands, *unary)
-        if plan.crop is None:
-            return result
-        (row, column), (height, width) = plan.crop, plan.output[2:]
-        return result[:, :, row : row + height, column : column + width]
+    def _padded(self, input: Tensor) -> tuple[Tensor, Pair]:
+        """Return an input and what is left to pad, since operators pad both sides equally."""
+        (top, bottom), (left, right) = self.padding
+        if top == bottom and left == right:
+            return input, (top, left)
+        return F.pad(input, (left, right, top, bottom)), (0, 0)
+
+    def _output(self, shape: Shape) -> Shape | None:
+        """Return the shape of the result; None for shapes that torch refuses, and for empty tensors."""
+        return _shape_of_result(shape, self.in_channels, self.out_channels, self.window)
 
     def _in_format(self, result: Tensor, input: Tensor) -> Tensor:
         """Return a result of the operator in the memory format that it is to have."""
@@ -219,13 +149,9 @@ class PackedConv2d(PackedLayer):
 
     def _plain(self, input: Tensor, other: Tensor | None) -> Tensor:
         """Return the result of torch's own functions."""
-        rows, columns = self.padding
-        even = rows[0] == rows[1] and columns[0] == columns[1]
-        padded = input if even else F.pad(input, (*columns, *rows))
-        padding = (rows[0], columns[0]) if even else (0, 0)
-        result = F.conv2d(
-            padded, self._plain_weight(input), self.bias, self.stride, padding, self.dilation, self.groups
-        )
+        padded, padding = self._padded(input)
+        weight = self._plain_weight(input)
+        result = F.conv2d(padded, weight, self.bias, self.stride, padding, self.dilation, self.groups)
         result = self.activation(result if other is None else result + other)
         if self.memory_format == "channels_last" and isinstance(result, Tensor) and result.dim() == 4:  # type: ignore[redundant-expr]  # a Proxy while fx traces
             return result if runs_in_transform() else result.contiguous(memory_format=torch.channels_last)
@@ -234,29 +160,23 @@ class PackedConv2d(PackedLayer):
     def _plain_weight(self, input: Tensor) -> Tensor:
         return self.weight
 
-    def _reordered(self, weight: Tensor, bias: Tensor | None, input: Tensor) -> Tensor | None:
+    def _reordered(self, weight: Tensor, bias: Tensor | None, padded: Tensor, padding: Pair) -> Tensor | None:
         """Return the weight packed for oneDNN; None without the operators, or if its changes cannot be noticed."""
         place = 0 if bias is None else bias.data_ptr()  # the bias's numbers are read at each call
         kept: Copy | None = getattr(self, "_copy", None)
         if kept is not None and kept[1] is bias and kept[2] == place and kept[0].hold((weight,)):
             return kept[3]
-        self._forget_copy()
-        unfit = weight.shape != self.weight_shape or not _bias_fits(bias, weight)
-        if unfit or weight.is_inference() or onednn.why_unsupported(weight.dtype, weight.device) is not None:
+        self._copy = None
+        fits = weight.shape == self.weight_shape and weight.is_cpu and _bias_fits(bias, weight)
+        if not fits or weight.is_inference() or onednn.why_unsupported(weight.dtype, weight.device) is not None:
             return None
-        plan = self._plan(input.shape)
-        if not weight.is_cpu or plan is None:
-            return None
-        if self._by_rows:
-            matrix = weight.view(self.out_channels, self.in_channels)
-            packed = onednn.pack_linear(matrix, math.prod(plan.output) // self.out_channels)
-        else:
-            packed = onednn.pack_convolution(weight, plan.padding, *self._operands, tuple(input.shape))
+        settings = padding, self.stride, self.dilation, self.groups
+        packed = onednn.pack_convolution(weight, *settings, tuple(padded.shape))
         self._copy = Watched((weight,)), bias, place, packed
         return packed
 
     def _in_panels(self, weight: Tensor) -> tuple[Tensor, Callable[[], Tensor]]:
-        self._forget_copy()
+        self._copy = None
         panels = pack_convolution(window_of(weight), self.groups)
         return panels, partial(_unpacked, panels, self.weight_shape, self.groups)
 
@@ -265,41 +185,10 @@ class PackedConv2d(PackedLayer):
         """Whether the plain weight may be dropped: not where calls of this layer have packed it for oneDNN, too."""
         return getattr(self, "_copy", None) is None
 
-    def _forget_copy(self) -> None:
-        self._copy, self._plans = None, {}
-
     def forget_derived(self) -> None:
         """Drop everything derived from the weight; the next call derives it again."""
         super().forget_derived()
-        self._forget_copy()
-
-    def _kept_plan(self, shape: torch.Size) -> ConvolutionPlan | None:
-        plans = self._plans
-        try:
-            return plans[shape]
-        except KeyError:
-            if len(plans) >= _MOST_PLANS:
-                plans.clear()
-            plan = plans[shape] = self._plan(shape)
-            return plan
-
-    def _plan(self, shape: torch.Size) -> ConvolutionPlan | None:
-        """Return how to compute inputs of a shape; None for shapes that torch refuses, and for empty tensors."""
-        if len(shape) != 4 or shape[1] != self.in_channels or 0 in shape or self.out_channels == 0:
-            return None
-        (top, bottom), (left, right) = self.padding
-        sizes = result_sizes(shape[2:], self.kernel_size, self.stride, (top, bottom, left, right), self.dilation)
-        if min(sizes) < 1:
-            return None
-        output = (shape[0], self.out_channels, *sizes)
-        if top == bottom and left == right:
-            one_row = self._pointwise and math.prod(output) == self.out_channels
-            return ConvolutionPlan(output, (top, left), one_row=one_row)
-        if math.prod(shape) < math.prod(output):  # copying the input is cheaper than copying the result
-            return ConvolutionPlan(output, (0, 0), pad=(left, right, top, bottom))
-        first = [_first_result(*sides, stride) for sides, stride in zip(self.padding, self.stride, strict=True)]
-        rows, columns = (pad[0] + f * s for pad, f, s in zip(self.padding, first, self.stride, strict=True))
-        return ConvolutionPlan(output, (rows, columns), crop=(first[0], first[1]))
+        self._copy = None
 
     def extra_repr(self) -> str:
         """Return the settings in the form of ``nn.Conv2d``."""
@@ -310,7 +199,6 @@ class PackedConv2d(PackedLayer):
         shown += f", groups={self.groups}" if self.groups != 1 else ""
         shown += ", bias=False" if self.bias is None else ""
         shown += "" if self.memory_format == "preserve" else f", memory_format={self.memory_format}"
-        shown += ", overwrites=True" if self.overwrites else ""
         return shown if self.activation == NONE else f"{shown}, activation={self.activation}"
 
 
@@ -340,11 +228,8 @@ class PackedConv1d(PackedConv2d):
 
     def forward(self, input: Tensor, other: Tensor | None = None) -> Tensor:
         """Return the result for an input and, optionally, a value to add."""
-        _, (before, after) = self.padding
-        padded = input if before == after else F.pad(input, (before, after))
-        padding = before if before == after else 0
-        stride, dilation = self.stride[1], self.dilation[1]
-        result = F.conv1d(padded, self.weight, self.bias, stride, padding, dilation, self.groups)
+        padded, (_, padding) = self._padded(input)
+        result = F.conv1d(padded, self.weight, self.bias, self.stride[1], padding, self.dilation[1], self.groups)
         return self.activation(result if other is None else result + other)
 
 
@@ -379,9 +264,9 @@ def _bias_fits(bias: Tensor | None, weight: Tensor) -> bool:
     return bias.shape == weight.shape[:1] and bias.dtype == weight.dtype and bias.is_cpu and bias.is_contiguous()
 
 
-def _first_result(before: int, after: int, stride: int) -> int:
-    """Return where the wanted result begins in that of a convolution with equal padding on both sides.
-
-    The operator pads both sides equally. With enough zeros it computes the wanted result and more.
-    """
-    return 0 if before >= after else -(-(after - before) // stride)
+@lru_cache(4096)
+def _shape_of_result(shape: Shape, inputs: int, outputs: int, window: Window) -> Shape | None:
+    if len(shape) != 4 or shape[1] != inputs or 0 in (*shape, outputs):
+        return None
+    sizes = result_sizes(shape[2:], window)
+    return None if min(sizes) < 1 else (shape[0], outputs, *sizes)

@@ -15,12 +15,7 @@ from fxopt_cpu.layers.packed_layer import PackedLayer
 from fxopt_cpu.layers.thawing import Thawing
 from fxopt_cpu.operators.definition import without_gradient
 from fxopt_cpu.operators.linear import pack, unpack
-from fxopt_rewrite import (
-    check_settings,
-    is_plain_tensor,
-    needs_gradient,
-    runs_plainly,
-)
+from fxopt_rewrite import check_settings, is_plain_tensor, needs_gradient, runs_plainly
 
 LINEAR = without_gradient(torch.ops.fxopt.linear.default)
 _FLOAT = torch.float32
@@ -123,20 +118,16 @@ class PanelLinear(PackedLayer):
         if "scale" in self._buffers and type(input) is Tensor and input.dtype in _HALVES:
             wide = None if residual is None else residual.float()
             return self.forward(input.float(), wide).to(input.dtype)
-        if (
-            not runs_plainly()
-            or not is_plain_tensor(input, _FLOAT)
-            or not (residual is None or is_plain_tensor(residual, _FLOAT))
-        ):
+        plain = not runs_plainly() or not is_plain_tensor(input, _FLOAT)
+        if plain or (torch.is_grad_enabled() and self._records(input, residual)):
             return self._plain(input, residual)
-        if torch.is_grad_enabled() and self._records(input, residual):
+        fits = input.shape[-1:] == (self.in_features,)
+        if residual is not None:  # the operator does not broadcast
+            fits &= is_plain_tensor(residual, _FLOAT) and residual.shape == (*input.shape[:-1], self.features)
+        operands = self.operands() if fits else None
+        if operands is None:
             return self._plain(input, residual)
-        operands = self.operands()
-        if operands is None or input.shape[-1:] != (self.in_features,):
-            return self._plain(input, residual)
-        panels, scale, sums, rounding, bias, norm_weight, norm_bias = operands
-        if residual is not None and residual.shape != (*input.shape[:-1], self.features):
-            return self._plain(input, residual)  # broadcast, which the operator does not do
+        panels, (bias, scale, sums, rounding, norm_weight, norm_bias) = operands
         (activation, alpha, beta), (norm, eps) = self._activation, self._norm
         result: Tensor = LINEAR(
             input, panels, scale, sums, bias, self.features, CODES[activation], alpha, beta, residual,
@@ -151,8 +142,8 @@ class PanelLinear(PackedLayer):
             return True
         return needs_gradient(input, residual, *dict.values(held))
 
-    def operands(self) -> tuple[Tensor | None, ...] | None:
-        """Return panels, scale, sums, rounding, bias and the norm's weight and bias as the operator takes them.
+    def operands(self) -> tuple[Tensor, tuple[Tensor | None, ...]] | None:
+        """Return panels, bias, scale, sums, rounding and the norm's weight and bias as the operator takes them.
 
         None where the layer cannot be packed. The weight is packed if it has not been, or has changed since.
         """
@@ -160,8 +151,8 @@ class PanelLinear(PackedLayer):
         if packed is None:
             return None
         held: Any = self._parameters
-        small = (_as_float(dict.get(held, key)) for key in _SMALL)
-        return packed.panels, packed.scale, packed.sums, packed.rounding, *small
+        bias, *of_norm = (_as_float(dict.get(held, key)) for key in _SMALL)
+        return packed.panels, (bias, packed.scale, packed.sums, packed.rounding, *of_norm)
 
     @property
     def weight_shape(self) -> tuple[int, int]:

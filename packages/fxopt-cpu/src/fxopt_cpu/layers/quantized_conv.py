@@ -71,14 +71,14 @@ class QuantizedConv2d(PackedConv2d):
         bias = self.bias
         if not plain or needs_gradient(input, other, bias) or not (bias is None or is_plain_tensor(bias.data, _FLOAT)):
             return self._plain(input, other)
-        plan = self._plan(input.shape) if self.groups == 1 else None
-        packed = None if plan is None else self.packed()
-        if plan is None or packed is None or not (other is None or other.shape == plan.output):
+        output = self._output(input.shape) if self.groups == 1 else None
+        packed = None if output is None else self.packed()
+        if packed is None or not (other is None or other.shape == output):
             return self._plain(input, other)
-        (activation, alpha, beta), (rows, columns) = self._activation, self.padding
+        activation, alpha, beta = self._activation
         result: Tensor = CONV(
-            input, packed.panels, bias, self.out_channels, self.kernel_size, self.stride, (*rows, *columns),
-            self.dilation, 1, CODES[activation], alpha, beta, other, packed.scale, packed.sums, packed.rounding,
+            input, packed.panels, bias, self.out_channels, *self.window, 1, CODES[activation], alpha, beta, other,
+            packed.scale, packed.sums, packed.rounding,
         )  # fmt: skip
         return self._in_format(result, input)
 

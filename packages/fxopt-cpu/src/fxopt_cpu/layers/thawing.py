@@ -91,12 +91,7 @@ class Thawing(dict[str, Any]):
         with _LOCK:
             if not self.frozen:
                 return
-            with (
-                torch.inference_mode(False),
-                torch.no_grad(),
-                without_functions(),
-                without_modes(),
-            ):
+            with torch.inference_mode(False), torch.no_grad(), without_functions(), without_modes():
                 found = {key: make() for key, make in self._made.items()}
                 self._thawed(list(found.values()))
             for key, tensor in found.items():

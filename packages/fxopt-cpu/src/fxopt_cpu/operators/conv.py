@@ -11,42 +11,43 @@ integers too: each with its own scale, from its largest magnitude, or each chann
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from fxopt_cpu.operators.definition import Operator
-from fxopt_cpu.operators.linear import LARGEST, PANEL, TOGETHER, activate, pack, unpack
+from fxopt_cpu.operators.linear import LARGEST, PANEL, activate, pack, unpack
 
 Sizes = Sequence[int]
 LEAST_NUMBER = 1e-30  # as in csrc/conv.cpp: the least that counts as the largest of an image
 
 
-def shape_of_panels(
-    features: int, channels: int, taps: int, groups: int, dtype: torch.dtype = torch.float32
-) -> tuple[int, ...]:
-    """Return the shape of the packed weight of a convolution.
+class Window(NamedTuple):
+    """A window that moves over images.
 
-    >>> shape_of_panels(40, 8, 9, groups=2), shape_of_panels(40, 40, 9, groups=40)
-    ((4, 36, 16), (9, 48))
+    Attributes:
+        kernel: its rows and columns.
+        stride: by how many of them it moves.
+        padding: zeros before and after the rows, and before and after the columns.
+        dilation: how far apart its places are.
     """
-    if dtype is torch.int8:
-        together = TOGETHER[dtype]
-        return -(-features // PANEL), -(-taps * channels // together), PANEL, together
-    if _is_depthwise(features, channels // groups, groups):
-        return taps, -(-features // PANEL) * PANEL
-    return groups * -(-(features // groups) // PANEL), taps * (channels // groups), PANEL
+
+    kernel: Sizes
+    stride: Sizes = (1, 1)
+    padding: Sizes = (0, 0, 0, 0)
+    dilation: Sizes = (1, 1)
 
 
-def result_sizes(lengths: Sizes, kernel: Sizes, stride: Sizes, padding: Sizes, dilation: Sizes) -> list[int]:
-    """Return how many rows and columns a window gives, with padding before and after the rows, then the columns.
+def result_sizes(lengths: Sizes, window: Window) -> list[int]:
+    """Return how many rows and columns a window gives.
 
-    >>> result_sizes((9, 9), (3, 3), (2, 2), (1, 1, 0, 0), (1, 1))
+    >>> result_sizes((9, 9), Window((3, 3), (2, 2), (1, 1, 0, 0)))
     [5, 4]
     """
-    sides = zip(padding[::2], padding[1::2], strict=True)
-    settings = zip(lengths, sides, kernel, stride, dilation, strict=True)
+    sides = zip(window.padding[::2], window.padding[1::2], strict=True)
+    settings = zip(lengths, sides, window.kernel, window.stride, window.dilation, strict=True)
     return [(size + sum(pad) - apart * (width - 1) - 1) // step + 1 for size, pad, width, step, apart in settings]
 
 

@@ -1,4 +1,4 @@
-"""`fxopt::norm`, `fxopt::add_norm`, `fxopt::embedding_norm`: norms over the last dimension, of sums too."""
+"""`fxopt::norm`, `fxopt::embedding_norm`: norms over the last dimension, of sums too."""
 
 from __future__ import annotations
 
@@ -21,32 +21,15 @@ def _norm(
     return normalize(total.contiguous(), kind, weight, bias, eps)
 
 
-def _add_norm(
-    input: Tensor, residual: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, kind: int
-) -> tuple[Tensor, Tensor]:
-    total = (input + residual).contiguous()
-    return normalize(total, kind, weight, bias, eps), total
-
-
 def _embedding_norm(
-    ids: Sequence[Tensor],
-    tables: Sequence[Tensor],
-    weight: Tensor | None,
-    bias: Tensor | None,
-    eps: float,
-    kind: int,
+    ids: Sequence[Tensor], tables: Sequence[Tensor], weight: Tensor | None, bias: Tensor | None, eps: float, kind: int
 ) -> Tensor:
     rows = itertools.starmap(F.embedding, zip(ids, tables, strict=True))
     return normalize(functools.reduce(torch.add, rows), kind, weight, bias, eps)
 
 
 NORM = Operator(
-    "norm(Tensor input, Tensor? residual, Tensor? weight, Tensor? bias, float eps, int kind) -> Tensor",
-    _norm,
-)
-ADD_NORM = Operator(
-    "add_norm(Tensor input, Tensor residual, Tensor? weight, Tensor? bias, float eps, int kind) -> (Tensor, Tensor)",
-    _add_norm,
+    "norm(Tensor input, Tensor? residual, Tensor? weight, Tensor? bias, float eps, int kind) -> Tensor", _norm
 )
 EMBEDDING_NORM = Operator(
     "embedding_norm(Tensor[] ids, Tensor[] tables, Tensor? weight, Tensor? bias, float eps, int kind) -> Tensor",

@@ -1,26 +1,19 @@
 """The oneDNN operators that take the place of torch's own.
 
-`torch.ops.mkldnn._convolution_pointwise` and `_linear_pointwise` compute a layer and the element-wise operation after
-it in one call, from weights packed into the order that the processor's kernels read.
+`torch.ops.mkldnn._convolution_pointwise` computes a convolution and the element-wise operation after it in one call,
+from weights packed into the order that the processor's kernels read.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor
 
-_NEEDED = (
-    "_convolution_pointwise",
-    "_convolution_pointwise_",
-    "_linear_pointwise",
-    "_reorder_linear_weight",
-    "_is_mkldnn_bf16_supported",
-)
-
-_ONLY_AVX2 = torch.backends.cpu.get_cpu_capability() == "AVX2"  # where oneDNN's linear operator is slow with GELU
+_NEEDED = ("_convolution_pointwise", "_is_mkldnn_bf16_supported")
 Unary = tuple[str, tuple[float, ...], str]
 NONE: Unary = ("none", (), "")
 # Activations: oneDNN's name, how many numbers they take, and their variant.
@@ -40,8 +33,6 @@ ALTER_EXTREMES = HIDE_NAN | {"hardswish"}
 # None where torch lacks them; `why_unsupported` keeps such layers from being packed.
 CONVOLUTION: Any = getattr(getattr(torch.ops.mkldnn, "_convolution_pointwise", None), "default", None)
 SUM: Any = getattr(getattr(torch.ops.mkldnn, "_convolution_pointwise", None), "binary", None)
-SUM_INTO: Any = getattr(getattr(torch.ops.mkldnn, "_convolution_pointwise_", None), "binary", None)
-LINEAR: Any = getattr(getattr(torch.ops.mkldnn, "_linear_pointwise", None), "default", None)
 
 
 def why_unsupported(dtype: torch.dtype, device: torch.device) -> tuple[str, str] | None:
@@ -52,7 +43,8 @@ def why_unsupported(dtype: torch.dtype, device: torch.device) -> tuple[str, str]
     """
     if device.type not in ("cpu", "meta"):
         return "not-on-cpu", f"is on {device}; the oneDNN operators only run on the CPU"
-    if not _are_available():
+    available = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]  # untyped in torch
+    if not (available and all(hasattr(torch.ops.mkldnn, name) for name in _NEEDED)):
         return "no-operators", "cannot be packed: this build of torch, or this processor, lacks the oneDNN operators"
     if dtype not in (torch.float32, torch.bfloat16):
         return "unsupported-dtype", f"is {dtype}; oneDNN takes torch.float32 and torch.bfloat16"
@@ -61,11 +53,7 @@ def why_unsupported(dtype: torch.dtype, device: torch.device) -> tuple[str, str]
     return None
 
 
-def _are_available() -> bool:
-    available = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]  # untyped in torch
-    return available and all(hasattr(torch.ops.mkldnn, name) for name in _NEEDED)
-
-
+@cache
 def unary_of(name: str, *numbers: float) -> Unary | None:
     """Return an activation as the operators take it: name, numbers and variant; None for one that they lack.
 
@@ -76,14 +64,6 @@ def unary_of(name: str, *numbers: float) -> Unary | None:
         return None
     known, count, variant = _UNARY[name]
     return known, numbers[:count], variant
-
-
-def fuses_in_rows(name: str) -> bool:
-    """Return whether the linear operator computes an activation as torch does, and no slower than a separate call.
-
-    With AVX2 alone, GELU takes 1030 microseconds in the product of (128, 384) and (1536, 384), and 290 after it.
-    """
-    return name not in ALTER_EXTREMES and not (_ONLY_AVX2 and name in ("gelu", "gelu_tanh", "silu", "tanh"))
 
 
 def pack_convolution(
@@ -97,10 +77,4 @@ def pack_convolution(
     """Return the weight of a 2-D convolution in oneDNN's blocked layout, for inputs of about this shape."""
     pack: Any = torch.ops.aten.mkldnn_reorder_conv2d_weight
     packed: Tensor = pack(weight.detach().to_mkldnn(), padding, stride, dilation, groups, shape)
-    return packed
-
-
-def pack_linear(weight: Tensor, rows: int) -> Tensor:
-    """Return the weight of a linear layer, (out, in), in oneDNN's blocked layout, for about this many rows of input."""
-    packed: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight.detach().contiguous(), rows)
     return packed

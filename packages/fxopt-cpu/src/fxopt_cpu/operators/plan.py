@@ -19,9 +19,9 @@ from torch import Tensor
 
 from fxopt_cpu.layers.epilogue import CODES, NO_NORM, NONE, NORM_CODES, Activation, Norm
 from fxopt_cpu.operators.attention import split
-from fxopt_cpu.operators.conv import result_sizes, shape_of_panels
+from fxopt_cpu.operators.conv import Window, result_sizes
 from fxopt_cpu.operators.definition import Operator
-from fxopt_cpu.operators.linear import PANEL, TOGETHER
+from fxopt_cpu.operators.linear import TOGETHER
 
 FORMAT = 6
 LINEAR, ATTENTION, NORM, EMBEDDING, ELEMENTWISE, CONVOLUTION, POOL, PICK, BLOCK, GROUP_NORM = range(1, 11)
@@ -130,6 +130,12 @@ class _Layer(NamedTuple):
     residual: bool
 
 
+def need(fits: bool) -> None:
+    """Raise a ValueError where no step computes what is asked for: the nodes then run one by one."""
+    if not fits:
+        raise ValueError("a plan has no step for this call")
+
+
 def _bits(value: float) -> int:
     return int(torch.tensor(value, dtype=torch.float32).view(torch.int32).item())
 
@@ -148,7 +154,7 @@ class PlanBuilder:
         >>> weight = torch.randn(8, 4)
         >>> builder = PlanBuilder()
         >>> value = builder.input(torch.empty(2, 4))
-        >>> product = builder.linear(value, builder.weight(pack(weight)), features=8)
+        >>> product = builder.linear(value, pack(weight), features=8)
         >>> builder.output(builder.norm(product, norm=Norm("layer", 1e-5)))
         >>> plan = builder.build()
         >>> plan.steps.dtype, len(plan.weights), plan.arena
@@ -181,6 +187,11 @@ class PlanBuilder:
         self._weights.append((tensor, self._new("weight", tensor.shape, tensor.dtype)))
         return self._weights[-1][1]
 
+    def _held(self, tensors: Sequence[Tensor | None], count: int) -> list[Value | None]:
+        """Return so many tensors that calls pass beside the inputs; the last ones may be left out."""
+        found = [None if each is None else self.weight(each) for each in tensors]
+        return found + [None] * (count - len(found))
+
     def output(self, value: Value) -> None:
         """Make a value the next output, contiguous."""
         buffer = self._buffers[value.buffer]
@@ -193,37 +204,27 @@ class PlanBuilder:
     def linear(
         self,
         input: Value,
-        panels: Value,
+        panels: Tensor,
+        vectors: Sequence[Tensor | None] = (),
         *,
         features: int,
-        scale: Value | None = None,
-        sums: Value | None = None,
-        bias: Value | None = None,
         activation: Activation = NONE,
         residual: Value | None = None,
         norm: Norm = NO_NORM,
-        norm_weight: Value | None = None,
-        norm_bias: Value | None = None,
         gated: bool = False,
-        rounding: Value | None = None,
     ) -> Value:
-        """`fxopt::linear`."""
+        """`fxopt::linear`; ``vectors`` are bias, scale, sums, rounding, and the norm's weight and bias."""
+        bias, scale, sums, rounding, norm_weight, norm_bias = self._held(vectors, 6)
         depth, rows = input.shape[-1], math.prod(input.shape[:-1])
         input, input_stride = self._in_rows(input)
         residual, residual_stride = (None, 0) if residual is None else self._in_rows(residual)
-        together = TOGETHER[panels.layout.dtype]
-        expected = (-(-features // PANEL) * (2 if gated else 1), -(-depth // together), PANEL)
-        if panels.shape[:3] != expected:
-            raise ValueError(
-                f"linear: panels have shape {panels.shape}, expected {expected} for {features} features of {depth}"
-            )
         result = self._result((*input.shape[:-1], features))
         numbers = [
-            list(TOGETHER.values()).index(together), rows, depth, features, *_codes(activation), *_codes(norm),
+            list(TOGETHER).index(panels.dtype), rows, depth, features, *_codes(activation), *_codes(norm),
             int(gated), int(rounding is not None), input_stride, residual_stride,
         ]  # fmt: skip
-        operands = [input, panels, scale, sums, rounding, bias, residual, norm_weight, norm_bias, result]
-        self._step(LINEAR, numbers, operands, rows * math.prod(panels.shape))
+        weights = [self.weight(panels), scale, sums, rounding, bias]
+        self._step(LINEAR, numbers, [input, *weights, residual, norm_weight, norm_bias, result], rows * panels.numel())
         return result
 
     def attention(
@@ -232,13 +233,11 @@ class PlanBuilder:
         """`fxopt::attention`."""
         batch, heads, queries, size = query.shape
         _, kv_heads, keys, value_size = value.shape
-        if key.shape != (batch, kv_heads, keys, size) or not kv_heads or heads % kv_heads or value.shape[0] != batch:
-            shapes = f"{query.shape}, {key.shape} and {value.shape}"
-            raise ValueError(f"attention: query, key and value have shapes {shapes}, which do not belong together")
+        need(key.shape == (batch, kv_heads, keys, size) and value.shape[0] == batch)
+        need(kv_heads > 0 and heads % kv_heads == 0)
         numbers = [batch, heads, kv_heads, queries, keys, size, value_size, int(causal), _bits(scale)]
         for operand in (query, key, value):
-            if operand.layout.stride(3) != 1:
-                raise ValueError(f"attention: an operand has strides {operand.layout.stride()}, expected 1 as the last")
+            need(operand.layout.stride(3) == 1)
             numbers += operand.layout.stride()[:3]
         if mask is not None:
             mask = mask.expand(batch, heads, queries, keys)
@@ -283,10 +282,7 @@ class PlanBuilder:
         views = [part.layout.expand(shape) for part in ids]
         sizes, strides = _four(shape, [view.stride() for view in views])
         for part, table, steps in zip(ids, tables, strides, strict=True):
-            if table.layout.stride(1) != 1 or table.shape[1] != size:
-                raise ValueError(
-                    f"embedding_norm: a table has shape {table.shape}, expected (entries, {size}), contiguous"
-                )
+            need(table.layout.stride(1) == 1 and table.shape[1] == size)
             operands += [table.shape[0], table.layout.stride(0), *steps, part, table]
         self._step(EMBEDDING, [*sizes, size, *_codes(norm), len(tables)], operands)
         return result
@@ -315,8 +311,7 @@ class PlanBuilder:
         sizes, strides = _four(shape, views)
         if strides[2][3] != 1 and sizes[0] == 1:  # rows of one element
             sizes, strides = [*sizes[1:], 1], [[*each[1:], 1] for each in strides]
-        if strides[2][3] != 1:
-            raise ValueError(f"elementwise: the result has strides {result.layout.stride()}, expected 1 as the last")
+        need(strides[2][3] == 1)
         numbers = [OPERATIONS.index(operation), *_codes(activation), *sizes]
         self._step(ELEMENTWISE, [*numbers, *strides[0], *strides[1], *strides[2][:3]], [a, b, result])
         return result
@@ -352,36 +347,26 @@ class PlanBuilder:
     def conv(
         self,
         input: Value,
-        panels: Value,
+        panels: Tensor,
+        vectors: Sequence[Tensor | None] = (),
         *,
+        window: Window,
         features: int,
-        kernel: Sequence[int],
-        stride: Sequence[int] = (1, 1),
-        padding: Sequence[int] = (0, 0, 0, 0),
-        dilation: Sequence[int] = (1, 1),
         groups: int = 1,
-        bias: Value | None = None,
         activation: Activation = NONE,
         residual: Value | None = None,
-        scale: Value | None = None,
-        sums: Value | None = None,
-        rounding: Value | None = None,
     ) -> Value:
-        """`fxopt::conv`: (images, channels, height, width), channels last in memory."""
-        taps, channels, integers = math.prod(kernel), input.shape[1], panels.layout.dtype is torch.int8
-        expected = shape_of_panels(features, channels, taps, groups, panels.layout.dtype)
-        if panels.shape != expected or channels % groups or (integers and groups > 1):
-            raise ValueError(
-                f"conv: panels have shape {panels.shape}, expected {expected} for {features} of {channels} by {groups}"
-            )
+        """`fxopt::conv`, channels last in memory; ``vectors`` are bias, scale, sums and rounding."""
+        bias, scale, sums, rounding = self._held(vectors, 4)
+        kernel, stride, padding, dilation = map(tuple, window)
+        taps, channels, integers = math.prod(kernel), input.shape[1], panels.dtype is torch.int8
         # Few channels are copied anyway, so they may be planar, as in colour images.
         few = groups == 1 and channels < FEW_CHANNELS and taps > 1 and taps * channels <= MOST_COPIED
-        planes = few and not integers and tuple(dilation) == (1, 1) and input.layout.is_contiguous()
-        images, numbers, sizes = self._window(input, kernel, stride, padding, dilation, planes=planes)
+        planes = few and not integers and dilation == (1, 1) and input.layout.is_contiguous()
+        images, numbers, sizes = self._window(input, window, planes=planes)
         result = self._result((input.shape[0], *sizes, features))
         other = None if residual is None else self._channels_last(residual, together=True)
-        if other is not None and other.shape != result.shape:
-            raise ValueError(f"conv: the residual has the layout {other.shape}, expected {result.shape}")
+        need(other is None or other.shape == result.shape)
         numbers += [channels if planes else self._pitch(images), self._pitch(result), features, groups, int(planes)]
         numbers += [*_codes(activation), int(integers), int(rounding is not None)]
         products = math.prod(result.shape) * taps * (channels // groups)
@@ -390,25 +375,15 @@ class PlanBuilder:
         deep = groups > 1 and groups == channels == features
         whole = integers or (not few and (*kernel, *stride, *dilation, groups) == (3, 3, 1, 1, 1, 1, 1))
         self._layers[len(self._steps)] = _Layer(
-            images, result, tuple(kernel), settings, reach, deep, whole, residual is not None
+            images, result, kernel, settings, reach, deep, whole, residual is not None
         )
-        operands = [images, panels, scale, sums, rounding, bias, other, result]
+        operands = [images, self.weight(panels), scale, sums, rounding, bias, other, result]
         self._step(CONVOLUTION, numbers, operands, products // (3 if integers else 1), pitched=pitched)
         return result.permute(0, 3, 1, 2)
 
-    def pool(
-        self,
-        input: Value,
-        *,
-        kernel: Sequence[int],
-        largest: bool,
-        stride: Sequence[int] = (1, 1),
-        padding: Sequence[int] = (0, 0, 0, 0),
-        dilation: Sequence[int] = (1, 1),
-        counts_padding: bool = True,
-    ) -> Value:
+    def pool(self, input: Value, *, window: Window, largest: bool, counts_padding: bool = True) -> Value:
         """Return the largest or the mean of each window of images (images, channels, height, width)."""
-        images, numbers, sizes = self._window(input, kernel, stride, padding, dilation)
+        images, numbers, sizes = self._window(input, window)
         result = self._result((input.shape[0], *sizes, input.shape[1]))
         numbers += [self._pitch(images), self._pitch(result), int(largest), int(counts_padding)]
         self._step(POOL, numbers, [images, result], pitched=(images, result))
@@ -438,23 +413,13 @@ class PlanBuilder:
         return result.permute(0, 3, 1, 2)
 
     def _window(
-        self,
-        input: Value,
-        kernel: Sequence[int],
-        stride: Sequence[int],
-        padding: Sequence[int],
-        dilation: Sequence[int],
-        *,
-        planes: bool = False,
+        self, input: Value, window: Window, *, planes: bool = False
     ) -> tuple[Value, list[int | _Buffer], list[int]]:
         """Return images with the channels last, the numbers of a window over them, and the sizes that result."""
-        if max(kernel) > MOST_TAPS:
-            raise ValueError(f"the kernel is {tuple(kernel)}, expected at most {MOST_TAPS} on each side")
         count, channels, *lengths = input.shape
-        sizes = result_sizes(lengths, kernel, stride, padding, dilation)
-        if min(sizes) < 1:
-            raise ValueError(f"an operand has shape {input.shape}, which is smaller than the kernel {tuple(kernel)}")
-        numbers: list[int | _Buffer] = [count, *lengths, channels, *kernel, *stride, *padding, *dilation]
+        sizes = result_sizes(lengths, window)
+        need(max(window.kernel) <= MOST_TAPS and min(sizes) >= 1)
+        numbers: list[int | _Buffer] = [count, *lengths, channels, *(number for part in window for number in part)]
         return input if planes else self._channels_last(input), numbers, sizes
 
     def _channels_last(self, value: Value, *, together: bool = False) -> Value:
@@ -478,8 +443,7 @@ class PlanBuilder:
         numbers = [FORMAT, arena, int(self._nanoseconds), *counts]
         for slot, value in enumerate((*self._inputs, *self._outputs, *(value for _, value in self._weights)), 1):
             buffer = self._buffers[value.buffer]
-            if buffer.slot >= 0:
-                raise ValueError("output: a value is given twice, expected each once")
+            need(buffer.slot < 0)
             buffer.slot = slot
             if slot <= counts[0] + counts[1]:
                 numbers += [len(value.shape), *value.shape]
@@ -625,8 +589,7 @@ def _merged(shape: Sequence[int], strides: Sequence[Sequence[int]]) -> tuple[lis
 def _four(shape: Sequence[int], strides: Sequence[Sequence[int]]) -> tuple[list[int], list[list[int]]]:
     """Return sizes and strides merged or extended to four dimensions."""
     sizes, kept = _merged(shape, strides)
-    if len(sizes) > 4:
-        raise ValueError(f"an operand of shape {tuple(shape)} has more than four dimensions that cannot be merged")
+    need(len(sizes) <= 4)
     missing = 4 - len(sizes)
     return [1] * missing + sizes, [[0] * missing + operand for operand in kept]
 

@@ -41,8 +41,7 @@ def calibrated(graph_module: GraphModule, calls: Iterable[Any]) -> Iterator[Grap
     >>> graph_module.get_submodule("0_panels")
     PanelLinear(in_features=256, out_features=512, bias=True, activation=gelu, static)
     """
-    found = [_call(each) for each in calls]
-    graph_module.meta[_KEY] = found
+    graph_module.meta[_KEY] = [_call(each) for each in calls]
     try:
         yield graph_module
     finally:
@@ -78,11 +77,11 @@ def ranges_of(graph_module: GraphModule, depths: Mapping[int, tuple[int, int]]) 
             "the pass within `with fxopt_cpu.calibrated(graph_module, calls):`"
         )
     graph_module.recompile()  # passes before this one have left outdated code
-    with torch.no_grad(), _Ranges(depths) as mode:
+    ranges = _Ranges(depths)
+    with torch.no_grad(), ranges:
         for args, kwargs in calls:
             graph_module(*args, **kwargs)
-    found: dict[int, Tensor] = mode.found
-    return found
+    return ranges.found
 
 
 class _Ranges(TorchFunctionMode):

@@ -13,7 +13,7 @@ from torch.fx import Node
 
 from fxopt_core import Refusal
 from fxopt_cpu.layers.attention import LARGEST_HEAD, MergedAttention, RowAttention
-from fxopt_cpu.passes.layouts import SPLITS, Axis, Layout, heads, layout_of, operation, source_of, step
+from fxopt_cpu.passes.layouts import Axis, Layout, heads, layout_of, operation, source_of, step
 from fxopt_cpu.passes.matching import REASONS, kernels_refusal, sole_user, take_out
 from fxopt_cpu.passes.memory_formats import follows_strides, has_strides, hidden_strides
 from fxopt_rewrite import Editor, GraphIndex, ReversibleSitePass, read_operation, same_size, tensor_facts
@@ -190,11 +190,10 @@ def _given(index: GraphIndex, node: Node) -> Mapping[str, Any]:
 def _problem(given: Mapping[str, Any]) -> tuple[str, str] | None:
     """Return why a call stays as it is, as (reason code, predicate)."""
     values = [given.get(name) for name in _NAMES[:3]]
-    if not all(isinstance(each, Node) for each in values) or not isinstance(given.get("attn_mask"), Node | None):
-        return "unsupported-call", "is given no values as query, key and value"
-    causal, scale = given.get("is_causal", False), given.get("scale")
-    if given.get("dropout_p", 0.0) != 0.0 or type(causal) is not bool or isinstance(scale, Node):
-        return "unsupported-call", "has dropout, or settings that the graph computes"
+    plain = all(isinstance(each, Node) for each in values) and isinstance(given.get("attn_mask"), Node | None)
+    settled = type(given.get("is_causal", False)) is bool and not isinstance(given.get("scale"), Node)
+    if not plain or not settled or given.get("dropout_p", 0.0) != 0.0:
+        return "unsupported-call", "has dropout, settings that the graph computes, or operands that it does not"
     facts = [tensor_facts(each) for each in values if isinstance(each, Node)]
     known = [each for each in facts if each is not None]
     if len(known) < len(facts):
@@ -205,9 +204,8 @@ def _problem(given: Mapping[str, Any]) -> tuple[str, str] | None:
         return "not-on-cpu", f"is on {known[0].device}"
     if any(each.rank != 4 or not all(isinstance(each.shape[dim], int) for dim in (1, 3)) for each in known):
         return "unsupported-call", "has other than four dimensions, or a computed number of heads"
-    if max(int(each.shape[3]) for each in known) > LARGEST_HEAD:
-        return "unsupported-call", f"has heads of more than {LARGEST_HEAD} numbers"
-    return None
+    too_large = max(int(each.shape[3]) for each in known) > LARGEST_HEAD
+    return ("unsupported-call", f"has heads of more than {LARGEST_HEAD} numbers") if too_large else None
 
 
 def _read(index: GraphIndex, node: Node) -> AttentionSite:
@@ -226,7 +224,7 @@ def _read(index: GraphIndex, node: Node) -> AttentionSite:
     if merged is not None and width == size:
         base, kv_heads = merged
         before = [each for layout in layouts if layout is not None for each in layout.chain]
-        nodes = _ordered(index, [*before, *_splits(index, before), node, *after])
+        nodes = _ordered(index, [*before, node, *after])
         return AttentionSite(node, (base,), mask, (count, kv_heads), settings, last, nodes, width)
     operands, before = (query, key, value), list[Node]()
     grouped = [_without_repetition(index, each, layout) for each, layout in zip(operands, layouts, strict=True)][1:]
@@ -239,13 +237,6 @@ def _read(index: GraphIndex, node: Node) -> AttentionSite:
 
 def _ordered(index: GraphIndex, nodes: list[Node]) -> tuple[Node, ...]:
     return tuple(sorted(dict.fromkeys(nodes), key=index.position.__getitem__))
-
-
-def _splits(index: GraphIndex, chain: list[Node]) -> list[Node]:
-    """Return the splits whose items these nodes take."""
-    splits = [node.args[0] for node in chain if operation(index, node) == "getitem"]
-    return [node for node in splits if isinstance(node, Node) and source_of(index, node) is None and len(node.args) > 1
-            and operation(index, node) in SPLITS]  # fmt: skip
 
 
 def _merged(layouts: list[Layout | None], size: int) -> tuple[Node, int] | None:

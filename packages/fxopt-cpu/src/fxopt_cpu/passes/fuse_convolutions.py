@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -173,29 +173,27 @@ class FuseConvolutions(low_precision.Options, ReversibleSitePass[ConvolutionSite
 
     def match(self, index: GraphIndex) -> Iterator[ConvolutionSite | Refusal]:
         """Yield the convolutions over one and two dimensions."""
-        taken: dict[Node, tuple[int, ConvolutionCall]] = {}  # sums, and the site and call that each went to
+        taken: set[Node] = set()  # sums
         sites: list[ConvolutionSite | Refusal] = []
         calls = {node: call for node in index.nodes if (call := read_convolution(index, node)) is not None}
         plain = (call for call in calls.values() if isinstance(call, ConvolutionCall) and not call.transposed)
         lines = sum(call.dims == 1 for call in plain)
-        for node, call in calls.items():
+        for node, call in reversed(calls.items()):  # of two convolutions, the later one takes their sum
             if isinstance(call, Obstacle):
                 sites.append(Refusal(call.site, call.reason, f"{call.message}; it stays as it is", (node.name,)))
             elif not call.transposed and (call.dims == 2 or (call.dims == 1 and lines >= FEWEST_LINES)):
-                site = self._site(call, index)
+                site = self._site(call, index, taken)
                 if site.sum is not None:
-                    former = taken.get(site.sum.node)
-                    if former is not None:  # of two convolutions, the later one takes it
-                        sites[former[0]] = self._site(former[1], index, alone=True)
-                    taken[site.sum.node] = len(sites), call
+                    taken.add(site.sum.node)
                 sites.append(site)
             else:
-                kind, plural = "transposed" if call.transposed else "plain", "s" * (call.dims > 1)
-                found = f"convolution `{call.label}` is {kind}, over {call.dims} dimension{plural}"
-                message = f"{found}; expected a plain one over 2, or one of {FEWEST_LINES} or more plain ones over 1"
+                found = f"{'transposed' if call.transposed else 'plain'}, over {call.dims} dimension(s)"
+                expected = f"a plain one over 2, or one of {FEWEST_LINES} or more plain ones over 1"
+                message = f"convolution `{call.label}` is {found}; expected {expected}"
                 sites.append(index.refuse(call.label, "other-convolution", message, node))
+        sites.reverse()
         given = self.given_to(index, [each.call for each in sites if isinstance(each, ConvolutionSite)])
-        for each in _without_early_overwrites(sites, index):
+        for each in sites:
             yield replace(each, **next(given)) if isinstance(each, ConvolutionSite) else each
 
     def check(self, site: ConvolutionSite, index: GraphIndex) -> Refusal | None:
@@ -263,18 +261,18 @@ class FuseConvolutions(low_precision.Options, ReversibleSitePass[ConvolutionSite
             for node in sorted(leave_channels_last(index)):
                 edit.restrided(node, "channels_last" if follows_images(index, node) else None)
 
-    def _site(self, call: ConvolutionCall, index: GraphIndex, *, alone: bool = False) -> ConvolutionSite:
-        """Return a convolution with all that can be packed with it; if ``alone``, without a sum."""
+    def _site(self, call: ConvolutionCall, index: GraphIndex, taken: Set[Node]) -> ConvolutionSite:
+        """Return a convolution with all that can be packed with it, but for sums that are ``taken``."""
         padding = padding_before(index, call.input) if isinstance(call.padding, tuple) else None
         if padding is not None and call.dims == 1 and any(padding.sides[0]):  # of channels
             padding = None
         if padding is not None and index.effects.written_between(padding.node, padding.node, call.node):
             padding = None
         last, activation = self._activation_after(index, call.node)
-        found = None if alone or activation != NONE else sum_after(index, call.node)
+        found = None if activation != NONE else sum_after(index, call.node)
         if found is not None and call.dims == 1 and format_of(found.other) != "contiguous":
             found = None  # the strides of the sum may be those of the other value
-        if found is None or not _fits(call, padding, found, index):
+        if found is None or found.node in taken or not _fits(call, padding, found, index):
             return ConvolutionSite(call, padding, None, last, activation)
         last, activation = self._activation_after(index, found.node)
         if activation.name not in ("none", "relu"):
@@ -292,22 +290,6 @@ def _format(site: ConvolutionSite) -> str:
     facts = tensor_facts(site.last)
     alike = facts is not None and is_ambiguous(facts)  # then the input decides
     return format_of(site.input if alike else site.last) or "preserve"
-
-
-def _without_early_overwrites(
-    sites: list[ConvolutionSite | Refusal], index: GraphIndex
-) -> Iterator[ConvolutionSite | Refusal]:
-    """Yield sites; none overwrites a value that another site, moved to its sum, reads later."""
-    moved: dict[Node, int] = {}
-    for site in sites:
-        if isinstance(site, ConvolutionSite) and site.sum is not None:
-            moved.update((node, index.position[site.sum.node]) for node in site.nodes if node is not site.sum.node)
-    for site in sites:
-        if isinstance(site, ConvolutionSite) and site.sum is not None and site.sum.last:
-            here, readers = index.position[site.sum.node], (user for user in site.sum.other.users if user in moved)
-            if any(moved[reader] > here for reader in readers):
-                site = replace(site, sum=replace(site.sum, last=False))
-        yield site
 
 
 def _fits(call: ConvolutionCall, padding: Padding | None, found: Sum, index: GraphIndex) -> bool:
@@ -328,14 +310,11 @@ def _packed(site: ConvolutionSite, is_int8: bool) -> PackedConv2d:
     settings: dict[str, Any] = {
         "stride": sides_of(call.stride), "padding": (rows, columns), "dilation": sides_of(call.dilation),
         "groups": call.groups, "bias": call.bias is not None, "activation": tuple(site.activation),
-        "memory_format": _format(site) if call.dims == 2 else "preserve", "adds": site.sum is not None,
+        "memory_format": _format(site) if call.dims == 2 else "preserve",
     }  # fmt: skip
     if is_int8:
         settings["rounding"] = site.ends is not None
-    else:
-        added = site.sum if call.dims == 2 else None
-        settings["overwrites"] = added is not None and added.last and added.other is not site.input
-    layer = QuantizedConv2d if is_int8 else _LAYERS[call.dims]
+    layer = QuantizedConv2d if is_int8 else PackedConv1d if call.dims == 1 else PackedConv2d
     return layer(call.in_channels, call.out_channels, kernel, device="meta", **settings)
 
 
@@ -354,4 +333,3 @@ def _padding_of(call: ConvolutionCall) -> tuple[Pair, Pair]:
 # Fewer stay as they are: `generate` of Whisper reads the strides of its two by their names.
 FEWEST_LINES = 3
 MOST_DEPTH = 65536  # as in csrc/kernels.h
-_LAYERS: Mapping[int, type[PackedConv2d]] = {1: PackedConv1d, 2: PackedConv2d}

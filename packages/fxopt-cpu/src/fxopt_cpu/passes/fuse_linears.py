@@ -205,17 +205,16 @@ class FuseLinears(low_precision.Options, ReversibleSitePass[ProductSite]):
     def rewrite(self, site: ProductSite, edit: Editor) -> None:
         """Insert one module with the same parameters, and drop what it replaces."""
         call, norm = site.call, site.norm
-        module, pieces = self._module(site), {}
+        module = self._module(site)
         full = call.module_name or call.weight.name
         name = edit.add_module(full, f"{full.rpartition('.')[2]}_panels", module.train(call.training))
         for each in site.calls:
             inputs = [each.input] if each.residual is None else [each.input, each.residual]
             made = edit.call_module(name, *inputs, before=each.last, like=each.chain[::-1])
             take_out(edit, each.last, made, each.chain)
-        if self.weights == "float32":
-            pieces[call.weight.name] = Piece(f"{name}.weight", transposed=call.transposed)
-        else:
-            pieces |= self.record(edit, call, name)
+        pieces = {call.weight.name: Piece(f"{name}.weight", transposed=call.transposed)}
+        if self.weights != "float32":
+            pieces = self.record(edit, call, name)
         if call.bias is not None:
             pieces[call.bias.name] = Piece(f"{name}.bias")
         edit.drop(call, pieces, twin=name)

@@ -154,7 +154,7 @@ def _module(site: NormSite) -> EmbeddingNorm | SumNorm:
         entries = tuple(len(call.weight.tensor) for call in site.tables)
         features = site.tables[0].weight.tensor.shape[1]
         padding = tuple(-1 if call.padding_idx is None else call.padding_idx for call in site.tables)
-        made: Any = bare_module(EmbeddingNorm, entries, features, padding=padding, **settings)
+        made: EmbeddingNorm | SumNorm = bare_module(EmbeddingNorm, entries, features, padding=padding, **settings)
         for place, call in enumerate(site.tables):
             made.register_parameter(f"table_{place}", parameter_of(call.weight.tensor))
     else:
@@ -162,8 +162,7 @@ def _module(site: NormSite) -> EmbeddingNorm | SumNorm:
         made = bare_module(SumNorm, norm.normalized_shape[0], **settings)
     for key, ref in norm_tensors(norm).items():
         made.register_parameter(key, parameter_of(ref.tensor))
-    found: EmbeddingNorm | SumNorm = made
-    return found
+    return made
 
 
 _Sum = tuple[tuple[EmbeddingCall, ...], tuple[Node, ...]]  # the embeddings that are added, and all its calls

@@ -108,7 +108,8 @@ def step(index: GraphIndex, layout: Layout, node: Node) -> Layout | None:
         axes, offset = STEPS[call.name](index, layout, call)
     except (_NoReadingError, KeyError):
         return None
-    return Layout(layout.base, axes, offset, (node, *layout.chain))
+    split = [] if call.input is None or operation(index, call.input) not in SPLITS else [call.input]
+    return Layout(layout.base, axes, offset, (node, *split, *layout.chain))
 
 
 class _NoReadingError(Exception):
@@ -144,88 +145,68 @@ def _permute(index: GraphIndex, layout: Layout, call: Operation) -> _Made:
 
 
 def _narrow(index: GraphIndex, layout: Layout, call: Operation) -> _Made:
-    return _cut(layout, _number(call, "dim"), _number(call, "start"), _number(call, "length"))
+    start, length = _number(call, "start"), _number(call, "length")
+    if start < 0:
+        raise _NoReadingError
+    return _at(layout, _number(call, "dim"), slice(start, start + length))
 
 
 def _slice(index: GraphIndex, layout: Layout, call: Operation) -> _Made:
-    return _sliced(layout, _number(call, "dim"), slice(*(call.arguments[key] for key in ("start", "end", "step"))))
-
-
-def _sliced(layout: Layout, dim: int, part: slice) -> _Made:
-    size: Any = layout.axes[dim].size
-    if part.step not in (None, 1) or not all(type(each) in (int, NoneType) for each in (size, part.start, part.stop)):
-        raise _NoReadingError
-    start, stop, _ = part.indices(size)
-    return _cut(layout, dim, start, max(stop - start, 0))
-
-
-def _cut(layout: Layout, dim: int, start: int, length: int) -> _Made:
-    axes, axis = list(layout.axes), layout.axes[dim]
-    if axis.dim is not None or axis.repeat != 1 or type(axis.size) is not int or not 0 <= start <= axis.size - length:
-        raise _NoReadingError
-    axes[dim] = replace(axis, size=length)
-    return tuple(axes), layout.offset + start * axis.stride
+    return _at(layout, _number(call, "dim"), slice(*(call.arguments[key] for key in ("start", "end", "step"))))
 
 
 def _select(index: GraphIndex, layout: Layout, call: Operation) -> _Made:
-    return _selected(layout, _number(call, "dim"), _number(call, "index"))
+    return _at(layout, _number(call, "dim"), _number(call, "index"))
 
 
-def _selected(layout: Layout, dim: int, place: int) -> _Made:
-    size = layout.axes[dim].size
-    if type(size) is not int:
-        raise _NoReadingError
-    axes, offset = _cut(layout, dim, place % size, 1)
-    kept = list(axes)
-    del kept[dim]
-    return tuple(kept), offset
+def _unsqueeze(index: GraphIndex, layout: Layout, call: Operation) -> _Made:
+    return _at(layout, _number(call, "dim"), None)
 
 
 def _getitem(index: GraphIndex, layout: Layout, call: Operation) -> _Made:
     place = call.arguments["index"]
     split = None if call.input is None else read_operation(index, call.input)
     if split is None or split.name not in SPLITS:
-        return _indexed(layout, place if isinstance(place, tuple) else (place,))
+        return _indexed(layout, *(place if isinstance(place, tuple) else (place,)))
     if type(place) is not int or place < 0:
         raise _NoReadingError
     dim, name = _number(split, "dim"), split.name
     if name == "unbind":
-        return _selected(layout, dim, place)
+        return _at(layout, dim, place)
     sizes = split.arguments["chunks" if name == "chunk" else "split_size_or_sections"]
     size = layout.axes[dim].size
     if type(size) is int and type(sizes) is int:
         each = -(-size // sizes) if name == "chunk" else sizes
-        return _cut(layout, dim, place * each, min(each, size - place * each))
+        return _at(layout, dim, slice(place * each, (place + 1) * each))
     if not isinstance(sizes, list | tuple) or not all(type(part) is int for part in sizes):
         raise _NoReadingError
-    return _cut(layout, dim, sum(sizes[:place]), sizes[place])
+    return _at(layout, dim, slice(sum(sizes[:place]), sum(sizes[: place + 1])))
 
 
-def _indexed(layout: Layout, places: tuple[Any, ...]) -> _Made:
+def _at(layout: Layout, dim: int, place: int | slice | None) -> _Made:
+    """Return what an index at one dimension gives; None adds a dimension there."""
+    whole = [slice(None)] * (dim % (len(layout.axes) + (place is None)))
+    return _indexed(layout, *whole, place)
+
+
+def _indexed(layout: Layout, *places: Any) -> _Made:
     """Return what an index of numbers, slices and new dimensions gives."""
-    made, dim = layout, 0
+    waiting, made, offset = list(layout.axes), list[Axis](), layout.offset
     for place in places:
-        axes, offset = list(made.axes), made.offset
-        if place is None:
-            axes.insert(dim, Axis(1))
-        elif type(place) is int:
-            selected, offset = _selected(made, dim, place)
-            axes, dim = list(selected), dim - 1
-        elif isinstance(place, slice):
-            if place != slice(None):
-                cut, offset = _sliced(made, dim, place)
-                axes = list(cut)
-        else:
+        if place is None or place == slice(None):
+            made.append(Axis(1) if place is None else waiting.pop(0))
+            continue
+        axis = waiting.pop(0)
+        size: Any = axis.size
+        one = type(place) is int
+        part = slice(place % size, place % size + 1) if one else place
+        fits = isinstance(part, slice) and part.step in (None, 1) and axis.dim is None and axis.repeat == 1
+        if not fits or any(type(each) not in (int, NoneType) for each in (size, part.start, part.stop)):
             raise _NoReadingError
-        made, dim = replace(made, axes=tuple(axes), offset=offset), dim + 1
-    return made.axes, made.offset
-
-
-def _unsqueeze(index: GraphIndex, layout: Layout, call: Operation) -> _Made:
-    dim = _number(call, "dim")
-    axes = list(layout.axes)
-    axes.insert(dim + len(axes) + 1 if dim < 0 else dim, Axis(1))
-    return tuple(axes), layout.offset
+        start, stop, _ = part.indices(size)
+        offset += start * axis.stride
+        made += [] if one else [replace(axis, size=max(stop - start, 0))]
+    return (*made, *waiting), offset
 
 
 def _expand(index: GraphIndex, layout: Layout, call: Operation) -> _Made:
@@ -258,12 +239,7 @@ def _view(index: GraphIndex, layout: Layout, call: Operation) -> _Made:
     for size in shape:
         while len(waiting) > 1 and waiting[0] == Axis(1) and not same_size(size, 1):
             waiting.pop(0)
-        if not waiting:
-            if not same_size(size, 1):
-                raise _NoReadingError
-            made.append(Axis(1))
-            continue
-        axis = waiting.pop(0)
+        axis = waiting.pop(0) if waiting else Axis(1)
         while not same_size(axis.size, size):
             divides = type(axis.size) is int and type(size) is int and size > 0 and axis.size % size == 0
             if divides and axis.dim is None and axis.repeat == 1:

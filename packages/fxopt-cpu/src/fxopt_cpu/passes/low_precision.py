@@ -53,28 +53,20 @@ class Options:
         self.weights, self.activations, self.where, self.keep = weights, activations, where, keep
         self.keep_first, self.keep_last = keep_first, keep_last
         self.min_weights, self.keep_originals = min_weights, keep_originals
-        name, (first, last) = type(self).__name__, (self.keep_first, self.keep_last)
-        names = () if isinstance(self.keep, str) else (*self.keep, self.where)
+        name = type(self).__name__
+        names = () if isinstance(keep, str) else (*keep, where)
         strange = not names or any(type(each) is not str for each in names)
-        if strange or any(type(each) is not int or each < 0 for each in (first, last)):
-            found = f"where={self.where!r}, keep={self.keep!r}, keep_first={first!r}, keep_last={last!r}"
+        if strange or any(type(each) is not int or each < 0 for each in (keep_first, keep_last)):
+            found = f"where={where!r}, keep={keep!r}, keep_first={keep_first!r}, keep_last={keep_last!r}"
             raise PassOptionError(f"{name} takes a pattern as where, patterns as keep, counts from 0 on; not {found}")
-        if self.weights not in self.kinds or self.activations not in ("dynamic", "static"):
-            *others, final = map(repr, self.kinds)
-            kinds = f"{', '.join(others)} or {final}"
-            raise PassOptionError(
-                f"{name} takes {kinds} as weights, and 'dynamic' or 'static' as activations, not "
-                f"weights={self.weights!r}, activations={self.activations!r}"
-            )
-        self.keep = tuple(self.keep)
-        exact = self.weights == "float32"
+        if weights not in self.kinds or activations not in ("dynamic", "static"):
+            kinds, found = ", ".join(map(repr, self.kinds)), f"weights={weights!r}, activations={activations!r}"
+            raise PassOptionError(f"{name} takes {kinds} as weights, 'dynamic' or 'static' as activations; not {found}")
+        self.keep = tuple(keep)
+        exact = weights == "float32"
         self.preserves_computation, self.reversible = exact, exact or self.keep_originals
-        self.promised_sqnr = PROMISED_SQNR.get(self.weights)
-
-    @property
-    def is_static(self) -> bool:
-        """Whether inputs are rounded by ranges from data."""
-        return self.weights == "int8" and self.activations == "static"
+        self.promised_sqnr = PROMISED_SQNR.get(weights)
+        self.is_static = weights == "int8" and activations == "static"  # by ranges from data
 
     def given_to(self, index: GraphIndex, calls: Sequence[LinearCall | ConvolutionCall]) -> Iterator[dict[str, Any]]:
         """Yield what the options give the site of each layer: ``left_out``, and the ``ends`` of its input."""

@@ -67,22 +67,17 @@ def leave_channels_last(index: GraphIndex) -> Iterable[Node]:
     Returns:
         The nodes whose strides change.
     """
-    free: set[Node] = set()  # what may be channels last
-    followers: dict[Node, list[Node]] = {}  # whose strides follow from those of a value
+    free = hidden_strides(index)
     changed: dict[Node, None] = {}
-    for node in reversed(index.nodes):
-        found = _followers(index, node, free)
-        if found is None:
-            continue
-        free.add(node)
-        followers[node] = found
+    for node in free:
         module = index.module_of(node)
         if isinstance(module, PackedConv2d) and module.dims == 2 and module.memory_format != "channels_last":
             module.memory_format = "channels_last"
             changed[node] = None
     waiting = list(changed)
     while waiting:
-        new = [user for user in followers[waiting.pop()] if user not in changed]
+        node = waiting.pop()
+        new = [user for user in node.users if user not in changed and follows_strides(node, user, index)]
         changed.update(dict.fromkeys(new))
         waiting += new
     return changed
@@ -92,16 +87,10 @@ def hidden_strides(index: GraphIndex) -> set[Node]:
     """Return the values with whose strides neither results nor their strides change. Linear in the graph."""
     free: set[Node] = set()
     for node in reversed(index.nodes):
-        if _followers(index, node, free) is not None:
+        follows = {user: follows_strides(node, user, index) for user in node.users}
+        if all(each is False or (each and user in free) for user, each in follows.items()):
             free.add(node)
     return free
-
-
-def _followers(index: GraphIndex, node: Node, free: set[Node]) -> list[Node] | None:
-    """Return the readers whose strides follow from those of a value; None if more than strides in ``free`` may."""
-    follows = {user: follows_strides(node, user, index) for user in node.users}
-    found = [user for user, each in follows.items() if each]
-    return None if None in follows.values() or not free.issuperset(found) else found
 
 
 def follows_strides(value: Node, user: Node, index: GraphIndex) -> bool | None:

@@ -2,41 +2,30 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from torch.fx import Node
 
 from fxopt_cpu.layers.epilogue import NONE, Activation, activation_named
 from fxopt_cpu.passes.matching import sole_user
-from fxopt_rewrite import (
-    ActivationCall,
-    ElementwiseCall,
-    GraphIndex,
-    read_activation,
-    read_elementwise,
-    read_operation,
-)
+from fxopt_rewrite import ActivationCall, ElementwiseCall, GraphIndex, read_activation, read_elementwise, read_operation
 
 Pair = tuple[int, int]
 
 
-@dataclass(frozen=True, eq=False)
-class Sum:
+class Sum(NamedTuple):
     """The sum of a layer's result and another value.
 
     Attributes:
         node: the addition.
         other: the other value.
-        last: whether nothing reads the memory of the other value later.
     """
 
     node: Node
     other: Node
-    last: bool
 
 
-@dataclass(frozen=True, eq=False)
-class Padding:
+class Padding(NamedTuple):
     """Zeros around the last two dimensions.
 
     Attributes:
@@ -79,27 +68,7 @@ def sum_after(index: GraphIndex, node: Node) -> Sum | None:
         return None
     if (call.inplace and first is not node) or index.effects.written_between(node, node, user):
         return None
-    other = second if first is node else first
-    return Sum(user, other, _is_last(index, other, user))
-
-
-def _is_last(index: GraphIndex, value: Node, reader: Node) -> bool:
-    """Return whether a value owns its memory, and a node is the last to read it."""
-    effects = index.effects
-    while value.op in ("call_function", "call_method", "call_module"):
-        made, place = effects.effect(value), index.position[reader]
-        if made.opaque or made.operation is None or (made.aliases and made.aliases != made.writes):
-            return False
-        others = [user for user in value.users if user is not reader]
-        if any(index.position[user] >= place or value in effects.aliases(user) for user in others):
-            return False
-        if not made.writes:
-            return True
-        (*more, given), reader = made.writes, value
-        if more or len(given.users) > 1:
-            return False
-        value = given  # an in-place operation returns its input: is that memory free?
-    return False
+    return Sum(user, second if first is node else first)
 
 
 def padding_before(index: GraphIndex, node: Node) -> Padding | None:

@@ -8,21 +8,11 @@ from typing import Any
 from torch.fx import GraphModule
 from torch.fx.graph import CodeGen
 
-from fxopt_core import (
-    ExportCodeGen,
-    PyTreeCodeGen,
-    ReversibleTransformation,
-)
+from fxopt_core import ExportCodeGen, PyTreeCodeGen, ReversibleTransformation
 from fxopt_cpu.library import isa
 from fxopt_cpu.regions.finding import regions_of
 from fxopt_cpu.regions.running import run_plan
-from fxopt_rewrite import (
-    Branching,
-    Region,
-    is_branching,
-    start_branching,
-    stop_branching,
-)
+from fxopt_rewrite import Branching, Region, is_branching, start_branching, stop_branching
 
 
 class PlanRegions(ReversibleTransformation):

@@ -8,14 +8,15 @@ from types import NoneType
 from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.fx import Node
 
 from fxopt_cpu.layers.epilogue import Activation, activation_named
 from fxopt_cpu.layers.packed_conv import PackedConv2d, sides_of, window_of
 from fxopt_cpu.library import isa
-from fxopt_cpu.operators.conv import pack_convolution
-from fxopt_cpu.operators.plan import PlanBuilder, Value
+from fxopt_cpu.operators.conv import Window, pack_convolution
+from fxopt_cpu.operators.plan import PlanBuilder, Value, need
 from fxopt_cpu.passes.matching import is_float
 from fxopt_rewrite import (
     ActivationCall,
@@ -57,13 +58,11 @@ def convolve(builder: PlanBuilder, layer: PackedConv2d, *args: Value) -> Value:
     packed = layer.packed()
     if packed is None:
         raise ValueError("the weight was made in inference mode, so that its changes cannot be noticed")
-    held = dict.get(layer._parameters, "bias"), packed.scale, packed.sums, packed.rounding  # which does not thaw
-    bias, scale, sums, rounding = (None if each is None else builder.weight(each) for each in held)
+    bias = dict.get(layer._parameters, "bias")  # which does not thaw
     made = builder.conv(
-        input, builder.weight(packed.panels), features=layer.out_channels, kernel=layer.kernel_size,
-        stride=layer.stride, padding=(*layer.padding[0], *layer.padding[1]), dilation=layer.dilation,
-        groups=layer.groups, bias=bias, activation=layer.activation,
-        residual=residuals[0] if residuals else None, scale=scale, sums=sums, rounding=rounding,
+        input, packed.panels, (bias, packed.scale, packed.sums, packed.rounding), window=layer.window,
+        features=layer.out_channels, groups=layer.groups, activation=layer.activation,
+        residual=residuals[0] if residuals else None,
     )  # fmt: skip
     return _like(args[0], made)
 
@@ -153,22 +152,15 @@ def _rank(node: Node) -> int | None:
 def pool(builder: PlanBuilder, found: Pooling, input: Value) -> Value:
     """Add a pool to a plan."""
     given, input = input, _as_images(input)
-    kernel, counts = found.kernel or (input.shape[2], input.shape[3]), found.counts_padding
-    padding: list[int] = []
-    settings = zip(input.shape[2:], kernel, found.stride, found.padding, found.dilation, strict=True)
-    for size, width, stride, pad, dilation in settings:
-        whole, rest = divmod(size + 2 * pad - dilation * (width - 1) - 1, stride)
-        # A window that is cut off begins in the image, or before it.
-        cut = found.ceil and rest > 0 and (whole + 1) * stride < size + pad
-        padding += [pad, pad + stride - rest if cut else pad]
-        if cut and counts and not found.largest:  # what is cut off does not count
-            if any(found.padding):
-                raise ValueError("a mean counts zeros around the images, but not those after them")
-            counts = False
-    made = builder.pool(
-        input, kernel=kernel, largest=found.largest, stride=found.stride, padding=padding, dilation=found.dilation,
-        counts_padding=counts,
-    )  # fmt: skip
+    kernel, padding = found.kernel or (input.shape[2], input.shape[3]), list[int]()
+    settings = kernel, found.stride, found.padding, found.dilation
+    results = F.max_pool2d(input.layout, *settings, found.ceil).shape[2:]
+    for size, result, width, stride, pad, dilation in zip(input.shape[2:], results, *settings, strict=True):
+        padding += [pad, max(pad, (result - 1) * stride + dilation * (width - 1) + 1 - size - pad)]
+    cut = padding[::2] != padding[1::2]  # windows at the end, of which what is cut off does not count
+    need(not cut or found.largest or not found.counts_padding or not any(found.padding))
+    window = Window(kernel, found.stride, padding, found.dilation)
+    made = builder.pool(input, window=window, largest=found.largest, counts_padding=found.counts_padding and not cut)
     return _like(given, made) if found.keeps_sizes else made.permute(0, 2, 3, 1).view(made.shape[0], made.shape[1])
 
 
@@ -221,10 +213,8 @@ def normalize(
     images = _as_images(input)
     count, channels, values = *images.shape[:2], math.prod(images.shape)
     groups = channels if call.groups is None else call.groups
-    if groups < 1 or channels % groups or any(each.shape != (channels,) for each in tensors.values()):
-        raise ValueError(f"the input has shape {input.shape}, which the groups or the weight do not fit")
-    if values in (0, count * groups):  # torch's functions may raise where each group has one value
-        raise ValueError(f"the input has shape {input.shape}, expected several values for each group")
+    need(groups > 0 and channels % groups == 0 and all(each.shape == (channels,) for each in tensors.values()))
+    need(values not in (0, count * groups))  # torch's functions may raise where each group has one value
     return _like(input, builder.group_norm(images, groups, **tensors, eps=call.eps, activation=activation))
 
 
@@ -284,23 +274,21 @@ def compute(builder: PlanBuilder, call: BatchNormCall | ConvolutionCall, input: 
     if key not in kept:
         with torch.no_grad():
             kept[key] = _scale_and_shift(call) if isinstance(call, BatchNormCall) else _panels(call)
-    panels, *more = map(builder.weight, kept[key])
+    panels, *more = kept[key]
     channels = more[0].shape[0] if isinstance(call, BatchNormCall) else call.in_channels
-    if len(input.shape) not in _ranks(call) or input.shape[1] != channels:
-        raise ValueError(f"`{call.label}`: the input has shape {input.shape}, expected {channels} channels")
+    need(len(input.shape) in _ranks(call) and input.shape[1] == channels)
     images = _as_images(input)
     if isinstance(call, BatchNormCall):
-        made = builder.conv(images, panels, features=channels, kernel=(1, 1), groups=channels, bias=more[0])
+        made = builder.conv(images, panels, more, window=Window((1, 1)), features=channels, groups=channels)
     elif call.transposed:
-        return _enlarged(builder, call, images, panels, more[0] if more else None)
+        return _enlarged(builder, call, images, panels, more)
     else:
         assert isinstance(call.padding, tuple)
-        made = builder.conv(
-            images, panels, features=call.out_channels, kernel=window_of(call.weight.tensor).shape[2:],
-            stride=sides_of(call.stride), padding=[side for side in sides_of(call.padding, 0) for _ in range(2)],
-            dilation=sides_of(call.dilation), groups=call.groups,
-            bias=None if call.bias is None else builder.weight(call.bias.tensor),
-        )  # fmt: skip
+        sides = [side for side in sides_of(call.padding, 0) for _ in range(2)]
+        kernel = window_of(call.weight.tensor).shape[2:]
+        window = Window(kernel, sides_of(call.stride), sides, sides_of(call.dilation))
+        bias = () if call.bias is None else (call.bias.tensor,)
+        made = builder.conv(images, panels, bias, window=window, features=call.out_channels, groups=call.groups)
     return _like(input, made)
 
 
@@ -329,7 +317,9 @@ def _panels(call: ConvolutionCall) -> tuple[Tensor, ...]:
     return (panels,) if call.bias is None else (panels, call.bias.tensor.repeat(math.prod(call.stride)))
 
 
-def _enlarged(builder: PlanBuilder, call: ConvolutionCall, input: Value, panels: Value, bias: Value | None) -> Value:
+def _enlarged(
+    builder: PlanBuilder, call: ConvolutionCall, input: Value, panels: Tensor, bias: Sequence[Tensor]
+) -> Value:
     """Add a transposed convolution: each pixel becomes a window, and the windows are laid side by side.
 
     Along one dimension they lie so in memory; windows that overlap are summed by a convolution over them.
@@ -340,12 +330,12 @@ def _enlarged(builder: PlanBuilder, call: ConvolutionCall, input: Value, panels:
         (stride,), (cut,), size = call.stride, call.padding, call.weight.tensor.shape[-1]
         taps = size // stride
         sides = (0, 0, taps - 1, taps - 1)
-        made = builder.conv(input, panels, features=stride * channels, kernel=(1, taps), padding=sides, bias=bias)
+        made = builder.conv(input, panels, bias, window=Window((1, taps), padding=sides), features=stride * channels)
         values = made.permute(0, 2, 3, 1).view(count, made.shape[-1] * stride, channels)
         length = (width - 1) * stride - 2 * cut + size + call.output_padding[0]
         return values.narrow(1, cut, length).permute(0, 2, 1)
     high, wide = call.stride
-    windows = builder.conv(input, panels, features=high * wide * channels, kernel=(1, 1), bias=bias)
+    windows = builder.conv(input, panels, bias, window=Window((1, 1)), features=high * wide * channels)
     rows = windows.permute(0, 2, 3, 1).view(count * height, width, high, wide * channels)
     images = builder.elementwise(rows.transpose(1, 2)).view(count, height * high, width * wide, channels)
     return images.permute(0, 3, 1, 2)
@@ -366,8 +356,6 @@ def _is_own(index: GraphIndex, node: Node) -> bool:
     for _ in range(_LONGEST_CHAIN):
         if len(node.users) != 1 or node.op not in ("call_function", "call_method", "call_module"):
             return False
-        if isinstance(index.module_of(node), PackedConv2d):  # nothing reads a summand that it may have overwritten
-            return True
         call = read_operation(index, node)
         if call is None or not call.inplace or call.input is None:
             return not index.effects.effect(node).opaque and not index.effects.aliases(node)
@@ -390,8 +378,7 @@ def enlarged_by(index: GraphIndex, node: Node) -> Node | None:
 def enlarge(builder: PlanBuilder, input: Value, compute: Callable[[Tensor], Tensor]) -> Value:
     """Add a step that picks pixels to a plan; the graph's own function tells which ones."""
     height, width = input.shape[2:]
-    if max(height, width) >= 1 << 24:
-        raise ValueError(f"images are {height} x {width}, expected at most {1 << 24} rows and columns")
+    need(max(height, width) < 1 << 24)
     rows, columns = (torch.arange(size, dtype=torch.float32, device="cpu") for size in (height, width))
     down = compute(rows.view(1, 1, -1, 1).expand(1, 1, height, width))[0, 0, :, 0]
     along = compute(columns.view(1, 1, 1, -1).expand(1, 1, height, width))[0, 0, 0]

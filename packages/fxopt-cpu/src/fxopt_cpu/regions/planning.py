@@ -15,14 +15,14 @@ from fxopt_cpu.layers.epilogue import Activation, norm_like
 from fxopt_cpu.layers.norms import EmbeddingNorm, SumNorm
 from fxopt_cpu.layers.packed_conv import PackedConv2d
 from fxopt_cpu.layers.panel_linear import PanelLinear
-from fxopt_cpu.operators.plan import Plan, PlanBuilder, Value
+from fxopt_cpu.operators.plan import Plan, PlanBuilder, Value, need
 from fxopt_cpu.passes.layouts import CASTS, operation
 from fxopt_cpu.passes.matching import norm_tensors
 from fxopt_cpu.regions import images, strides
 from fxopt_cpu.regions.finding import CHECK, COPIES, ELEMENTWISE, VIEW_MODULES, VIEWS, norm_of
 from fxopt_cpu.regions.images import Kept
 from fxopt_cpu.regions.strides import called
-from fxopt_rewrite import GraphIndex, LayerNormCall, Region
+from fxopt_rewrite import GraphIndex, LayerNormCall, Region, TensorRef
 
 
 class Planned(NamedTuple):
@@ -102,44 +102,36 @@ class _Step:
         kwargs: Any = map_arg(node.kwargs, self.made.__getitem__)
         if node.op == "get_attr":
             return self._read(self.index.attribute_of(node))
-        pooling = images.pooling_of(self.index, node)
-        if pooling is not None:
+        if (pooling := images.pooling_of(self.index, node)) is not None:
             return images.pool(self.builder, pooling, self.made[pooling.input])
-        activation = images.activation_of(self.index, node)
-        if activation is not None:
+        if (activation := images.activation_of(self.index, node)) is not None:
             (source,) = node.all_input_nodes
             if source in self.activated:
                 return self.made[source]
             return images.elementwise(self.builder, self.made[source], None, "copy", activation)
-        grouped = images.group_norm_of(self.index, node)
-        if grouped is not None:
+        if (grouped := images.group_norm_of(self.index, node)) is not None:
             return self._group_norm(node, grouped)
-        norm = norm_of(self.index, node)
-        if norm is not None:
+        if (norm := norm_of(self.index, node)) is not None:
             return self._norm(norm)
-        plain = images.plain_layer_of(self.index, node)
-        if plain is not None:
+        if (plain := images.plain_layer_of(self.index, node)) is not None:
             return images.compute(self.builder, plain, self.made[plain.input], self.kept)
-        enlarged = images.enlarged_by(self.index, node)
-        if enlarged is not None:
+        if (enlarged := images.enlarged_by(self.index, node)) is not None:
             return self._enlarge(node, enlarged)
         module = self.index.module_of(node)
         if module is not None:
-            _need(not kwargs)
-            if type(module) in VIEW_MODULES:
-                return self._view(module, args, kwargs)
-            return self._layer(module, *args)
+            need(not kwargs)
+            return self._view(module, args, kwargs) if type(module) in VIEW_MODULES else self._layer(module, *args)
         name = operation(self.index, node) or images.overwriting(self.index, node)
         joined = images.concatenation_of(self.index, node)
         if joined is not None:
             values: list[Value] = [self.made[part] for part in joined[0]]
             ranks = {len(each.shape) for each in values}
-            _need(len(ranks) == 1 and all(each.layout.dtype is torch.float32 for each in values))
+            need(len(ranks) == 1 and all(each.layout.dtype is torch.float32 for each in values))
             return images.concatenate(self.builder, values, joined[1] % ranks.pop())
         if name in ELEMENTWISE and any(isinstance(each, Value) for each in args):
             return self._elementwise(ELEMENTWISE[name], *args)
         if name in CASTS or name == CHECK:
-            _need(args[0].layout.dtype is torch.float32)
+            need(args[0].layout.dtype is torch.float32)
             return args[0]  # a cast to its own dtype, or a check of it
         if name in COPIES:
             kept = args[0].layout.is_contiguous() or kwargs.get("memory_format") is torch.channels_last
@@ -154,7 +146,7 @@ class _Step:
         source = args[0]
         found = called(call, _layouts(args), _layouts(kwargs))
         views = found if isinstance(found, tuple | list) else (found,)
-        _need(all(each.dtype is source.layout.dtype for each in views))
+        need(all(each.dtype is source.layout.dtype for each in views))
         place = source.layout.untyped_storage()._cdata
         if any(each.untyped_storage()._cdata != place for each in views):  # a reshape that copies
             source = self.builder.elementwise(source)
@@ -176,15 +168,12 @@ class _Step:
             each if isinstance(each, Value) else self.builder.weight(torch.tensor([float(each)]))
             for each in (one, other)
         )
-        _need(one.layout.dtype is torch.float32 and other.layout.dtype is torch.float32)
+        need(one.layout.dtype is torch.float32 and other.layout.dtype is torch.float32)
         return images.elementwise(self.builder, one, other, kind, Activation())
 
     def _read(self, tensor: Any) -> Value:
-        _need(images.is_weight(tensor))
+        need(images.is_weight(tensor))
         return self.builder.weight(tensor)
-
-    def _weight(self, tensor: Tensor | None) -> Value | None:
-        return None if tensor is None else self.builder.weight(tensor)
 
     def _norm_of(self, module: EmbeddingNorm | SumNorm) -> dict[str, Any]:
         """Return the settings and tensors of a layer's norm."""
@@ -195,66 +184,59 @@ class _Step:
     def _layer(self, module: nn.Module, *args: Value) -> Value:
         count = {MergedAttention: 1, RowAttention: 3}.get(type(module), len(args))  # a mask may follow
         dtype = torch.int64 if isinstance(module, EmbeddingNorm) else torch.float32
-        _need(all(each.layout.numel() > 0 for each in args))
-        _need(all(each.layout.dtype is dtype for each in args[:count]))
+        need(all(each.layout.numel() > 0 for each in args))
+        need(all(each.layout.dtype is dtype for each in args[:count]))
         if isinstance(module, PanelLinear):
             return self._linear(module, *args)
         if isinstance(module, PackedConv2d):
-            _need(all(len(each.shape) == module.dims + 2 for each in args) and args[0].shape[1] == module.in_channels)
+            need(all(len(each.shape) == module.dims + 2 for each in args) and args[0].shape[1] == module.in_channels)
             return images.convolve(self.builder, module, *args)
         if isinstance(module, EmbeddingNorm):
             return self.builder.embedding_norm(args, [*map(self._read, module.tables)], **self._norm_of(module))
         if isinstance(module, MergedAttention | RowAttention):
             return self._attention(module, *args[:count], mask=args[count] if len(args) > count else None)
         assert isinstance(module, SumNorm)
-        _need(all(each.shape == args[0].shape for each in args))
+        need(all(each.shape == args[0].shape for each in args))
         return self.builder.norm(*args, **self._norm_of(module))
 
     def _norm(self, call: LayerNormCall) -> Value:
         input = self.made[call.input]
-        _need(input.layout.dtype is torch.float32 and input.shape[-1:] == call.normalized_shape)
-        _need(input.layout.numel() > 0)
-        given: dict[str, Value] = {}
-        for key, ref in norm_tensors(call).items():
-            given[key] = self.made[ref.node] if ref.node else self._read(ref.tensor)
-            _need(given[key].shape == call.normalized_shape and given[key].layout.dtype is torch.float32)
+        need(input.layout.dtype is torch.float32 and input.shape[-1:] == call.normalized_shape)
+        need(input.layout.numel() > 0)
+        given = self._tensors(norm_tensors(call))
+        for each in given.values():
+            need(each.shape == call.normalized_shape and each.layout.dtype is torch.float32)
         return self.builder.norm(input, **given, norm=norm_like(call))
 
+    def _tensors(self, refs: Mapping[str, TensorRef]) -> dict[str, Value]:
+        return {key: self.made[ref.node] if ref.node else self._read(ref.tensor) for key, ref in refs.items()}
+
     def _group_norm(self, node: Node, call: images.GroupNorm) -> Value:
-        given = {key: self.made[ref.node] if ref.node else self._read(ref.tensor) for key, ref in call.tensors.items()}
-        _need(self.made[call.input].layout.dtype is torch.float32)
+        need(self.made[call.input].layout.dtype is torch.float32)
         readers = self.inside & {*node.users}
         activation = images.activation_of(self.index, *readers) if len(node.users) == len(readers) == 1 else None
         if activation is not None:
             self.activated.add(node)
+        given = self._tensors(call.tensors)
         return images.normalize(self.builder, self.made[call.input], call, given, activation or Activation())
 
     def _linear(self, module: PanelLinear, input: Value, residual: Value | None = None) -> Value:
         operands = module.operands()
         if operands is None or input.shape[-1] != module.in_features:
             raise ValueError("the layer cannot be packed, or its input has another size")
-        _need(residual is None or residual.shape == (*input.shape[:-1], module.features))
-        panels, scale, sums, rounding, bias, norm_weight, norm_bias = (self._weight(each) for each in operands)
-        assert panels is not None
-        return self.builder.linear(
-            input, panels, features=module.features, scale=scale, sums=sums, rounding=rounding, bias=bias,
-            activation=module.activation, residual=residual, norm=module.norm,
-            norm_weight=norm_weight, norm_bias=norm_bias, gated=module.gated,
-        )  # fmt: skip
+        need(residual is None or residual.shape == (*input.shape[:-1], module.features))
+        panels, vectors = operands
+        settings: Any = {"activation": module.activation, "norm": module.norm, "gated": module.gated}
+        return self.builder.linear(input, panels, vectors, features=module.features, residual=residual, **settings)
 
     def _attention(self, module: MergedAttention | RowAttention, *operands: Value, mask: Value | None) -> Value:
         settings: dict[str, Any] = {"mask": mask, "scale": module.scale, "causal": module.causal}
-        _need(mask is None or mask.layout.dtype in (torch.bool, torch.float32))
+        need(mask is None or mask.layout.dtype in (torch.bool, torch.float32))
         if isinstance(module, MergedAttention):
             operands = (*operands[0].split(module.heads, module.kv_heads),)
         else:
-            _need(operands[0].shape[-1] <= LARGEST_HEAD)
+            need(operands[0].shape[-1] <= LARGEST_HEAD)
         return self.builder.attention(*operands, **settings)
-
-
-def _need(fits: bool) -> None:
-    if not fits:
-        raise ValueError("a plan has no step for a call that a layer leaves to torch's functions")
 
 
 def _layouts(values: Any) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from copy import copy
 from itertools import starmap
 from typing import Any
@@ -22,13 +22,7 @@ from fxopt_cpu.operators.plan import Plan
 from fxopt_cpu.regions.finding import regions_of
 from fxopt_cpu.regions.images import Kept, plain_layer_of
 from fxopt_cpu.regions.planning import Planned, plan_of
-from fxopt_rewrite import (
-    GraphIndex,
-    Watched,
-    is_edited,
-    on_refresh,
-    runs_plainly,
-)
+from fxopt_rewrite import GraphIndex, Watched, is_edited, on_refresh, runs_plainly
 
 RUN = without_gradient(torch.ops.fxopt.run.default)
 _MOST_PLANS = 512  # encoders of sentences see a kind for each length and size of a batch
@@ -183,15 +177,8 @@ class RegionPlans:
 
     def forget(self) -> None:
         """Drop all plans."""
-        self._state: tuple[Unchanged | None, _Plans] = (
-            None,
-            {},
-        )  # one object: another thread never sees plans beside what others were made of
-
-    @property
-    def plans(self) -> Iterable[Planned | None]:
-        """The plans; None for each kind of input that has none."""
-        return self._state[1].values()
+        # One object: another thread never sees plans beside what others were made of.
+        self._state: tuple[Unchanged | None, _Plans] = None, {}
 
     def run(self, graph_module: GraphModule, values: tuple[Any, ...]) -> list[Tensor] | None:
         """Return the outputs for inputs, or None if the nodes have to run one by one."""
@@ -271,7 +258,7 @@ def _forget(module: nn.Module) -> None:
 def plans_of(graph_module: GraphModule) -> list[Plan]:
     """Return the current plans of a graph module."""
     _, regions = _REGIONS.get(graph_module, (None, {}))
-    found = (made.plan for region in regions.values() for made in region.plans if made is not None)
+    found = [made.plan for region in regions.values() for made in region._state[1].values() if made is not None]
     return list({id(plan): plan for plan in found}.values())
 
 

@@ -13,6 +13,7 @@ from torch.fx.node import map_arg
 
 from fxopt_cpu._torch import is_channels_last
 from fxopt_cpu.layers.packed_conv import PackedConv2d
+from fxopt_cpu.operators.plan import need
 from fxopt_cpu.passes.layouts import CASTS, operation
 from fxopt_cpu.regions.finding import CHECK, LAYERS, norm_of
 from fxopt_cpu.regions.images import group_norm_of, plain_layer_of
@@ -64,8 +65,7 @@ def order_of(layout: Tensor) -> list[int]:
     [0, 2, 3, 1]
     """
     order = sorted(range(layout.dim()), key=layout.stride().__getitem__, reverse=True)
-    if not layout.permute(order).is_contiguous():
-        raise ValueError(f"a result has strides {layout.stride()}, expected no memory between its elements")
+    need(layout.permute(order).is_contiguous())
     return order
 
 
