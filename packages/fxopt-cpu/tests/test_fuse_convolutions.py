@@ -147,6 +147,11 @@ def test_a_computed_weight_of_any_convolution_is_refused(function: Callable[...,
     assert [reason for _, reason in refused(graph_module)] == ["computed-weight"]
 
 
+def test_a_convolution_that_does_not_pad_with_zeros_is_refused() -> None:
+    graph_module = FuseConvolutions()(torch.fx.symbolic_trace(nn.Sequential(conv(padding=1, padding_mode="reflect"))))
+    assert [reason for _, reason in refused(graph_module)] == ["padding-mode"]
+
+
 def test_a_processor_without_the_operators_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     graph_module = torch.fx.symbolic_trace(nn.Sequential(conv(), nn.ReLU()))
     monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: False)
