@@ -37,9 +37,12 @@ Known = Callable[[Node], Kind]
 _NUMBER_TYPES = (int, float, complex, SymInt, SymFloat, SymBool)
 _CASTS = tables.words("bfloat16 bool byte cdouble cfloat char cpu cuda double float half int long short")
 _NUMBER_METHODS = tables.PURE_METHODS - tables.words("dim_order new_tensor storage_type tolist unique")
-_NUMBER_ATTRIBUTES = tables.PURE_ATTRIBUTES - {"shape", "dtype", "device", "layout", "name", "names"}
 _METHODS_OF_NUMBERS = frozenset({"__int__", "__float__", "__index__", "__bool__", "__len__", "numel", "count", "index"})
-_PLAIN_ATTRIBUTES = frozenset({"dtype", "device", "layout", "name", "names"})
+_KINDS_OF_ATTRIBUTES = {
+    **dict.fromkeys(tables.PURE_ATTRIBUTES, Kind.NUMBER),
+    **dict.fromkeys(("dtype", "device", "layout", "name", "names"), Kind.PLAIN),
+    "shape": Kind.SIZES,
+}
 _TENSOR_ATTRIBUTES = frozenset({"T", "mT", "H", "mH", "data", "real", "imag"})
 _ARITHMETIC = tables.ARITHMETIC | tables.INPLACE_OPERATORS | {"pos", "round"}
 _PREDICATES = frozenset({"contains", "index", "is_", "is_not", "not_", "truth", "length_hint"})
@@ -109,12 +112,17 @@ def _kind_of_module(node: Node, module: object, known: Known) -> Kind:
     return Kind.TENSOR if says_tensor or not getattr(module, "return_indices", True) else Kind.UNKNOWN
 
 
+def _kind_of_subject(node: Node, known: Known) -> Kind:
+    """Return the kind of the value whose method, item or attribute a call asks for."""
+    return known(node.args[0]) if node.args and isinstance(node.args[0], Node) else Kind.UNKNOWN
+
+
 def _kind_of_first(node: Node, known: Known) -> Kind:
     return next((known(operand) for operand in names.nodes_in((node.args, node.kwargs))), Kind.UNKNOWN)
 
 
 def _kind_of_method(node: Node, name: str, known: Known) -> Kind:
-    given = known(node.args[0]) if node.args and isinstance(node.args[0], Node) else Kind.UNKNOWN
+    given = _kind_of_subject(node, known)
     if given in MEMORY_FREE:
         return Kind.NUMBER if name in _METHODS_OF_NUMBERS else Kind.UNKNOWN
     if name in {"size", "stride"}:
@@ -187,7 +195,7 @@ def _are_numbers(value: object) -> bool:
 
 
 def _kind_of_item(node: Node, known: Known) -> Kind:
-    given = known(node.args[0]) if node.args and isinstance(node.args[0], Node) else Kind.UNKNOWN
+    given = _kind_of_subject(node, known)
     index = node.args[1] if len(node.args) > 1 else None
     if given is Kind.TENSOR:
         return Kind.TENSOR
@@ -199,17 +207,11 @@ def _kind_of_item(node: Node, known: Known) -> Kind:
 
 
 def _kind_of_attribute(node: Node, known: Known) -> Kind:
-    given = known(node.args[0]) if node.args and isinstance(node.args[0], Node) else Kind.UNKNOWN
+    given = _kind_of_subject(node, known)
     name = node.args[1] if len(node.args) > 1 else None
     if given not in {Kind.TENSOR, Kind.UNKNOWN}:
         return Kind.UNKNOWN
-    if name == "shape":
-        return Kind.SIZES
-    if name in _NUMBER_ATTRIBUTES:
-        return Kind.NUMBER
-    if name in _PLAIN_ATTRIBUTES:
-        return Kind.PLAIN
-    return given if name in _TENSOR_ATTRIBUTES else Kind.UNKNOWN
+    return given if name in _TENSOR_ATTRIBUTES else _KINDS_OF_ATTRIBUTES.get(str(name), Kind.UNKNOWN)
 
 
 @cache
