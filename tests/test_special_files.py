@@ -16,8 +16,9 @@ from torch import nn
 
 from fxopt_capture import capture, load, save
 from fxopt_checkpoints import load_checkpoint
-from fxopt_core import CaptureError, CheckpointError
+from fxopt_core import CaptureError, CheckpointError, PreconditionError
 from fxopt_rewrite import special_kind
+from fxopt_tools import reproduce
 
 
 def fifo(path: Path) -> Path:
@@ -47,6 +48,12 @@ def unix_socket(path: Path) -> Path:
     return path
 
 
+KINDS: dict[str, Callable[[Path], Path]] = {
+    "a FIFO": fifo,
+    "a FIFO ": linked_fifo,
+    "a device": endless,
+    "a socket": unix_socket,
+}
 specials = pytest.mark.parametrize("make", [fifo, endless], ids=lambda make: make.__name__)
 
 
@@ -64,9 +71,9 @@ def no_hang() -> Iterator[None]:
     signal.signal(signal.SIGALRM, before)
 
 
-@pytest.mark.parametrize("make", [fifo, linked_fifo, endless, unix_socket])
-def test_what_a_path_is(tmp_path: Path, make: Callable[[Path], Path]) -> None:
-    assert special_kind(make(tmp_path / "x")) == "a FIFO, socket or device"
+@pytest.mark.parametrize("expected", KINDS)
+def test_what_a_path_is(tmp_path: Path, expected: str) -> None:
+    assert special_kind(KINDS[expected](tmp_path / "x")) == expected.strip()
 
 
 def test_regular_and_missing_files_are_not_special(tmp_path: Path) -> None:
@@ -80,6 +87,8 @@ def test_regular_and_missing_files_are_not_special(tmp_path: Path) -> None:
 def test_archives(tmp_path: Path, make: Callable[[Path], Path]) -> None:
     with pytest.raises(CaptureError, match=r"is a \w+, not a file"):
         load(make(tmp_path / "model.fxopt"))
+    with pytest.raises(PreconditionError, match=r"is a \w+, expected a file of write_reproducer"):
+        reproduce(make(tmp_path / "model.reproducer"))
 
 
 def test_an_open_device_is_no_archive() -> None:
