@@ -10,19 +10,9 @@ from site_passes import Retarget
 from torch import Tensor, nn
 from torch.fx import GraphModule, symbolic_trace
 
-from fxopt_core import PostconditionError, PreconditionError, ReversibleTransformation, history, undo
+from fxopt_core import PreconditionError, history, undo
 
-RELU, SIN = Retarget(old="relu", new="tanh"), Retarget(old="sin", new="cos", but="sin_1")
-
-
-class Both(ReversibleTransformation):
-    """Two passes in one, called by their methods."""
-
-    def transform(self, graph_module: GraphModule) -> GraphModule:
-        return SIN.transform(RELU.transform(graph_module))
-
-    def reverse(self, graph_module: GraphModule) -> GraphModule:
-        return RELU.reverse(SIN.reverse(graph_module))
+RELU = Retarget(old="relu", new="tanh")
 
 
 class Model(nn.Module):
@@ -75,30 +65,3 @@ class TestAlone:
         ):
             assert {record.pass_name for record in history(graph_module)} == {"verbose"}
             assert recompiled(undo(undo(graph_module))) == traced().code
-
-
-class TestInsideOfAnother:
-    def test_undoing_it_undoes_what_it_called(self) -> None:
-        for back in (lambda g: Both()(g, reverse=True), undo):
-            graph_module = Both()(traced())
-            assert "torch.tanh" in graph_module.code and "torch.cos" in graph_module.code
-            assert back(graph_module).code == traced().code
-            assert [record.state for record in history(graph_module)] == ["undone"] * 3
-
-    def test_is_part_of_its_run(self) -> None:
-        graph_module = Both()(RELU(traced()))
-        assert [(record.pass_name, record.run) for record in history(graph_module)] == [
-            ("retarget", 0),
-            ("retarget", 1),
-            ("retarget", 1),
-            ("both", 1),
-        ]
-
-    def test_its_sites_count_where_a_number_is_demanded(self) -> None:
-        assert len(history(Both()(traced(), expect=3))) == 3
-        graph_module = traced()
-        with pytest.raises(PostconditionError, match="rewrote 3 sites, expected exactly 2"):
-            Both()(graph_module, expect=2)
-        with pytest.raises(PreconditionError, match=r"refused 1 of 4 sites[\s\S]*`sin_1` is left alone"):
-            Both()(graph_module, strict=True)
-        assert graph_module.code == traced().code and history(graph_module) == ()

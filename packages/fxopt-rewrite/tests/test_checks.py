@@ -67,12 +67,6 @@ def test_what_is_no_number_of_sites(expect: Any) -> None:
         LintAndRecompile()(traced(), expect=expect)
 
 
-def test_an_option_that_does_not_exist() -> None:
-    make: Any = Times
-    with pytest.raises(PassOptionError, match="its options: count"):
-        make(counts=2)
-
-
 def test_a_graph_module_in_place_of_options() -> None:
     make: Any = Times
     with pytest.raises(PassOptionError, match=r"write Times\(\)\(graph_module\)"):

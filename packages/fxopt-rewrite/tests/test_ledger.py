@@ -5,7 +5,6 @@ import dataclasses
 import operator
 
 import pytest
-import torch
 from torch import nn
 from torch.fx import GraphModule, symbolic_trace
 
@@ -66,15 +65,3 @@ class TestLedger:
 class TestRecords:
     def test_one_line_of_text(self) -> None:
         assert str(a_record()) == "a-pass: applied, 1 rewritten, 1 refused, 0.0 ms"
-
-
-class TestPiece:
-    def test_slices_are_taken_one_after_the_other(self) -> None:
-        tensor = torch.arange(24.0).view(6, 4)
-        assert Piece("w").take(tensor) is tensor
-        assert torch.equal(Piece("w", ((0, 1, 2), (1, 3, 1)), squeeze=1).take(tensor), tensor[1:3, 3])
-        assert torch.equal(Piece("w", ((0, 1, 2),), transposed=True).take(tensor), tensor[1:3].t())
-        taken = Piece("w", ((0, 2, 2),)).take(tensor)
-        assert taken.untyped_storage()._cdata == tensor.untyped_storage()._cdata
-        with pytest.raises(RuntimeError):
-            Piece("w", ((0, 5, 2),)).take(tensor)

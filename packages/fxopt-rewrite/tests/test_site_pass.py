@@ -104,10 +104,6 @@ class TestRounds:
             Endless()(graph_module)
         assert graph_module.code == code
 
-    def test_applied_twice_is_applied_once(self) -> None:
-        graph_module = FuseNegations()(FuseNegations()(negated(2)), expect=0)
-        assert [record.changed for record in history(graph_module)] == [True, False]
-
     def test_refusals(self) -> None:
         graph_module = symbolic_trace(shared)
         FuseNegations()(graph_module)

@@ -116,22 +116,6 @@ class TestUndo:
         assert all(record.rewrites and record.seconds > 0 and record.changed for record in watch.records)
         assert all(record.journal is None and record.refusals == () for record in watch.records)
 
-    def test_of_one_pass(self) -> None:
-        for transformation in (Retarget(), Swap()):
-            graph_module = transformation(traced())
-            watch = Watch()
-            with instrumented(watch):
-                undo(graph_module)
-            assert [(run.name, run.index, run.reverse) for run in watch.runs] == [(transformation.name, None, True)]
-            assert history(graph_module)[0].state == "undone"
-
-    def test_of_nothing_is_not_seen(self) -> None:
-        watch = Watch()
-        with instrumented(watch):
-            undo(traced())
-            undo(Swap()(symbolic_trace(nn.ReLU())))
-        assert [run.reverse for run in watch.runs] == [False]
-
     def test_of_a_pass_that_called_others(self) -> None:
         graph_module = Both()(traced())
         code = traced().code
@@ -296,15 +280,3 @@ def parents(run: PassRun) -> Iterable[PassRun]:
     while run.parent is not None:
         run = run.parent
         yield run
-
-
-class TestParents:
-    def test_of_passes_that_a_pass_calls(self) -> None:
-        watch = Watch()
-        with instrumented(watch):
-            compose(Both(), compose(Swap(), Swap()))(traced())
-            compose(Both(), inplace=False).transform(traced())
-        assert [[parent.name for parent in parents(run)] for run in watch.runs] == [
-            ["compose"], ["both", "compose"], ["both", "compose"], ["compose", "compose"],
-            ["compose", "compose"], ["compose"], ["both", "compose"], ["both", "compose"],
-        ]  # fmt: skip

@@ -1,12 +1,12 @@
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
-from site_passes import Called, exported
+from site_passes import exported
 from torch import Tensor, nn
 from torch.fx import GraphModule, Node, symbolic_trace
 from torch.nn.utils import parametrizations, prune
@@ -24,7 +24,6 @@ from fxopt_rewrite import (
     read_batch_norm,
     read_convolution,
     read_linear,
-    read_true_division,
 )
 
 Reader = Callable[[GraphIndex, Node], Any]
@@ -376,44 +375,6 @@ class TestBatchNorm:
             read_batch_norm,
         )
         assert flag.reason == "unsupported-call"
-
-
-aten = torch.ops.aten
-ROUNDED: Sequence[Callable[[Any], object]] = [
-    lambda x: x.div_(4, rounding_mode="floor"),
-    lambda x: aten.div.Tensor_mode(x, 4, rounding_mode="trunc"),
-]
-OTHERS: Sequence[Callable[[Any], object]] = [
-    lambda x: x // 4,
-    lambda x: 4 / x,
-    lambda x: x * 4,
-    lambda x: x.__rtruediv__(4),
-]
-
-
-class TestTrueDivision:
-    @pytest.mark.parametrize(("call", "inplace"), [(lambda x: x / 4, False), (lambda x: x.div_(4), True)])
-    def test_by_a_number(self, call: Callable[[Any], object], inplace: bool) -> None:
-        view = view_of(Called(call), read_true_division)
-        assert (view.input.name, view.divisor, view.inplace, view.label) == ("x", 4, inplace, view.node.name)
-
-    def test_by_a_value(self) -> None:
-        view = view_of(Called(lambda x: x / x.sum()), read_true_division)
-        assert isinstance(view.divisor, Node)
-
-    @pytest.mark.parametrize("call", ROUNDED, ids=range(len(ROUNDED)))
-    def test_rounded(self, call: Callable[[Any], object]) -> None:
-        view = view_of(Called(call), read_true_division)
-        assert isinstance(view, Obstacle)
-        assert (view.reason, "rounds its quotient" in view.message) == ("rounding-mode", True)
-
-    def test_with_further_arguments(self) -> None:
-        view = view_of(Called(lambda x: torch.div(x, 4, out=x)), read_true_division)
-        assert (view.reason, view.message) == ("unsupported-call", "node `div` is given out")
-
-    @pytest.mark.parametrize("call", OTHERS, ids=range(len(OTHERS)))
-    def test_others_are_left_alone(self, call: Callable[[Any], object]) -> None:
-        assert views_of(symbolic_trace(Called(call)), read_true_division) == []
 
 
 class TestBareModules:

@@ -5,7 +5,7 @@ A line that must not pass carries a ``type: ignore`` with its code; strict mypy 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -14,20 +14,14 @@ from typing_extensions import assert_type
 
 from fxopt_core import (
     History,
-    Instrument,
-    InstrumentProtocol,
     PassError,
-    PassRun,
-    Record,
     Refusal,
     ReversibleTransformation,
     Transformation,
     compose,
     faithful_copy,
     history,
-    instrumented,
     iter_nodes,
-    registry,
     undo,
 )
 from fxopt_rewrite import (
@@ -118,13 +112,6 @@ def reading_results(graph_module: GraphModule) -> None:
         assert_type(error.index, int | None)
 
 
-def identity(transformation: Transformation) -> None:
-    assert_type(transformation.name, str)
-    assert_type(transformation.signature, str)
-    assert_type(transformation.options, Mapping[str, object])
-    assert_type(transformation.preserves_computation, bool)
-
-
 @dataclass(frozen=True)
 class Site:
     label: str
@@ -162,40 +149,3 @@ def reading_calls(index: GraphIndex, node: Node) -> None:
     assert_type(read_batch_norm(index, node), BatchNormCall | Obstacle | None)
     assert_type(read_true_division(index, node), TrueDivision | Obstacle | None)
     _ = read_linear(index, node).weight  # type: ignore[union-attr]  # it may be an obstacle, or nothing
-
-
-class Watches(Instrument):
-    def after_pass(self, run: PassRun, graph_module: GraphModule, record: Record) -> bool | None:
-        assert_type(run.index, int | None)
-        return None
-
-
-class Own:
-    may_veto = False
-    runs_module = False
-
-    def should_run(self, run: PassRun, graph_module: GraphModule) -> bool:
-        return True
-
-    def before_pass(self, run: PassRun, graph_module: GraphModule) -> None: ...
-
-    def after_pass(self, run: PassRun, graph_module: GraphModule, record: Record) -> bool | None:
-        return None
-
-    def after_pass_failed(self, run: PassRun, graph_module: GraphModule, error: BaseException) -> None: ...
-
-
-def observing() -> None:
-    watches: InstrumentProtocol = Watches()
-    with instrumented(watches, Own()):
-        pass
-    with instrumented(print):  # type: ignore[arg-type]
-        pass
-
-
-def looking_up() -> None:
-    assert_type(registry().create("merge-linears", min_group=3), Transformation)
-    assert_type(registry().pipeline("merge-linears"), Transformation)
-    for name, info in registry().available().items():
-        assert_type(name, str)
-        assert_type(info.reversible, bool)
