@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import copy
-import time
-import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 
 import torch
@@ -180,29 +178,23 @@ class Subject:
         cases: the models.
         own: whether the caller gave the models.
         site_model: a model with sites for the pass, which is tried in several forms, dtypes and modes.
-        seconds: how long capturing the models and running the pass on them took.
     """
 
     transformation: Transformation
     cases: tuple[ModelCase, ...]
     own: bool = False
     site_model: ModelCase | None = None
-    seconds: float = field(default=0.0, init=False)
 
     @cached_property
     def trials(self) -> tuple[Trial, ...]:
         """One run on each model; where none has a site, also on that of the pass's example."""
-        started = time.perf_counter()
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            trials = [Trial(self.transformation, case) for case in self.cases]
-            if self.site_model is not None:
-                trials += _of_site_model(self.transformation, self.site_model)
-            elif self.transformation._edits and not self.own and not any(trial.changed for trial in trials):
-                example = example_case(type(self.transformation))
-                trials += [] if example is None else [Trial(self.transformation, example)]
+        trials = [Trial(self.transformation, case) for case in self.cases]
+        if self.site_model is not None:
+            trials += _of_site_model(self.transformation, self.site_model)
+        elif self.transformation._edits and not self.own and not any(trial.changed for trial in trials):
+            example = example_case(type(self.transformation))
+            trials += [] if example is None else [Trial(self.transformation, example)]
         self.cases = tuple(trial.case for trial in trials)
-        self.seconds = time.perf_counter() - started
         return tuple(trials)
 
     @property
