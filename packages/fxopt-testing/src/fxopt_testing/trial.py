@@ -26,7 +26,6 @@ from fxopt_testing.examples import example_case
 from fxopt_testing.forms import TRACED
 from fxopt_testing.outcomes import Behaviour, Difference, behaviour_of, unlike
 from fxopt_testing.pictures import bits_of, changes, modes_of_process, picture, state_of
-from fxopt_tools import Inputs
 
 
 class Trial:
@@ -67,7 +66,7 @@ class Trial:
             case.forget()
         self.after = picture(self.result) if isinstance(self.result, GraphModule) else {}
 
-    @property
+    @cached_property
     def changed(self) -> bool:
         """Whether the pass changed anything."""
         return self.before != self.after
@@ -115,14 +114,6 @@ class Trial:
     def differences(self) -> Sequence[Difference]:
         """How the result differs from the model before the run."""
         return unlike(self.source, self.done, self.case.example(), self.expected, self.found)
-
-    def other_inputs(self) -> Iterator[tuple[str, Inputs, Behaviour]]:
-        """Yield further inputs that the model accepted, with its behaviour."""
-        for name, inputs in self.case.all_inputs():
-            try:
-                yield name, inputs, behaviour_of(self.source, inputs, gradients=False)
-            except Exception:  # the graph is bound to its sizes, or the model takes no such input
-                continue
 
     @cached_property
     def survives_torch(self) -> bool:
@@ -235,7 +226,8 @@ def _of_site_model(transformation: Transformation, case: ModelCase) -> Iterator[
     yield Trial(transformation, case)
     if case.form != "graph":
         variants: list[dict[str, object]] = [{"form": form} for form in (*TRACED, "export") if form != case.form]
-        for changed in (*variants, {"dtype": torch.bfloat16}, {"training": not case.training}):
+        variants += [{"dtype": torch.bfloat16}, {"training": not case.training}]
+        for changed in variants:
             with suppress(Exception):  # not every model can be traced or exported, and not in every dtype
                 yield Trial(transformation, case.variant(**changed))
 
