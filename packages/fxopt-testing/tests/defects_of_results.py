@@ -218,24 +218,11 @@ class MarksOnNodes(Renewing):
 class SharesBetweenResults(Renewing):
     """Keeps what it has made on its class, for the next time."""
 
-    made: ClassVar[dict[tuple[int, int], nn.Linear]] = {}
+    made: ClassVar[dict[str, nn.Linear]] = {}
 
     def renew(self, module: nn.Linear) -> nn.Module:
         """Return a copy; of an equal layer, the same one."""
-        key = (module.in_features, module.out_features)
-        found = self.made.get(key)
-        same = found is not None and found.weight.dtype == module.weight.dtype and _equal(found, module)
-        if found is None or not same:
-            found = self.made[key] = copied(module)
-        return found
-
-
-def _equal(one: nn.Linear, other: nn.Linear) -> bool:
-    mine, theirs = (dict(each.named_parameters()) for each in (one, other))
-    if mine.keys() != theirs.keys() or one.training != other.training or one.weight.device != other.weight.device:
-        return False
-    flags = {each.weight.requires_grad for each in (one, other)}
-    return len(flags) == 1 and not one.weight.is_meta and all(torch.equal(mine[name], theirs[name]) for name in mine)
+        return self.made.setdefault(f"{module.training}, {list(module.named_parameters())}", copied(module))
 
 
 class DrawsRandomNumbers(Renewing):

@@ -130,21 +130,6 @@ def test_a_pass_that_finds_nothing_is_told_so() -> None:
     assert "changed none of" in str(report)
 
 
-@pytest.mark.parametrize("case", ["attention[modules]", "attention[modules-bfloat16]"])
-@pytest.mark.parametrize(
-    ("cls", "found"),
-    [
-        (checkpoints.DropsABias, "`defects_of_checkpoints:without_bias` gives a NoneType as `bias`"),
-        (checkpoints.NamesNoInput, "`defects_of_checkpoints:renamed` gives `weights`, which is not among the tensors"),
-        (checkpoints.GoesBackWrongly, "computes a `"),
-    ],
-    ids=lambda value: getattr(value, "__name__", None),
-)
-def test_a_wrong_way_back_is_found_in_each_dtype(cls: type[Transformation], found: str, case: str) -> None:
-    report = check_transformation(cls(), models=[model_case(case)], properties=["checkpoints-return"], raises=False)
-    assert report.primary is not None and found in report.primary.found
-
-
 def test_every_property_is_proved_to_find_something() -> None:
     proved = {name for names in WRONG.values() for name in names}
     assert {each.name for each in PROPERTIES} - proved == {"finds-sites"}

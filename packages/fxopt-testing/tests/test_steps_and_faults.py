@@ -41,7 +41,6 @@ def test_no_fault_leaves_anything_behind_a_right_pass() -> None:
             report = inject_faults(make, LintAndRecompile(), given, choose=choose, moment=moment)
             assert report.injected in (10, 20)
             assert not report.traces, report.traces
-            assert "no trace" in str(report)
 
 
 def test_what_a_fault_leaves_behind_is_told() -> None:

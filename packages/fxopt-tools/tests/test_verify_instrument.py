@@ -155,13 +155,6 @@ def test_a_module_that_refuses_its_inputs_afterwards_does_not_stand() -> None:
 # --- When it runs the module
 
 
-def test_code_older_than_the_graph_is_generated_anew() -> None:
-    graph_module = traced()
-    Unclaimed(torch.sub)(graph_module, lint_and_recompile=False)
-    with instrumented(Verify(X)):
-        Replace(torch.add)(graph_module)
-
-
 def test_a_pass_that_calls_another_one_is_gated_with_it() -> None:
     class Outer(Transformation):
         preserves_computation = True

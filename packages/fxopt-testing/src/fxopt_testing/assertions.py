@@ -64,7 +64,15 @@ def normal_lines(text: str) -> list[str]:
     function = next(each for each in tree.body if isinstance(each, ast.FunctionDef))
     function.returns = None
     names: dict[str, str] = {}  # of arguments, where torch had to find others: ``input_1 = input``
-    body = [line for line in map(_without_annotation, function.body) if not _is_bookkeeping(line, names)]
+    body: list[ast.stmt] = []
+    for line in map(_without_annotation, function.body):
+        match line:
+            case ast.Assign(value=ast.Constant(value=None)):
+                pass  # torch releases a value
+            case ast.Assign(targets=[ast.Name(id=other)], value=ast.Name(id=argument)):
+                names[other] = argument
+            case _:
+                body.append(line)
     function.body = body or [ast.Pass()]
     for node in ast.walk(function):
         if isinstance(node, ast.Name):
@@ -78,17 +86,6 @@ def _without_annotation(line: ast.stmt) -> ast.stmt:
     if not isinstance(line, ast.AnnAssign) or line.value is None:
         return line
     return ast.copy_location(ast.Assign([line.target], line.value), line)
-
-
-def _is_bookkeeping(line: ast.stmt, names: dict[str, str]) -> bool:
-    """Whether a line computes nothing; a second name of an argument goes into `names`."""
-    match line:
-        case ast.Assign(value=ast.Constant(value=None)):  # torch releases a value
-            return True
-        case ast.Assign(targets=[ast.Name(id=other)], value=ast.Name(id=argument)):
-            names[other] = argument
-            return True
-    return False
 
 
 def assert_code(graph_module: GraphModule, expected: str, *, what: str = "the graph") -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -11,7 +10,7 @@ from importlib.metadata import PackageNotFoundError, distribution
 
 from fxopt_core import PreconditionError, Registry, Transformation, check_is_transformation
 from fxopt_testing.cases import ModelCase
-from fxopt_testing.findings import ConformanceReport, Finding, Flaw, OnModel, OnPass, Row, reproduction
+from fxopt_testing.findings import ConformanceReport, Finding, Flaw, OnModel, Row, reproduction
 from fxopt_testing.models import zoo
 from fxopt_testing.properties import PROPERTIES, Property
 from fxopt_testing.properties.run import finds_sites
@@ -60,7 +59,7 @@ def check_transformation(
     rows = [check_property(subject, each, known.get(each.name)) for each in checked]
     if finds_sites not in checked and any(row.unchanged for row in rows) and not subject.changed:
         rows.append(check_property(subject, finds_sites, known.get(finds_sites.name)))
-    report = ConformanceReport(subject.name, tuple(rows), subject.seconds)
+    report = ConformanceReport(subject.name, tuple(rows))
     if raises:
         report.raise_if_failed()
     return report
@@ -72,14 +71,11 @@ def chosen_properties(names: Iterable[str] | None) -> tuple[Property, ...]:
     Raises:
         PreconditionError: There is no property of that name.
     """
-    if names is None:
-        return PROPERTIES
-    asked = list(names)
     known = {each.name for each in PROPERTIES}
-    unknown = [name for name in asked if name not in known]
-    if unknown:
+    chosen = known if names is None else set(names)
+    if unknown := sorted(chosen - known):
         raise PreconditionError(f"there is no property {unknown[0]!r}; there are {', '.join(sorted(known))}")
-    return tuple(each for each in PROPERTIES if each.name in asked)
+    return tuple(each for each in PROPERTIES if each.name in chosen)
 
 
 def passes_of(name: str) -> tuple[Transformation, ...]:
@@ -146,26 +142,21 @@ def check_property(subject: Subject, rule: Property, known: str | None = None) -
     reason = rule.not_applicable(subject)
     if reason is not None:
         return Row(rule.name, not_applicable={reason: 1})
-    started, running = time.perf_counter(), subject.seconds
     with warnings.catch_warnings(), process_kept():
         warnings.simplefilter("ignore")  # torch warns about itself, at places that no pass can help
-        if rule.on_model is not None:
-            row = _on_models(subject, rule, rule.on_model)
-        else:
-            assert rule.on_pass is not None
-            row = _on_pass(subject, rule, rule.on_pass)
+        row = _on_models(subject, rule, rule.on_model) if rule.on_model is not None else _on_pass(subject, rule)
     if known is not None and row.findings:
-        row = replace(row, findings=tuple(replace(each, known=known) for each in row.findings))
-    elif known is not None:
+        return replace(row, findings=tuple(replace(each, known=known) for each in row.findings))
+    if known is not None:
         flaw = Flaw(f"it holds, and was expected not to: {known}", "a failure", "Take it out of expected_failures.")
-        row = replace(row, findings=(_finding(subject, rule, flaw, None),))
-    seconds = time.perf_counter() - started - (subject.seconds - running)  # the runs serve all properties
-    return replace(row, seconds=seconds)
+        return replace(row, findings=(_finding(subject, rule, flaw, None),))
+    return row
 
 
-def _on_pass(subject: Subject, rule: Property, check: OnPass) -> Row:
-    findings = tuple(_finding(subject, rule, flaw, None) for flaw in _found(check, subject))
-    return Row(rule.name, checked=1, findings=findings)
+def _on_pass(subject: Subject, rule: Property) -> Row:
+    assert rule.on_pass is not None
+    flaw = _first(rule.on_pass, subject)
+    return Row(rule.name, checked=1, findings=() if flaw is None else (_finding(subject, rule, flaw, None),))
 
 
 def _on_models(subject: Subject, rule: Property, check: OnModel) -> Row:
@@ -182,8 +173,7 @@ def _on_models(subject: Subject, rule: Property, check: OnModel) -> Row:
             unchanged += 1
         else:
             checked += 1
-            # Of flaws on one model, the first one counts: others mostly follow from it.
-            flaw = next(_found(check, subject, trial), None)
+            flaw = _first(check, subject, trial)
             found += [] if flaw is None else [(trial, flaw)]
     found.sort(key=lambda each: each[0].size)
     also = tuple(dict.fromkeys(trial.case.id for trial, _ in found[1:]))
@@ -191,12 +181,12 @@ def _on_models(subject: Subject, rule: Property, check: OnModel) -> Row:
     return Row(rule.name, checked, unchanged, dict(skipped), findings)
 
 
-def _found(check: Callable[..., Iterable[Flaw]], *given: Subject | Trial) -> Iterator[Flaw]:
-    """Yield what a check yields; an error that it raises is a flaw, too."""
+def _first(check: Callable[..., Iterable[Flaw]], *given: Subject | Trial) -> Flaw | None:
+    """Return the first flaw that a check yields, as others mostly follow from it; an error of the check is one, too."""
     try:
-        yield from check(*given)
+        return next(iter(check(*given)), None)
     except Exception as error:
-        yield Flaw(f"{type(error).__name__}: {error}", "no error")
+        return Flaw(f"{type(error).__name__}: {error}", "no error")
 
 
 def _finding(

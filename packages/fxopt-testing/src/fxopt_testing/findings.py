@@ -41,8 +41,8 @@ class Property:
         name: its name in findings.
         statement: the property, in a sentence.
         advice: what to do where it does not.
-        on_model: checks it on one model, or None; only the first flaw that it yields is reported.
-        on_pass: checks it on the pass as a whole, or None.
+        on_model: checks it on one model, or None; only the first flaw that it yields counts.
+        on_pass: checks it on the pass as a whole, or None; likewise.
         applies: returns why it does not apply, to the pass (without a trial) or to one model; or None.
         if_changed: whether it holds by itself where the pass changed nothing.
     """
@@ -140,7 +140,6 @@ class Row:
         unchanged: how many models the pass left alone, so that there was nothing to check.
         not_applicable: reasons why it could not be checked, and how often each occurred.
         findings: where it does not hold.
-        seconds: how long checking took.
     """
 
     name: str
@@ -148,7 +147,6 @@ class Row:
     unchanged: int = 0
     not_applicable: dict[str, int] = field(default_factory=dict)
     findings: tuple[Finding, ...] = ()
-    seconds: float = 0.0
 
     @property
     def verdict(self) -> str:
@@ -165,12 +163,10 @@ class ConformanceReport:
     Attributes:
         subject: the pass, as a call.
         rows: one for each property.
-        running: seconds spent on capturing the models and running the pass on them.
     """
 
     subject: str
     rows: tuple[Row, ...]
-    running: float = 0.0
 
     @property
     def findings(self) -> tuple[Finding, ...]:
@@ -187,11 +183,6 @@ class ConformanceReport:
         """The finding to start with: others may follow from it."""
         return next(iter(self.errors), None)
 
-    @property
-    def seconds(self) -> float:
-        """How long it took."""
-        return self.running + sum(row.seconds for row in self.rows)
-
     def __bool__(self) -> bool:
         return not self.errors
 
@@ -205,15 +196,14 @@ class ConformanceReport:
             raise ConformanceError(self)
 
     def __str__(self) -> str:
-        table: list[tuple[str, ...]] = [("property", "verdict", "models", "left alone", "n/a", "s")]
+        table: list[tuple[str, ...]] = [("property", "verdict", "models", "left alone", "n/a")]
         for row in self.rows:
             numbers = (row.checked, row.unchanged, sum(row.not_applicable.values()))
-            table.append((row.name, row.verdict, *(str(n or "") for n in numbers), f"{row.seconds:.1f}"))
-        lines = [*text_table(table), f"capturing the models and running the pass on them: {self.running:.1f} s"]
+            table.append((row.name, row.verdict, *(str(n or "") for n in numbers)))
         not_applicable = (row for row in self.rows if row.verdict == "n/a")
-        lines += [f"{row.name}: n/a, {reason}" for row in not_applicable for reason in row.not_applicable]
+        lines = [f"{row.name}: n/a, {reason}" for row in not_applicable for reason in row.not_applicable]
         found = [f"\n{finding}" for finding in self.findings]
-        return "\n".join([f"{self.subject}: {_count(self.errors)}", *lines, *found])
+        return "\n".join([f"{self.subject}: {_count(self.errors)}", *text_table(table), *lines, *found])
 
 
 def _count(findings: Sequence[Finding]) -> str:

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import copy
-import time
-import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 
 import torch
@@ -28,7 +26,6 @@ from fxopt_testing.examples import example_case
 from fxopt_testing.forms import TRACED
 from fxopt_testing.outcomes import Behaviour, Difference, behaviour_of, unlike
 from fxopt_testing.pictures import bits_of, changes, modes_of_process, picture, state_of
-from fxopt_tools import Inputs
 
 
 class Trial:
@@ -69,7 +66,7 @@ class Trial:
             case.forget()
         self.after = picture(self.result) if isinstance(self.result, GraphModule) else {}
 
-    @property
+    @cached_property
     def changed(self) -> bool:
         """Whether the pass changed anything."""
         return self.before != self.after
@@ -117,14 +114,6 @@ class Trial:
     def differences(self) -> Sequence[Difference]:
         """How the result differs from the model before the run."""
         return unlike(self.source, self.done, self.case.example(), self.expected, self.found)
-
-    def other_inputs(self) -> Iterator[tuple[str, Inputs, Behaviour]]:
-        """Yield further inputs that the model accepted, with its behaviour."""
-        for name, inputs in self.case.all_inputs():
-            try:
-                yield name, inputs, behaviour_of(self.source, inputs, gradients=False)
-            except Exception:  # the graph is bound to its sizes, or the model takes no such input
-                continue
 
     @cached_property
     def survives_torch(self) -> bool:
@@ -180,29 +169,23 @@ class Subject:
         cases: the models.
         own: whether the caller gave the models.
         site_model: a model with sites for the pass, which is tried in several forms, dtypes and modes.
-        seconds: how long capturing the models and running the pass on them took.
     """
 
     transformation: Transformation
     cases: tuple[ModelCase, ...]
     own: bool = False
     site_model: ModelCase | None = None
-    seconds: float = field(default=0.0, init=False)
 
     @cached_property
     def trials(self) -> tuple[Trial, ...]:
         """One run on each model; where none has a site, also on that of the pass's example."""
-        started = time.perf_counter()
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            trials = [Trial(self.transformation, case) for case in self.cases]
-            if self.site_model is not None:
-                trials += _of_site_model(self.transformation, self.site_model)
-            elif self.transformation._edits and not self.own and not any(trial.changed for trial in trials):
-                example = example_case(type(self.transformation))
-                trials += [] if example is None else [Trial(self.transformation, example)]
+        trials = [Trial(self.transformation, case) for case in self.cases]
+        if self.site_model is not None:
+            trials += _of_site_model(self.transformation, self.site_model)
+        elif self.transformation._edits and not self.own and not any(trial.changed for trial in trials):
+            example = example_case(type(self.transformation))
+            trials += [] if example is None else [Trial(self.transformation, example)]
         self.cases = tuple(trial.case for trial in trials)
-        self.seconds = time.perf_counter() - started
         return tuple(trials)
 
     @property
@@ -243,7 +226,8 @@ def _of_site_model(transformation: Transformation, case: ModelCase) -> Iterator[
     yield Trial(transformation, case)
     if case.form != "graph":
         variants: list[dict[str, object]] = [{"form": form} for form in (*TRACED, "export") if form != case.form]
-        for changed in (*variants, {"dtype": torch.bfloat16}, {"training": not case.training}):
+        variants += [{"dtype": torch.bfloat16}, {"training": not case.training}]
+        for changed in variants:
             with suppress(Exception):  # not every model can be traced or exported, and not in every dtype
                 yield Trial(transformation, case.variant(**changed))
 

@@ -26,7 +26,9 @@ def zoo() -> tuple[ModelCase, ...]:
     >>> [case.id for case in zoo()][:3]
     ['spare parts[graph]', 'nested graphs[graph]', 'attention[modules]']
     """
-    return tuple(_everything())
+    graphs = {"spare parts": with_spare_parts, "nested graphs": nested_graphs}
+    cases = [ModelCase(name, make, _input(3, 4), form="graph") for name, make in graphs.items()]
+    return (*cases, *_linear(), *_norm(), *_plain())
 
 
 def model_case(id: str) -> ModelCase:
@@ -44,14 +46,6 @@ def model_case(id: str) -> ModelCase:
 def is_of_the_zoo(case: ModelCase) -> bool:
     """Whether `model_case` gives this very case."""
     return any(case is each for each in zoo())
-
-
-def _everything() -> Iterator[ModelCase]:
-    yield ModelCase("spare parts", with_spare_parts, _input(3, 4), form="graph")
-    yield ModelCase("nested graphs", nested_graphs, _input(3, 4), form="graph")
-    yield from _linear()
-    yield from _norm()
-    yield from _plain()
 
 
 def _input(*sizes: int) -> Tensor:

@@ -219,7 +219,6 @@ def checkpoints_load(subject: Subject, trial: Trial) -> Iterator[Flaw]:
         if problem is not None:
             advice = "List in the pass's `arithmetic` the functions that its `Derived` records name."
             yield Flaw(f"a record {problem}", "functions that the pass lists, and data", advice)
-            return
     if any(record.rekeyed for record in history(twin)):
         return  # no record says where the values are
     try:

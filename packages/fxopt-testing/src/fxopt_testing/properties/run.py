@@ -31,7 +31,7 @@ def runs(subject: Subject, trial: Trial) -> Iterator[Flaw]:
     if trial.error is not None:
         cause = trial.error.__cause__ or trial.error
         yield Flaw(f"{type(cause).__name__}: {cause}", "a result, or the site left alone with a reason")
-    elif trial.error is None and trial.case.device == "cpu":
+    elif trial.case.device == "cpu" and (trial.changed or trial.refusals):
         try:
             subject.transformation(sizes_from_values(trial.fresh()))
         except Exception as error:

@@ -33,7 +33,6 @@ def constructible(subject: Subject) -> Iterator[Flaw]:
         if is_bare or parameter.kind not in (Parameter.KEYWORD_ONLY, Parameter.POSITIONAL_OR_KEYWORD):
             found = f"{cls.__name__}() takes `{parameter}`, {parameter.kind.description}"
             yield Flaw(found, "a keyword with a type and a default, so that text can name and check it")
-            return
     cls()
 
 
@@ -96,7 +95,6 @@ def options_honoured(subject: Subject) -> Iterator[Flaw]:
         if name and made.signature == transformation.signature:
             was = f"`{name}={transformation.options.get(name)!r}`"
             yield Flaw(f"the signature is the same for {value} and {was}", "options to be part of the signature")
-            return
         try:
             text = passes.pipeline_text(made)
         except FxoptError:
@@ -105,10 +103,8 @@ def options_honoured(subject: Subject) -> Iterator[Flaw]:
         (again,) = getattr(read, "transformations", None) or (read,)
         if again.signature != made.signature:
             yield Flaw(f"pipeline text {text!r} gives {again!r}", f"{made!r}, of which it was made")
-            return
         if pickle.loads(pickle.dumps(made)).signature != made.signature if subject.importable else False:
             yield Flaw(f"a pickled pass has lost {value or 'its options'}", "an equal pass")
-            return
 
 
 @on_pass(
@@ -121,8 +117,6 @@ def signature_stable(subject: Subject) -> Iterator[Flaw]:
     for made, other in {"equal options": equal_pass(transformation), "deepcopy": copy.deepcopy(transformation)}.items():
         if other.signature != first or other != transformation or hash(other) != hash(transformation):
             yield Flaw(f"a pass made by {made} has another signature, or is not equal", "equal passes to be equal")
-            return
     trials = subject.trials  # which run the pass, so that whatever it stores is stored
     if trials and transformation.signature != first:
         yield Flaw("running the pass changes its signature", "a signature that only options decide")
-        return

@@ -54,7 +54,6 @@ def _computes_the_same(trial: Trial, saved: dict[str, Any]) -> Iterator[Flaw]:
     if list(saved) != list(was):
         differing = sorted(saved.keys() ^ was.keys()) or ["their order"]
         yield Flaw(f"original_state_dict differs from the original's in {', '.join(differing)}", "the original's keys")
-        return
     original.load_state_dict({**original.state_dict(), **saved})
     if trial.case.device == "meta" or not trial.transformation.preserves_computation:
         return
