@@ -62,11 +62,12 @@ def test_a_failure_leaves_the_file_that_was_there(path: Path, padded: GraphModul
 
 
 def test_a_place_that_cannot_be_written(tmp_path: Path, perceptron: GraphModule) -> None:
-    with pytest.raises(CaptureError, match=r"there is no folder '.*missing'; create it first"):
-        save(perceptron, tmp_path / "missing" / "model.fxopt")
-    for folder in (tmp_path, f"{tmp_path}/", ""):
-        with pytest.raises(CaptureError, match=r"cannot be written, as it names no file"):
-            save(perceptron, folder)
+    for place, found in (
+        (tmp_path / "missing" / "model.fxopt", ": No such file"),
+        (tmp_path, ", as it is a directory"),
+    ):
+        with pytest.raises(CaptureError, match=f"cannot be written{found}"):
+            save(perceptron, place)
     nothing: Any = None
     with pytest.raises(CaptureError, match="a NoneType is neither a path nor an open file"):
         save(perceptron, nothing)

@@ -13,11 +13,10 @@ from typing import Any
 import pytest
 import torch
 from archive_models import in_every_form
-from cache_names import FORMER, IS_RENAMED
 from test_capture_caches import build, check_same, tokens
 
 from fxopt_capture import capture
-from fxopt_capture.archive.files import load, save
+from fxopt_capture.archive.files import save
 from fxopt_capture.huggingface.clients import NOTE, add_attributes, checked_note
 from fxopt_core.errors import CaptureError
 
@@ -32,24 +31,6 @@ def llama(transformers: ModuleType) -> Any:
 @pytest.fixture(scope="module")
 def without_cache(llama: Any) -> Any:
     return capture(llama, (tokens(2, 5),), {"use_cache": False})
-
-
-@pytest.mark.skipif(not IS_RENAMED, reason="transformers 5.24 has renamed the cache")
-def test_a_cache_by_its_former_name(llama: Any, tmp_path: Path) -> None:
-    """Capture, the graph and the archive take both names, and warn of the former one, as the model does."""
-    cache = llama(tokens(2, 4)).cache
-    with pytest.warns(FutureWarning, match="`past_key_values` is deprecated: LlamaForCausalLM calls it `cache`"):
-        captured = capture(llama, (tokens(2, 1),), {FORMER: copy.deepcopy(cache)})
-    save(captured, tmp_path / "step.fxopt")
-    for module in (captured, load(tmp_path / "step.fxopt")):
-        token, own = tokens(2, 1), copy.deepcopy(cache)
-        expected = llama(token, cache=copy.deepcopy(cache))
-        with pytest.warns(FutureWarning, match="the captured LlamaForCausalLM calls it `cache`"):
-            found = module(token, past_key_values=own)
-        check_same(found, expected)
-        assert found.cache is own and found["past_key_values"] is own
-        with pytest.raises(CaptureError, match="`cache` was given to the captured LlamaForCausalLM twice"):
-            module(token, past_key_values=own, cache=own)
 
 
 def test_output_types_are_found_in_another_process(transformers: ModuleType, tmp_path: Path) -> None:

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable
-from types import ModuleType
 from typing import Any, NamedTuple
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from fxopt_capture import capture, symbolic_trace
+from fxopt_capture import capture
 
 X = torch.randn(5, 4)
 
@@ -42,7 +40,7 @@ OUTPUTS: dict[str, Callable[[Tensor], Any]] = {
         "a": {0: x * 2, 1: None},
         "default": defaultdict(list, {"k": [x * 3]}),
         "nothing": (None, x, (), {}),
-        "sizes": (x.shape, x.shape[0], 3, "text"),
+        "sizes": (x.shape[0], 3, "text"),
     },
     "ordered": lambda x: OrderedDict(b=x + 1, a=x * 2),
     "named tuple": lambda x: Pair(x, (x * 2,)),
@@ -90,22 +88,3 @@ def test_an_argument_with_the_name_of_a_node() -> None:
     captured = capture(Model(), (torch.randn(2, 4), torch.randn(2, 4)))
     assert torch.equal(captured(X, X + 1), X - 2 * (X + 1))
     assert torch.equal(captured(input_1=X + 1, input=X), X - 2 * (X + 1))
-
-
-@pytest.mark.filterwarnings("ignore:`weights` is deprecated:FutureWarning")
-def test_arguments_by_their_former_names(transformers: ModuleType) -> None:
-    """They are asked of the model's own forward, for capture, dynamic shapes, tracing and calls."""
-
-    rename = importlib.import_module("transformers.utils.deprecation").deprecate_kwarg
-
-    class Renamed(nn.Module):
-        @rename("weights", version="99.0", new_name="mask")  # type: ignore[untyped-decorator]
-        def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
-            return x if mask is None else x * mask
-
-    model, x, mask = Renamed(), torch.randn(3, 4), torch.rand(3, 4)
-    captured = capture(model, (x,), {"weights": mask}, dynamic_shapes={"x": None, "weights": None})
-    traced = symbolic_trace(model, ["x", "weights"], example_inputs=(x, mask))
-    for module in (captured, traced):
-        assert torch.equal(module(x, weights=mask), x * mask)
-        assert torch.equal(module(x, mask), x * mask)

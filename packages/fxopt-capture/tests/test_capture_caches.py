@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import inspect
 import logging
-from importlib.metadata import version
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -136,20 +135,9 @@ def test_a_step_within_a_window_takes_every_length_until_it_is_full(transformers
         check_same(cache, own)
         assert cache.get_seq_length() == own.get_seq_length() == length + 1
     full = model(tokens(3, 8)).past_key_values
-    with pytest.raises(CaptureError, match=r"cumulative_length 8, where it was captured with .* 'keys.shape"):
+    with pytest.raises(CaptureError, match=r"a DynamicCache .* and other contents"):
         step(tokens(3, 1), **{CACHE: full})
     assert full.get_seq_length() == 8
-
-
-def test_a_step_with_a_full_window_takes_its_own_length_alone(transformers: ModuleType) -> None:
-    model = build(transformers, "MistralForCausalLM", sliding_window=4)
-    step = capture(model, (tokens(2, 1),), {CACHE: model(tokens(2, 6)).past_key_values})
-    own = model(tokens(3, 6)).past_key_values
-    cache, token = copy.deepcopy(own), tokens(3, 1)
-    check_same(step(token, **{CACHE: cache}), model(token, **{CACHE: own}))
-    for length in (2, 3, 5, 7):
-        with pytest.raises(CaptureError, match="where it was captured with layers"):
-            step(tokens(3, 1), **{CACHE: model(tokens(3, length)).past_key_values})
 
 
 def test_caches_are_known_to_pytrees_by_the_name_that_transformers_gives(transformers: ModuleType) -> None:
@@ -202,11 +190,11 @@ def test_the_model_decides_whether_there_is_a_cache(
 
 def test_masked_steps_take_a_batch_of_one(transformers: ModuleType, llama: Any, step: Any) -> None:
     model = build(transformers, "OPTForCausalLM")  # counts positions from the mask
-    example = {"input_ids": tokens(2, 1), "attention_mask": torch.ones(2, 9), CACHE: model(tokens(2, 8))[CACHE]}
+    example = {"input_ids": tokens(2, 1), "attention_mask": torch.ones(2, 9).long(), CACHE: model(tokens(2, 8))[CACHE]}
     for decoder, graph_module in ((llama, step), (model, capture(model, (), example))):
         for batch, length in ((1, 8), (3, 5), (1, 4)):
             cache = decoder(tokens(batch, length))[CACHE]
-            call = {"input_ids": tokens(batch, 1), "attention_mask": torch.ones(batch, length + 1)}
+            call = {"input_ids": tokens(batch, 1), "attention_mask": torch.ones(batch, length + 1).long()}
             expected = decoder(**call, **{CACHE: copy.deepcopy(cache)})
             check_same(graph_module(**call, **{CACHE: cache}).logits, expected.logits)
 
@@ -223,14 +211,6 @@ def test_steps_refuse_what_they_are_not_valid_for(llama: Any, step: Any, filled:
     with pytest.raises(CaptureError, match=rf"`{CACHE}` .* is a tuple of 2, .* with a DynamicCache"):
         step(ids, mask, **{CACHE: (ids, ids)})
     assert all(left is right for left, right in zip(pytree.tree_leaves(filled), before, strict=True))
-
-
-def test_another_cache_is_refused_by_what_differs(transformers: ModuleType, llama: Any, step: Any) -> None:
-    deeper = build(transformers, "LlamaForCausalLM", num_hidden_layers=2)
-    cache = deeper(tokens(2, 4)).past_key_values
-    with pytest.raises(CaptureError, match=f"`{CACHE}` of the captured LlamaForCausalLM") as caught:
-        step(tokens(2, 1), torch.ones(2, 5, dtype=torch.int64), **{CACHE: cache})
-    assert len(str(caught.value)) < 400
 
 
 def test_an_empty_cache_is_an_input_too(transformers: ModuleType, llama: Any) -> None:
@@ -266,20 +246,10 @@ def test_copies_pickles_and_archives_of_steps(llama: Any, step: Any, filled: Any
             other(inputs["input_ids"], inputs["attention_mask"][:, :3], **{CACHE: cache})
 
 
-def test_archives_of_another_release(llama: Any, step: Any, tmp_path: Path) -> None:
-    """What fits is taken; what does not is refused, with both releases named."""
+def test_archives_of_another_release(step: Any, tmp_path: Path) -> None:
     saved, other = tmp_path / "saved.fxopt", tmp_path / "other.fxopt"
     save(step, saved)
     entries = entries_of(saved)
-
-    document = entries[DOCUMENT].replace(version("transformers").encode(), b"5.0.0")
-    other.write_bytes(packed({**entries, DOCUMENT: document}))
-    loaded, own = load(other), llama(tokens(3, 4)).past_key_values
-    call = {"input_ids": tokens(3, 1), "attention_mask": torch.ones(3, 5, dtype=torch.int64)}
-    check_same(loaded(**call, **{CACHE: copy.deepcopy(own)}), llama(**call, **{CACHE: own}))
-    with pytest.raises(CaptureError, match=r"\(saved with transformers 5.0.0, opened with .*\) needs `"):
-        loaded(**call)
-
     fields = f'"logits","{CACHE}"'.encode()
     assert fields in entries[DOCUMENT]
     document = entries[DOCUMENT].replace(fields, b'"logits","memory"')

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import inspect
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
@@ -89,6 +87,11 @@ def test_wrong_arguments() -> None:
         capture(nn.Linear(2, 2), (3,))
 
 
+def test_a_capture_is_not_traced_again() -> None:
+    with pytest.raises(CaptureError, match="fx cannot trace a captured module again; its graph is ready for passes"):
+        torch.fx.symbolic_trace(nn.Sequential(capture(nn.Linear(4, 3), torch.randn(2, 4))))
+
+
 class Sum(nn.Module):
     """Adds two inputs, whose sizes have to agree."""
 
@@ -126,39 +129,6 @@ def test_names_that_only_a_catch_all_takes() -> None:
     with pytest.raises(CaptureError, match="no input 'idz'; did you mean 'ids'") as caught:
         capture(Lenient().eval(), (), {"idz": x})
     assert "ValueError: give ids" in str(caught.value)
-
-
-class Trying(nn.Module):
-    """Tries a part with an argument that it does not take, and one that raises after it has computed."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.block, self.late, self.out = nn.Sequential(nn.Linear(4, 4)), Late(), nn.Linear(4, 2)
-
-    def forward(self, x: Tensor, lengths: Tensor | None = None) -> Any:
-        for attempt in ({"lengths": lengths}, {}):
-            with contextlib.suppress(TypeError):
-                x = self.block(x, **attempt)
-        with contextlib.suppress(ValueError):
-            x = self.late(x)
-        return self.out(x)
-
-
-class Late(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.inner = nn.Linear(4, 4)
-
-    def forward(self, x: Tensor) -> Tensor:
-        raise ValueError(self.inner(x).shape)
-
-
-def test_exceptions_that_the_model_catches() -> None:
-    model = Trying().eval()
-    captured, x = capture(model, torch.randn(2, 4)), torch.randn(3, 4)
-    torch.testing.assert_close(captured(x), model(x))
-    with pytest.raises(CaptureError, match=r"Late cannot be captured: ValueError: .*`raise ValueError"):
-        capture(Late(), torch.randn(2, 4))
 
 
 def test_loops_over_steps_are_sent_to_the_backend() -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager
 from typing import Any
 
 import pytest
@@ -110,37 +108,6 @@ def test_assertions_that_cannot_fail_are_gone() -> None:
     assert asserted(captured) == []
     x, mask = torch.randn(4, 3, dtype=torch.float64), torch.ones(4, 3, dtype=torch.int64)
     assert torch.equal(captured(x, mask), model(x, mask))
-
-
-class NoGrad(nn.Module):
-    """Computes a part without gradients, of its input or of a buffer."""
-
-    freq: Tensor
-
-    def __init__(self, of_buffer: bool) -> None:
-        super().__init__()
-        self.lin = nn.Linear(4, 4)
-        self.register_buffer("freq", torch.arange(4.0))
-        self.of_buffer = of_buffer
-
-    def forward(self, x: Tensor) -> Any:
-        with torch.no_grad():
-            factor = self.freq.cos() if self.of_buffer else self.lin(x).exp()
-        return self.lin(x) * factor
-
-
-@pytest.mark.parametrize("of_buffer", [True, False])
-@pytest.mark.parametrize("context", [torch.enable_grad, torch.no_grad, torch.inference_mode])
-def test_gradient_free_regions(of_buffer: bool, context: Callable[[], AbstractContextManager[object]]) -> None:
-    model = NoGrad(of_buffer).eval()
-    with context():
-        captured = capture(model, torch.randn(2, 4))
-    regions = [node for node in iter_nodes(captured.graph) if "wrap_with_set_grad" in str(node.target)]
-    assert not regions
-    x = torch.randn(3, 4, requires_grad=True)
-    found = torch.autograd.grad(captured(x).sum(), [x, model.lin.weight])
-    expected = torch.autograd.grad(model(x).sum(), [x, model.lin.weight])
-    assert all(torch.equal(left, right) for left, right in zip(found, expected, strict=True))
 
 
 def test_random_operators_stay_although_nothing_reads_them() -> None:

@@ -102,13 +102,6 @@ def test_images_of_timm(timm: ModuleType, tmp_path: Path) -> None:
             agrees(model, graph_module, torch.randn(batch, 3, height, width))
 
 
-def test_images_of_transformers(transformers: ModuleType) -> None:
-    config = transformers.ResNetConfig(embedding_size=8, hidden_sizes=[8, 16], depths=[1, 1], layer_type="basic")
-    model = transformers.ResNetForImageClassification(config).eval()
-    captured = capture(model, kwargs={"pixel_values": torch.randn(1, 3, 64, 64)})
-    agrees(model, captured, pixel_values=torch.randn(3, 3, 50, 97))
-
-
 # Texts inside of wrappers
 
 

@@ -195,14 +195,6 @@ def test_input_names_choose_the_inputs(bert: nn.Module) -> None:
     check_same(bert, traced, inputs)
 
 
-def test_embeddings_and_labels_as_inputs(transformers: ModuleType) -> None:
-    model = build(transformers, "LlamaForCausalLM")
-    traced = symbolic_trace(model, ["inputs_embeds", "labels"])
-    check = {"inputs_embeds": torch.randn(3, 5, 32), "labels": torch.randint(99, (3, 5))}
-    with torch.no_grad():
-        torch.testing.assert_close(traced(**check).loss, model(**check, use_cache=False).loss, rtol=1e-6, atol=1e-6)
-
-
 def test_a_name_whose_shape_is_not_known(transformers: ModuleType) -> None:
     with pytest.raises(CaptureError, match=f"'{CACHE}' of LlamaForCausalLM does not follow"):
         symbolic_trace(build(transformers, "LlamaForCausalLM"), ["input_ids", CACHE])

@@ -8,7 +8,6 @@ import sys
 import textwrap
 from io import BytesIO
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -76,7 +75,7 @@ def test_args_say_how_the_program_is_called() -> None:
     assert torch.equal(
         export(captured, kwargs={"ids": IDS, "mask": MASK}).module()(ids=IDS, mask=MASK)["logits"], expected
     )
-    with pytest.raises(CaptureError, match="its dimension 0 is dynamic: give a size of 2 or more"):
+    with pytest.raises(CaptureError, match="hold only for size 1: give an example of 2 or more there"):
         export(captured, (IDS[:1], MASK[:1]))
 
 
@@ -86,13 +85,6 @@ def test_inputs_that_it_does_not_take(perceptron: GraphModule) -> None:
     with pytest.raises(CaptureError, match=r"has size 3 in dimension 1") as caught:
         export(perceptron, torch.randn(2, 3))
     assert "While executing" not in str(caught.value)
-    wrong: Any
-    for wrong in (5, "text", {"x": torch.randn(2, 4)}):
-        with pytest.raises(CaptureError, match="give a tensor, or a tuple"):
-            export(perceptron, wrong)
-    wrong = [torch.randn(2, 4)]
-    with pytest.raises(CaptureError, match="kwargs is a list; give a dictionary"):
-        export(perceptron, kwargs=wrong)
 
 
 def test_a_graph_that_fixes_what_varies(perceptron: GraphModule) -> None:

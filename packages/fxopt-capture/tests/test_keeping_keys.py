@@ -7,8 +7,6 @@ from footprints import Footprint
 from torch import Tensor, nn
 
 from fxopt_capture import symbolic_trace
-from fxopt_checkpoints.load import load_original_state_dict, original_state_dict
-from fxopt_core import Transformation
 
 
 class Part(nn.Module):
@@ -50,13 +48,6 @@ class Model(nn.Module):
         return result
 
 
-class Nothing(Transformation):
-    """Changes nothing."""
-
-    def transform(self, graph_module: torch.fx.GraphModule) -> torch.fx.GraphModule:
-        return graph_module
-
-
 def test_keys_their_order_and_what_is_not_saved_are_those_of_the_model() -> None:
     model = Model()
     traced = symbolic_trace(model)
@@ -86,17 +77,6 @@ def test_the_model_stays_as_it_was() -> None:
     traced.delete_submodule("head.unread")
     traced.delete_submodule("second.unread")
     assert Footprint(model).differences(before) == []
-
-
-def test_a_checkpoint_of_the_model_goes_in_and_comes_back() -> None:
-    checkpoint = Model().state_dict()
-    traced = Nothing()(symbolic_trace(Model()))
-    load_original_state_dict(traced, checkpoint)
-    saved = original_state_dict(traced)
-    assert list(saved) == list(checkpoint)
-    assert all(torch.equal(value, checkpoint[key]) for key, value in saved.items())
-
-
-def test_a_graph_module_keeps_its_keys_when_it_is_traced_again() -> None:
-    traced = symbolic_trace(Model())
-    assert list(symbolic_trace(traced).state_dict()) == list(traced.state_dict())
+    layer = nn.Linear(2, 2)
+    del symbolic_trace(layer).bias
+    assert layer.bias is not None

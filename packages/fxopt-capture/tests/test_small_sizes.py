@@ -10,36 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from fxopt_capture import InputGuards, capture
-from fxopt_capture.call.guards import InputSpec
 from fxopt_capture.exporting import program, strategy
-from fxopt_capture.exporting.inequalities import beyond_small_sizes
 from fxopt_core.errors import CaptureError
-
-N, M = "i[0].size()[1]", "i[1].size()[0]"
-
-
-@pytest.mark.parametrize(
-    "codes",
-    [
-        [f"min(9, {N}) == {N} or {M} == 1", f"{M} != 5"],
-        [f"min(9, {N}) != 1 and {M} > 1"],
-        [f"{N} + {M} > 4"],
-        [f"{N} > 1", f"{N} >= 2", f"1 < {N}", f"0 != {N}", f"{N} != 2"],
-        [f"{M} == max({M}, 4)", f"{N} == 5 or {N} == {M}"],
-        [f"{N} == min(9, {N}) or min(9, {N}) == 1", f"min(9, {N}) == {N}"],
-        [f"{N} * {M} != 1", f"{N} * {M} > 4", f"min(3, {N}) > 1", f"1 < {N} < 9"],
-        [f"{N} % 2 == 0", f"{N} - {M} != 1"],
-        *([f"{N} * ({N} - {M}) >= {least}", f"{N} - {M} == {more}"] for least, more in ((2, 1), (3, 1), (2, 2))),
-    ],
-)
-def test_what_is_left_accepts_the_same_sizes(codes: list[str]) -> None:
-    specs = [InputSpec("x", "floating", (None, None)), InputSpec("y", "floating", (None,))]
-    given = InputGuards(specs, codes)
-    left = InputGuards(specs, beyond_small_sizes(given.conditions))
-    for first in range(2, 12):
-        for second in range(2, 12):
-            inputs = (torch.empty(1, first), torch.empty(second))
-            assert left.accepts(inputs) == given.accepts(inputs)
 
 
 class Branching(nn.Module):
@@ -100,17 +72,14 @@ def test_a_branch_that_makes_no_difference_leaves_no_guard(exports: list[bool]) 
     assert captured(torch.randn(1, 4)).shape == (1, 4)
 
 
-@pytest.mark.parametrize(("difference", "expected"), [(1.0, [True]), (0.0, [True, False])])
-def test_two_exports_where_guards_refuse_more_than_they_must(
-    difference: float, expected: list[bool], exports: list[bool]
-) -> None:
-    model = Branching(lambda size: size % 3 == 1, difference).eval()
+def test_guards_on_larger_sizes_too_stay(exports: list[bool]) -> None:
+    model = Branching(lambda size: size % 3 == 1, 0.0).eval()
     captured = capture(model, torch.randn(3, 4))
-    assert exports == expected
+    assert exports == [True]
     for size in (2, 3, 5):
         x = torch.randn(size, 4)
         assert torch.equal(captured(x), model(x))
-    for size in (1, 4) if difference else (4,):
+    for size in (1, 4):
         with pytest.raises(CaptureError):
             captured(torch.randn(size, 4))
 
@@ -185,14 +154,13 @@ class Picked(nn.Module):
         return torch.where(mask[rows[:, None], torch.arange(ids.shape[1])][..., None], self.embedding(ids), 0.0)
 
 
-def test_nothing_of_all_inputs_is_taken_where_the_model_takes_it() -> None:
-    """Though nothing of the mask alone is refused."""
+def test_nothing_of_one_input_is_refused_where_the_model_refuses_it() -> None:
     model = Picked().eval()
     ids, mask = torch.zeros(2, 3, dtype=torch.int64), torch.ones(2, 3, dtype=torch.bool)
     captured = capture(model, (ids, mask))
-    for rows in (0, 1, 2):
+    for rows in (1, 2):
         assert torch.equal(captured(ids[:rows], mask[:rows]), model(ids[:rows], mask[:rows]))
     with pytest.raises(IndexError):
         model(ids, mask[:0])
-    with pytest.raises(CaptureError, match=r"not \(mask.size\(\)\[0\] == 0 and ids.size\(\)\[0\] != 0\) only"):
+    with pytest.raises(CaptureError, match=r"mask.size\(\)\[0\] != 0 only"):
         captured(ids, mask[:0])

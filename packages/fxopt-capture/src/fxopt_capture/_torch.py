@@ -16,11 +16,11 @@ from torch._functorch import predispatch
 from torch._guards import Source
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.export import ExportedProgram
-from torch.fx import Graph, GraphModule, Node, Tracer, _symbolic_trace
+from torch.fx import Graph, GraphModule, Node
 from torch.fx.experimental import _config as symbolic_shapes_config, symbolic_shapes
 from torch.fx.graph import CodeGen
 from torch.fx.node import has_side_effect
-from torch.nn.modules import batchnorm, dropout, module as modules
+from torch.nn.modules import batchnorm
 from torch.utils import _mode_utils, _pytree as pytree
 from torch.utils._sympy import functions as sympy_functions
 from torch.utils._sympy.numbers import int_oo
@@ -50,13 +50,9 @@ require_torch(
         (symbolic_shapes, ("TLS", "DimDynamic")),
         (symbolic_shapes_config, ("backed_size_oblivious", "patch")),
         (symbolic_shapes.ShapeEnv, _OF_ENVIRONMENTS),
-        (Tracer(), ("module_stack",)),
         (Graph(), ("_codegen",)),
         (Node, ("_rename",)),
-        (_symbolic_trace, ("is_fx_symbolic_tracing",)),
         (batchnorm, ("_BatchNorm",)),
-        (dropout, ("_DropoutNd",)),
-        (modules, ("_global_backward_hooks", "_global_backward_pre_hooks")),
         (_mode_utils, ("no_dispatch",)),
         (_RECURRENT[0], ("py_kernels", "_dispatch_cache")),
         (simplification, ("simplify",)),
@@ -64,8 +60,7 @@ require_torch(
     ],
 )
 
-is_traced: Callable[[], bool] = _symbolic_trace.is_fx_symbolic_tracing
-BatchNorm, DropoutNd = batchnorm._BatchNorm, dropout._DropoutNd
+BatchNorm = batchnorm._BatchNorm
 no_dispatch: Callable[[], Any] = _mode_utils.no_dispatch
 
 # Nothing reads the results of these calls, but they are not dead code: without them, ``torch.vmap`` in a graph crashes.
@@ -166,27 +161,6 @@ def any_number_of_steps() -> Iterator[None]:
             operator._dispatch_cache.clear()
 
 
-@contextmanager
-def leaving_modules() -> Iterator[None]:
-    """Let the tracer leave a module that raises, so that a model may catch the exception and go on."""
-    original = Tracer.call_module
-
-    def call_module(self: Tracer, m: Any, forward: Any, args: Any, kwargs: Any) -> Any:
-        depth = len(self.module_stack)
-        try:
-            return original(self, m, forward, args, kwargs)
-        except BaseException:
-            while len(self.module_stack) > depth:
-                self.module_stack.popitem()
-            raise
-
-    Tracer.call_module = call_module  # type: ignore[method-assign]  # as long as this is open
-    try:
-        yield
-    finally:
-        Tracer.call_module = original  # type: ignore[method-assign]
-
-
 def unmark(value: object) -> None:
     """Remove the marks of dynamic sizes that a failed export has left on the tensors in a value.
 
@@ -206,13 +180,6 @@ def release_real_tensors(graph: Graph) -> None:
     values = (node.meta.get("val") for node in graph.nodes)
     for mode in {value.fake_mode for value in values if isinstance(value, FakeTensor)}:
         mode.fake_tensor_converter.meta_converter.describer.lookup_tensor.clear()
-
-
-def has_backward_hooks(module: modules.Module | None) -> bool:
-    """Return whether a module has backward hooks of its own; for None, whether there are hooks of all modules."""
-    if module is None:
-        return bool(modules._global_backward_hooks or modules._global_backward_pre_hooks)
-    return bool(module._backward_hooks or module._backward_pre_hooks)
 
 
 def is_hook_of_export(hook: object) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import logging
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
@@ -25,18 +24,17 @@ from fxopt_capture.call.structures import (
     free_name,
     name_inputs,
     register_structures,
-    return_sizes,
+    return_plain_containers,
     separate_names,
     structures_of,
 )
 from fxopt_capture.captured import CapturedModule, assemble
-from fxopt_capture.exporting.compare import GraphError, difference_in_call, effect_of
+from fxopt_capture.exporting.compare import GraphError, difference_in_call, difference_of_calls
 from fxopt_capture.exporting.dynamic import DimensionsOf, batch_dimension, distinct_tensors
 from fxopt_capture.exporting.failure import described, first_line
 from fxopt_capture.exporting.masks import compare_masks
 from fxopt_capture.exporting.modes import training_note
 from fxopt_capture.exporting.observer import Observer
-from fxopt_capture.exporting.program import backward_hooks_note
 from fxopt_capture.exporting.random_state import random_state_kept
 from fxopt_capture.exporting.strategy import Export, Request, export
 from fxopt_capture.graph.assertions import with_dtypes
@@ -168,7 +166,6 @@ def read_call(
     _check_tensors(model)
     register_structures([*args, *kwargs.values()])
     form, inputs = bind_call(model, args, kwargs)
-    _check_own_call(model, inputs)
     if is_pretrained(model):
         choice = no_cache(form, inputs) if without_cache else cache_choice(model, form)
         form = form.with_implied(**choice)
@@ -250,8 +247,7 @@ def _capture_request(request: Request, *, compare: bool) -> CapturedModule:
         _check_example(request, exported, captured)
         if is_pretrained(model) and not is_weightless(model):
             binding.form = replace(form, absent=absent_inputs(model, form, inputs))
-    notes = exported.note, hidden_note(captured), request.observer.note(), backward_hooks_note(model)
-    for note in filter(None, notes):
+    for note in filter(None, (exported.note, hidden_note(captured))):
         _LOGGER.warning("%s: %s", type(model).__name__, note)
     return captured
 
@@ -320,17 +316,18 @@ def _unused(exported: Export) -> list[str]:
 def _check_steps(request: Request, exported: Export) -> None:
     """Refuse a model whose outputs depend on an attribute that calls change: in the graph it is a constant."""
     model, steps = request.model, request.observer.stepped
-    if not steps or any(tensor.is_meta for tensor in (*model.parameters(), *model.buffers())):
+    if not steps:
         return
     try:
-        change = effect_of({name: new for name, (_, new) in steps.items()}, model, request.form, exported.inputs)
+        change = None if is_weightless(model) else difference_of_calls(model, request.form, exported.inputs)
     except Exception as error:  # whatever the model raises
         change = f"it raises {type(error).__name__}: {error}"
-    if change is not None:
+    if change is not None or is_weightless(model):
+        changes = ", ".join(f"`{name}` from {old!r} to {new!r}" for name, (old, new) in steps.items())
         raise CaptureError(
-            f"{type(model).__name__} cannot be captured: a call of it changes {request.observer.changes()}, and with "
-            f"that {change}. The graph would compute the same every time; let the model count in a buffer, and change "
-            f"that in place"
+            f"{type(model).__name__} cannot be captured: a call of it changes {changes}, and in the next call "
+            f"{change or 'of a model on the meta device, other outputs would go unnoticed'}. The graph would compute "
+            f"the same every time; let the model count in a buffer, and change that in place"
         )
 
 
@@ -345,18 +342,6 @@ def _check_tensors(model: nn.Module) -> None:
                 f"`{name}` of {type(model).__name__} was made under torch.inference_mode(), and torch cannot export "
                 f"such a tensor; capture copy.deepcopy(model), made outside of that mode"
             )
-
-
-def _check_own_call(model: nn.Module, inputs: Mapping[str, object]) -> None:
-    """Refuse a ``__call__`` of the model's own that does not take inputs by name, as ``torch.export`` gives them."""
-    try:
-        inspect.signature(type(model).__call__).bind(model, **inputs)
-    except TypeError as error:
-        name = type(model).__name__
-        raise CaptureError(
-            f"{name} has a `__call__` of its own that cannot be called as `forward` can, with {', '.join(inputs)} by "
-            f"name ({error}); give it the arguments of `forward`, or move what it does there"
-        ) from error
 
 
 def check_model(model: object) -> None:
@@ -375,6 +360,11 @@ def check_model(model: object) -> None:
         for kind in (cls.__name__ for cls in type(module).__mro__ if cls.__name__ in _DISTRIBUTED):
             # Before anything runs its hooks: FSDP's first call prepares the model for good.
             raise CaptureError(f"{name} is a {kind}, which cannot be captured; {_BEFORE_SHARDING}")
+        if module._backward_hooks or module._backward_pre_hooks:
+            raise CaptureError(
+                f"{name} has backward hooks, which do not run where a graph has operators in place of the module; "
+                f"remove them, and register them on the graph module"
+            )
     for name in (*model._modules, *model._parameters, *model._buffers):
         is_former_guard = isinstance(model._modules.get(name), InputGuards)
         if (hasattr(CapturedModule, name) or name in _RESERVED) and not is_former_guard:
@@ -388,7 +378,7 @@ def build_captured(
 ) -> CapturedModule:
     """Make the captured module of an export; ``dtype_reads`` says where the model reads which kinds of dtype."""
     graph, source = exported.module.graph, exported.module
-    return_sizes(graph)
+    return_plain_containers(graph)
     tidy(graph, source)
     constants = _name_constants(graph, source, model)
     layers = raise_layers(graph, model)
@@ -414,11 +404,7 @@ def _place_guards(graph: Graph) -> None:
     for node in placeholders:
         first.prepend(node)
     with graph.inserting_before(first):
-        guards = graph.create_node("call_module", GUARDS, tuple(placeholders))
-    stacks = (node.meta.get("nn_module_stack") for node in iter_nodes(graph))
-    for root in (list(stack.items())[:1] for stack in stacks if stack):
-        guards.meta["nn_module_stack"] = dict(root)
-        return
+        graph.create_node("call_module", GUARDS, tuple(placeholders))
 
 
 def _name_constants(graph: Graph, source: nn.Module, model: nn.Module) -> dict[str, object]:

@@ -10,14 +10,12 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.fx import Graph, GraphModule, Interpreter, Proxy
+from torch.fx import Graph, GraphModule, Interpreter
 from torch.fx.graph import PythonCode
-from torch.utils._pytree import tree_leaves
 
-from fxopt_capture._torch import is_traced, pytree_info
+from fxopt_capture._torch import pytree_info
 from fxopt_capture.call.arguments import InputBinding
 from fxopt_capture.call.guards import GUARDS, InputGuards, check_mode
-from fxopt_capture.call.retracing import retrace
 from fxopt_capture.exporting.failure import first_line
 from fxopt_capture.huggingface.clients import add_attributes, without_defaults
 from fxopt_core import install_pickling
@@ -40,10 +38,7 @@ class CapturedModule(GraphModule):
     def recompile(self) -> PythonCode:
         """Generate ``forward`` from the graph again; it takes calls as the model's ``forward`` does."""
         code = super().recompile()
-        forward: Callable[..., Any] = type(self).forward
-        if _chooses_format(self._graph):
-            forward = _in_any_format(forward)
-        forward = _bound(forward)
+        forward = _bound(type(self).forward, converts=_converts_format(self._graph))
         if facts := _facts(self._graph):
             forward = _refusing(forward, facts)
         type(self).forward = forward  # torch makes one class for each instance
@@ -61,18 +56,6 @@ class CapturedModule(GraphModule):
             check_mode(guards.mode, mode)
         super().train(mode)
         return self
-
-    def to(self, *args: Any, **kwargs: Any) -> Any:
-        """Convert or move as modules do.
-
-        Raises:
-            CaptureError: There is no such device here, or the graph is not valid in the dtype.
-        """
-        try:
-            return super().to(*args, **kwargs)
-        except (AssertionError, RuntimeError) as error:  # which torch raises for devices that it lacks
-            where = ", ".join(map(str, (*args, *kwargs.values())))
-            raise CaptureError(f"{type(self).__name__} cannot be moved to {where}: {first_line(error)}") from error
 
     def __copy__(self) -> CapturedModule:
         """Return a module that shares graph, tensors and submodules with this one, and has its own dictionaries."""
@@ -100,8 +83,10 @@ class CapturedModule(GraphModule):
         return copied
 
 
-def _bound(compute: Callable[..., Any]) -> Callable[..., Any]:
+def _bound(compute: Callable[..., Any], *, converts: bool) -> Callable[..., Any]:
     """Return the generated ``forward`` with the arguments of a call bound to the inputs of the graph.
+
+    A graph that `converts` memory formats runs without these conversions under ``torch.vmap``, which has only one.
 
     A forward pre-hook could bind them too, but torch then takes a path through ``nn.Module.__call__`` that costs
     several microseconds, and calls of ``forward`` itself would go unchecked.
@@ -112,16 +97,14 @@ def _bound(compute: Callable[..., Any]) -> Callable[..., Any]:
         if kwargs:
             kwargs = without_defaults(self, kwargs, self._input_binding.form.fixed)
         inputs = self._input_binding(args, kwargs)
-        if inputs is not None and is_traced():
-            values = tree_leaves(inputs)
-            if any(isinstance(value, Proxy) for value in values):
-                return retrace(self, values)
+        if converts and runs_in_transform():
+            return _AnyFormat(self).run(*(args if inputs is None else inputs.values()))
         return compute(self, *args, **kwargs) if inputs is None else compute(self, **inputs)
 
     return forward
 
 
-def _chooses_format(graph: Graph) -> bool:
+def _converts_format(graph: Graph) -> bool:
     """Return whether a graph has named inputs, and converts values to a memory format."""
     converts = any(node.kwargs for node in graph.find_nodes(op="call_function", target=aten.contiguous.default))
     return converts and pytree_info(graph) is None
@@ -133,20 +116,6 @@ class _AnyFormat(Interpreter):
     def call_function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Return the result of a function."""
         return super().call_function(target, args, {} if target is aten.contiguous.default else kwargs)
-
-
-def _in_any_format(compute: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a ``forward`` that also runs under ``torch.vmap``, which has only the contiguous memory format."""
-
-    @functools.wraps(compute)
-    def forward(self: CapturedModule, *args: Any, **kwargs: Any) -> Any:
-        if not runs_in_transform():
-            return compute(self, *args, **kwargs)
-        names = [str(node.target) for node in self.graph.find_nodes(op="placeholder")]
-        values = {**dict(zip(names, args, strict=False)), **kwargs}
-        return _AnyFormat(self).run(*(values[name] for name in names))
-
-    return forward
 
 
 def _facts(graph: Graph) -> tuple[str, ...]:

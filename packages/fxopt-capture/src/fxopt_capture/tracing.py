@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import torch
 from torch import nn
 from torch.fx import GraphModule
 
-from fxopt_capture.call.arguments import forward_signature
 from fxopt_capture.call.names import check_names
 from fxopt_capture.capture import capture_call, check_model, read_call
 from fxopt_capture.exporting.failure import described
@@ -83,10 +80,11 @@ def _arguments(
 
 
 def _trace_without_inputs(model: nn.Module, names: Sequence[str] | None) -> GraphModule:
-    constants = {} if names is None else _left_out(model, names)
+    if names is not None:
+        raise CaptureError(f"input_names of {type(model).__name__} need example_inputs, as it is not of transformers")
     try:
         with kept(model):
-            traced = torch.fx.symbolic_trace(model, concrete_args=constants or None)
+            traced = torch.fx.symbolic_trace(model)
     except Exception as error:  # whatever the model does with a stand-in for a tensor
         raise CaptureError(
             f"{type(model).__name__} cannot be traced without inputs: {described(error)}. Give example_inputs, with "
@@ -94,15 +92,3 @@ def _trace_without_inputs(model: nn.Module, names: Sequence[str] | None) -> Grap
         ) from error
     keep_keys(model, traced)
     return traced
-
-
-def _left_out(model: nn.Module, names: Sequence[str]) -> dict[str, Any]:
-    """Return the defaults of the arguments that are not to be inputs."""
-    constants: dict[str, Any] = {}
-    for name, parameter in forward_signature(model).parameters.items():
-        if name in names or parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
-            continue
-        if parameter.default is inspect.Parameter.empty:
-            raise CaptureError(f"{type(model).__name__}.forward needs {name!r}; add it to input_names")
-        constants[name] = parameter.default
-    return constants

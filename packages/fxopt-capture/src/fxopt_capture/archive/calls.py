@@ -108,7 +108,7 @@ def _spec(form: Form, depth: int = 0) -> pytree.TreeSpec:
     _check_cache(found, 0)
     if name.startswith(_LIBRARY) and isinstance(kind, type) and is_dataclass(kind):
         _check_fields(kind, found)
-    if isinstance(kind, type) and issubclass(kind, tuple) and kind not in (tuple, torch.Size):
+    if isinstance(kind, type) and issubclass(kind, tuple) and kind is not tuple:
         return pytree.TreeSpec(namedtuple, kind, [_spec(child, depth + 1) for child in children])
     return pytree.TreeSpec(kind, found, [_spec(child, depth + 1) for child in children])
 
@@ -174,10 +174,8 @@ def write_binding(binding: InputBinding) -> Form:
         "variadic": list(form.variadic),
         "absent": dict(form.absent),
         "ignored": sorted(form.ignored),
-        "renamed": dict(form.renamed),
-        "nested": [name for name, nesting in binding.nestings.items() if nesting.kind is not None],
+        "nested": [name for name, nesting in binding.nestings.items() if nesting is not None],
         "checked": list(binding.nestings),
-        "release": version(_LIBRARY) if any(map(is_cache_type, binding.structures)) else None,
     }
 
 
@@ -199,17 +197,12 @@ def read_binding(rows: Form, graph: Graph, name: str) -> InputBinding:
         _texts(rows["variadic"]),
         absent={str(local): int(number) for local, number in rows["absent"].items()},
         ignored=frozenset(_texts(rows["ignored"])),
-        renamed={str(old): str(new) for old, new in rows["renamed"].items()},
     )
-    nestings = dict.fromkeys(_texts(rows["checked"]), Nesting())
+    nestings: dict[str, Nesting | None] = dict.fromkeys(_texts(rows["checked"]))
     values = [node.meta.get("val") for node in graph.find_nodes(op="placeholder")]
     examples = inputs_by_name(graph, values) if rows["nested"] else {}
     nestings |= {local: nesting_of(examples[local]) for local in _texts(rows["nested"])}
-    binding = InputBinding(form, name, structures_of(graph), nestings)
-    if any(map(is_cache_type, binding.structures)) and rows["release"] != version(_LIBRARY):
-        # For messages: releases differ in the names and contents of caches and their arguments.
-        binding.model_name += f" (saved with {_LIBRARY} {str(rows['release'])[:20]}, opened with {version(_LIBRARY)})"
-    return binding
+    return InputBinding(form, name, structures_of(graph), nestings)
 
 
 def _instances(rows: Form, cls: type[T]) -> tuple[T, ...]:
@@ -243,7 +236,7 @@ def read_guards(rows: Form) -> InputGuards:
     """Return the guards that `write_guards` has written."""
     specs = _instances(rows["specs"], InputSpec)
     for spec in specs:
-        if not (_KINDS | {None}).issuperset((spec.kind, *spec.also)):
+        if spec.kind not in (_KINDS | {None}):
             raise MalformedError(f"{spec.kind!r:.40} is not a kind of dtype")
     conditions = _texts(rows["conditions"])
     check_conditions(conditions)

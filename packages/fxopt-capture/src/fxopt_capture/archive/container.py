@@ -38,23 +38,16 @@ def checked_target(target: PathLike | IO[bytes]) -> str | IO[bytes]:
     """Return the path to write to, or the file that is open for it.
 
     Raises:
-        CaptureError: nothing can be written there: its folder does not exist, or it is a folder itself.
+        CaptureError: it is no place for an archive: a device, or a file of another format.
     """
     if not isinstance(target, str | bytes | os.PathLike):
         if not callable(getattr(target, "write", None)):
             raise CaptureError(f"{type_text(target)} is neither a path nor an open file to save to")
         return target
     path = os.fsdecode(target)
-    folder, name = os.path.split(path)
-    if folder and not os.path.isdir(folder):
-        found = f"there is no folder {folder!r}; create it first"
-        found = f"{folder!r} is a file, not a folder" if os.path.exists(folder) else found
-        raise CaptureError(f"{path!r} cannot be written, as {found}")
-    if not name or os.path.isdir(path):
-        raise CaptureError(f"{path!r} cannot be written, as it names no file; give one, such as 'model.fxopt'")
     if special_kind(path) is not None:
         raise CaptureError(f"{path!r} cannot be written, as it is {special_kind(path)}; give the path of a file")
-    if name.endswith(".pt2"):
+    if path.endswith(".pt2"):
         raise CaptureError(
             f"{path!r} has the suffix of another format: save writes fxopt's own, such as 'model.fxopt'. For a file "
             f"that torch reads without fxopt: torch.export.save(fxopt_capture.export(graph_module), {path!r})"

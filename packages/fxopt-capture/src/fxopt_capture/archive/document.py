@@ -78,8 +78,8 @@ _OF_EXPORT = (
 # -- writing
 
 
-def write_document(graph_module: GraphModule, *, source_lines: bool = False) -> dict[str, list[Buffer]]:
-    """Return the entries of the archive of a graph module, in parts, with or without source lines of its nodes.
+def write_document(graph_module: GraphModule) -> dict[str, list[Buffer]]:
+    """Return the entries of the archive of a graph module, in parts.
 
     Raises:
         InexpressibleError: something in it cannot be written; the message names the node, module, tensor or record.
@@ -99,15 +99,11 @@ def write_document(graph_module: GraphModule, *, source_lines: bool = False) -> 
         "graph": _graph_form(graph_module.graph, shapes),
         "pretrained": note_to_write(graph_module.meta.get(NOTE)),
     }
-    if not source_lines:
-        for graph in (document["graph"], *(row["graph"] for row in document["modules"] if "graph" in row)):
-            for row in graph["rows"]:
-                row.pop("trace", None)
     rows, weights = tensors.finish()
     text = json.dumps({**document, "tensors": rows, **shapes.tables()}, allow_nan=False, separators=(",", ":"))
     entries: dict[str, list[Buffer]] = {FILE: [text.encode()]}
     if isinstance(ledger, Ledger):
-        entries[LEDGER] = [write_ledger(ledger, source_lines=source_lines).encode()]
+        entries[LEDGER] = [write_ledger(ledger).encode()]
     return {**entries, WEIGHTS: weights}
 
 
@@ -115,8 +111,10 @@ def _graph_form(graph: Graph, shapes: ShapeWriter | None = None) -> Form:
     generator = generator_class(graph)
     if generator not in (CodeGen, PyTreeCodeGen):
         raise InexpressibleError(f"the graph has a code generator of its own, {type(codegen_of(graph)).__qualname__}")
-    rows = write_graph(graph, ValueWriter(names=PLAIN), partial(_node_row, shapes))
-    return {"containers": write_containers(graph), **rows}
+    form: dict[str, Any] = write_graph(graph, ValueWriter(names=PLAIN), partial(_node_row, shapes))
+    for row in form["rows"]:
+        row.pop("trace", None)  # lines of the author's code
+    return {"containers": write_containers(graph), **form}
 
 
 def _node_row(shapes: ShapeWriter | None, node: Node) -> dict[str, Form]:

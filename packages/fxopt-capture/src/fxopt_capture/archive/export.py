@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
@@ -20,22 +19,18 @@ from fxopt_capture.call.arguments import CallForm, bind_call
 from fxopt_capture.call.guards import InputGuards, InputSpec, guards_of
 from fxopt_capture.call.structures import inputs_by_name
 from fxopt_capture.captured import CapturedModule
-from fxopt_capture.exporting.conditions import read_guards, size_expression
+from fxopt_capture.exporting.conditions import size_expression
 from fxopt_capture.exporting.dynamic import automatic_shapes, batch_dimension, requested_shapes
 from fxopt_capture.exporting.failure import described
 from fxopt_capture.exporting.program import ready_to_export, taking
-from fxopt_capture.exporting.small_sizes import open_questions
 from fxopt_capture.one_at_a_time import one_at_a_time
 from fxopt_core import (
     check_graph_module,
     iter_nodes,
-    type_text,
 )
 from fxopt_core.errors import CaptureError
 
 _GIVE = "give example inputs: export(graph_module, args, kwargs)"
-_TRIED = (None, 2, 3, 4, 5, 6, 8, 10, 12, 16, 24, 32, 48, 64)
-"""Sizes for the dynamic dimensions of examples; None: the size of the capture, where the graph still has it."""
 
 
 @one_at_a_time()
@@ -45,7 +40,6 @@ def export(
     kwargs: Mapping[str, object] | None = None,
     *,
     dynamic_shapes: Any = None,
-    source_lines: bool = False,
 ) -> ExportedProgram:
     """Export a graph module as a program that needs only torch: for ``torch.export.save``, AOTInductor or ONNX.
 
@@ -58,7 +52,6 @@ def export(
         kwargs: example inputs by name.
         dynamic_shapes: which sizes vary, as in ``torch.export.export``, by name of the input. None: those that vary in
             a captured module; in any other, the first dimension of each tensor.
-        source_lines: whether nodes keep the lines of the model's code, with the paths of its files.
 
     Raises:
         CaptureError: ``torch.export`` refuses the graph or the inputs, or the program would accept fewer sizes.
@@ -69,10 +62,6 @@ def export(
     torch.Size([5, 3])
     """
     check_graph_module(graph_module, "export")
-    if isinstance(args, str) or not isinstance(args, torch.Tensor | Sequence | None):
-        raise CaptureError(f"args is {type_text(args)}; give a tensor, or a tuple of the positional inputs")
-    if not isinstance(kwargs, Mapping | None):
-        raise CaptureError(f"kwargs is {type_text(kwargs)}; give a dictionary from names of inputs to their values")
     call = example_call(graph_module, (args,) if isinstance(args, torch.Tensor) else args, kwargs)
     if dynamic_shapes is not None:
         shapes = requested_shapes(call.form, dynamic_shapes, call.inputs)
@@ -83,10 +72,9 @@ def export(
         program = _export_guarded(graph_module, call, guards_of(graph_module))
     else:
         program = _export(graph_module, call, automatic_shapes(call.inputs, batch_dimension), small_sizes=False)
-    if not source_lines:  # which torch would write into each file of it
-        for module in program.graph_module.modules():
-            for node in iter_nodes(module.graph) if isinstance(module, GraphModule) else ():
-                node.meta.pop("stack_trace", None)
+    for module in program.graph_module.modules():
+        for node in iter_nodes(module.graph) if isinstance(module, GraphModule) else ():
+            node.meta.pop("stack_trace", None)  # lines of the model's code, which torch would write into each file
     return program
 
 
@@ -134,33 +122,25 @@ def example_call(
 
 
 def _accepted_inputs(graph_module: CapturedModule) -> dict[str, object]:
-    """Return inputs that a captured module accepts, by name."""
+    """Return inputs of the sizes of the capture by name, as far as the captured module still accepts them."""
     guards, placeholders = guards_of(graph_module), graph_module.graph.find_nodes(op="placeholder")
-    parameter = next((one for one in graph_module.parameters() if one.is_floating_point()), torch.zeros(()))
-    for size in _TRIED:
-        leaves = [
-            _example(spec, node.meta.get("val"), size, parameter)
-            for spec, node in zip(guards.specs, placeholders, strict=False)
-        ]
-        if guards.accepts(leaves):
-            break
-    else:
-        raise CaptureError(f"no sizes were found that the captured module accepts ({guards.extra_repr()}); {_GIVE}")
+    leaves = [
+        _example(spec, node.meta.get("val"), guards.module_dtype)
+        for spec, node in zip(guards.specs, placeholders, strict=False)
+    ]
+    if not guards.accepts(leaves):
+        raise CaptureError(f"the sizes of the capture are unknown, as after a pickle, or no longer accepted; {_GIVE}")
     return inputs_by_name(graph_module.graph, leaves)
 
 
-def _example(spec: InputSpec, value: Any, size: int | None, parameter: torch.Tensor) -> object:
-    """Return an example of an input, with this size in its dynamic dimensions, or else that of the capture."""
-    if spec.kind is None:
+def _example(spec: InputSpec, value: Any, moved: torch.dtype | None) -> object:
+    """Return an example of an input, in the sizes that `value` had at the capture."""
+    if spec.kind is None or not isinstance(value, torch.Tensor):
         return spec.value
-    dtypes = {"bool": torch.bool, "integer": torch.int64, "floating": parameter.dtype, "complex": torch.complex64}
-    dtype, device, hints = spec.dtype or dtypes[spec.kind], parameter.device, [size or 2] * len(spec.sizes)
-    if size is None and isinstance(value, torch.Tensor) and value.dim() == len(spec.sizes):
-        shape: list[Any] = [*value.shape]
-        hints = [each if isinstance(each, int) else each.node.hint or 2 for each in shape]
-        dtype, device = value.dtype, value.device
-    sizes = [max(2, hint) if fixed is None else fixed for fixed, hint in zip(spec.sizes, hints, strict=True)]
-    return torch.full(sizes, int(spec.ones is True), dtype=dtype, device=device)
+    shape: list[Any] = [*value.shape]
+    sizes = [max(2, each.node.hint or 2) if isinstance(each, torch.SymInt) else each for each in shape]
+    dtype = moved if spec.follows else value.dtype
+    return torch.full(sizes, int(spec.ones is True), dtype=dtype, device=value.device)
 
 
 def _dynamic_shapes(guards: InputGuards, leaves: Sequence[object]) -> ShapesCollection:
@@ -169,12 +149,6 @@ def _dynamic_shapes(guards: InputGuards, leaves: Sequence[object]) -> ShapesColl
     for leaf, spec in zip(leaves, guards.specs, strict=True):
         dimensions = _open_dimensions(spec)
         if isinstance(leaf, torch.Tensor) and dimensions:
-            small = [dimension for dimension in dimensions if leaf.size(dimension) < 2]
-            if small:
-                raise CaptureError(
-                    f"an example input for the export has shape {tuple(leaf.shape)}, and its dimension {small[0]} is "
-                    f"dynamic: give a size of 2 or more there, since torch.export treats 0 and 1 as fixed"
-                )
             shapes[leaf] = dict.fromkeys(dimensions, Dim.AUTO)
     return shapes
 
@@ -190,27 +164,19 @@ def _export_guarded(graph_module: GraphModule, call: ExampleCall, guards: InputG
     """Export a captured module to a program with its guards.
 
     A captured graph has all guards that it needs, but an export may find others, which refuse sizes for which the graph
-    is right. Of the export that allows sizes of 0 and 1 and the usual one, the one that refuses fewer of these sizes is
-    taken, and in a tie the one with fewer additional guards.
+    is right: fewer if sizes of 0 and 1 are allowed, as far as torch can export that.
     """
-    leaves = pytree.tree_leaves(dict(call.inputs))
-    shapes = _dynamic_shapes(guards, leaves)
-    found: list[tuple[int, int, ExportedProgram]] = []
-    for small_sizes in (True, False):
-        try:
-            program = _export(graph_module, call, shapes, small_sizes=small_sizes)
-            _demand_dynamic(program, call, guards)
-        except CaptureError:
-            if small_sizes or found:
-                continue
-            raise
-        values = user_values(program)
-        refused = len(open_questions(values, guards, read_guards(program, call.inputs, values, None), leaves))
-        others = _state(program, call, guards)
-        found.insert(0, (refused, others, program))
-        if not others:
-            break
-    return min(found, key=lambda each: each[:2])[-1]
+    shapes = _dynamic_shapes(guards, pytree.tree_leaves(dict(call.inputs)))
+    try:
+        program = _export(graph_module, call, shapes, small_sizes=True)
+        _demand_dynamic(program, call, guards)
+    except CaptureError:
+        program = _export(graph_module, call, shapes, small_sizes=False)
+        _demand_dynamic(program, call, guards)
+    paths = [path for path, _ in pytree.tree_leaves_with_path(dict(call.inputs))]
+    stated = [_in_terms_of(condition, paths) for condition in guards.conditions]
+    assumptions(program)[:] = dict.fromkeys([*stated, *assumptions(program)])
+    return program
 
 
 def _export(graph_module: GraphModule, call: ExampleCall, shapes: Any, *, small_sizes: bool) -> ExportedProgram:
@@ -258,7 +224,7 @@ def _flat(graph: Graph, inputs: Mapping[str, object]) -> list[object]:
     return [inputs.get(str(node.target), next(iter(node.args), None)) for node in nodes]
 
 
-def user_values(program: ExportedProgram) -> list[object]:
+def _user_values(program: ExportedProgram) -> list[object]:
     """Return ``meta["val"]`` of the placeholders of a program's user inputs, in order."""
     given = {spec.arg.name for spec in program.graph_signature.input_specs if spec.kind.name == "USER_INPUT"}
     nodes: list[Node] = [node for node in program.graph.find_nodes(op="placeholder") if node.name in given]
@@ -268,25 +234,15 @@ def user_values(program: ExportedProgram) -> list[object]:
 def _demand_dynamic(program: ExportedProgram, call: ExampleCall, guards: InputGuards) -> None:
     """Refuse a program that fixes sizes which are dynamic in the captured module."""
     paths = [pytree.keystr(path) for path, _ in pytree.tree_leaves_with_path(dict(call.inputs))]
-    for path, value, spec in zip(paths, user_values(program), guards.specs, strict=False):
+    for path, value, spec in zip(paths, _user_values(program), guards.specs, strict=False):
         for dimension in _open_dimensions(spec):
             size = value.shape[dimension] if isinstance(value, torch.Tensor) else None
             if size is not None and size_expression(size) is None:
                 raise CaptureError(
                     f"dimension {dimension} of input {path} is dynamic in this graph module, but the program would "
-                    f"hold only for size {int(size)}, because something in the graph fixes it, such as a pass or an "
-                    f"added node. Give `dynamic_shapes` that make it static"
+                    f"hold only for size {int(size)}: give an example of 2 or more there, or, if something in the "
+                    f"graph fixes it, such as a pass or an added node, `dynamic_shapes` that make it static"
                 )
-
-
-def _state(program: ExportedProgram, call: ExampleCall, guards: InputGuards) -> int:
-    """Add `guards` to those of a program; return how many others it has, which stay."""
-    paths = [path for path, _ in pytree.tree_leaves_with_path(dict(call.inputs))]
-    stated = [_in_terms_of(condition, paths) for condition in guards.conditions]
-    known = set(map(_normal_form, stated))
-    own = [code for code in assumptions(program) if _normal_form(code) not in known]
-    assumptions(program)[:] = [*stated, *own]
-    return len(own)
 
 
 def _in_terms_of(code: str, paths: Sequence[pytree.KeyPath]) -> str:
@@ -294,11 +250,3 @@ def _in_terms_of(code: str, paths: Sequence[pytree.KeyPath]) -> str:
     for index, path in reversed(list(enumerate(paths))):
         code = code.replace(f"i[{index}]", f"L{pytree.keystr(path)}")
     return code
-
-
-def _normal_form(code: str) -> object:
-    """Return a key that ignores the spelling of a condition: spaces, parentheses, sides of an equation."""
-    tree = ast.parse(code, mode="eval").body
-    if isinstance(tree, ast.Compare) and len(tree.ops) == 1 and isinstance(tree.ops[0], ast.Eq):
-        return frozenset(map(ast.unparse, (tree.left, tree.comparators[0])))
-    return ast.unparse(tree)

@@ -14,17 +14,15 @@ from fxopt_core.errors import CaptureError
 from fxopt_rewrite import InexpressibleError, outside_inference_mode
 
 
-def save(graph_module: GraphModule, path: PathLike | IO[bytes], *, source_lines: bool = False) -> None:
+def save(graph_module: GraphModule, path: PathLike | IO[bytes]) -> None:
     """Save a graph module with its history in one file, conventionally with the suffix ``.fxopt``.
 
-    The file is a zip of JSON and safetensors. Nothing is exported or run. An existing file is replaced once the new one
-    is complete. For a program that needs only torch, see `export`.
+    The file is a zip of JSON and safetensors, without paths and lines of the model's code. Nothing is exported or run.
+    An existing file is replaced once the new one is complete. For a program that needs only torch, see `export`.
 
     Args:
         graph_module: the graph module, captured, loaded or traced.
         path: the file to write, by its path, or open for writing bytes.
-        source_lines: whether nodes, including those of the history, keep the lines of the model's code that they came
-            from, with the paths of its files. These reveal details of the author's machine, and nothing needs them.
 
     Raises:
         CaptureError: the file cannot be written, or the graph module holds something that cannot be saved: hooks,
@@ -41,7 +39,7 @@ def save(graph_module: GraphModule, path: PathLike | IO[bytes], *, source_lines:
     check_graph_module(graph_module, "save")
     target = checked_target(path)
     try:
-        entries = write_document(graph_module, source_lines=source_lines)
+        entries = write_document(graph_module)
     except InexpressibleError as error:
         raise CaptureError(f"the graph module cannot be saved: {error}. Undo or change this") from error
     write_archive(target, entries)

@@ -50,14 +50,14 @@ _OF_TYPES = frozenset({"builtins", "collections", "torch", "types"})
 _UNSAFE = frozenset("\"'\\\n\r\0")
 
 
-def write_ledger(ledger: Ledger, *, source_lines: bool = False) -> str:
-    """Return a ledger as text, with or without source lines of its nodes.
+def write_ledger(ledger: Ledger) -> str:
+    """Return a ledger as text, without source lines of its nodes.
 
     Raises:
         InexpressibleError: it names something that an archive may not; the message says what.
     """
     try:
-        text = json.dumps(_with_plain_meta(json.loads(ledger_to_json(ledger)), source_lines=source_lines))
+        text = json.dumps(_with_plain_meta(json.loads(ledger_to_json(ledger))))
         read_ledger(text)
     except FxoptError as error:
         raise InexpressibleError(f"the ledger cannot be written: {error}") from error
@@ -79,18 +79,18 @@ def read_ledger(text: str) -> Ledger:
     return ledger
 
 
-def _with_plain_meta(data: Form, *, source_lines: bool, within: bool = False) -> Form:
+def _with_plain_meta(data: Form, *, within: bool = False) -> Form:
     """Return data with classes in the ``meta`` of nodes as text, as torch's own graphs have them."""
     if isinstance(data, list):
-        return [_with_plain_meta(item, source_lines=source_lines, within=within) for item in data]
+        return [_with_plain_meta(item, within=within) for item in data]
     if not isinstance(data, dict):
         return data
     if within and data.keys() == {"name"} and isinstance(data["name"], str):
         return data["name"].replace(":", ".")
     found = {
-        key: _with_plain_meta(item, source_lines=source_lines, within=within or key == "meta")
+        key: _with_plain_meta(item, within=within or key == "meta")
         for key, item in data.items()
-        if source_lines or key != "stack_trace"
+        if key != "stack_trace"
     }
     return {key: item for key, item in found.items() if key != "meta" or item}  # as it is written when it is empty
 

@@ -8,8 +8,7 @@ repeat it.
 from __future__ import annotations
 
 import inspect
-import warnings
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -52,10 +51,8 @@ class CallForm:
         fixed: name -> value, baked into the graph.
         implied: names among `fixed` that the capture chose itself; a call need not repeat them.
         variadic: names among `inputs` that fill the model's ``*args``, in order.
-        by_position: how many of `parameters` were given by position.
         absent: names among `inputs` that a call may leave out -> the number that fills them, in the shape of `IDS`.
         ignored: names that a ``**kwargs`` of ``forward`` takes, and that the model does not read; calls may give them.
-        renamed: former names of arguments that ``forward`` still takes -> their names now.
     """
 
     parameters: tuple[Parameter, ...]
@@ -63,10 +60,8 @@ class CallForm:
     fixed: Mapping[str, object] = field(default_factory=dict)
     implied: frozenset[str] = frozenset()
     variadic: tuple[str, ...] = ()
-    by_position: int = 0
     absent: Mapping[str, int] = field(default_factory=dict)
     ignored: frozenset[str] = frozenset()
-    renamed: Mapping[str, str] = field(default_factory=dict)
 
     def with_implied(self, **values: object) -> CallForm:
         """Return this form with values baked in that the caller has not given."""
@@ -86,13 +81,12 @@ class CallForm:
         """Return the positional and keyword arguments with which the model itself is called.
 
         `inputs` are the graph's inputs by name. Arguments are passed by name, except positional-only ones and those
-        that the capture was given by position: hooks of the model see the difference.
+        before a ``*args``.
         """
         values = {**inputs, **self.fixed}
         positional: list[object] = []
-        for index, parameter in enumerate(self.parameters):
-            by_position = not parameter.keyword or bool(self.variadic) or index < self.by_position
-            if not parameter.positional or not by_position:
+        for parameter in self.parameters:
+            if not parameter.positional or (parameter.keyword and not self.variadic):
                 continue
             if parameter.name in values:
                 positional.append(values.pop(parameter.name))
@@ -103,53 +97,14 @@ class CallForm:
 
 def forward_signature(model: nn.Module) -> inspect.Signature:
     """Return the signature of the model's ``forward``, without ``self``."""
-    try:
-        return inspect.signature(model.forward)
-    except (TypeError, ValueError) as error:
-        raise CaptureError(f"the signature of `{type(model).__name__}.forward` cannot be read: {error}") from error
-
-
-def renamed_arguments(forward: Callable[..., object] | None) -> dict[str, str]:
-    """Return the former names of arguments that a function still takes, with their present names.
-
-    They are read from its wrappers: transformers renames an argument by a decorator that holds both names.
-
-    >>> def renaming(old_name, new_name):
-    ...     def forward(**kwargs):
-    ...         return {new_name if name == old_name else name for name in kwargs}
-    ...     return forward
-    >>> renamed_arguments(renaming("past_key_values", "cache"))
-    {'past_key_values': 'cache'}
-    """
-    found: dict[str, str] = {}
-    while forward is not None:
-        names = inspect.getclosurevars(forward).nonlocals if inspect.isroutine(forward) else {}
-        old, new = names.get("old_name"), names.get("new_name")
-        if isinstance(old, str) and isinstance(new, str):
-            found[old] = new
-        forward = getattr(forward, "__wrapped__", None)
-    return found
-
-
-def with_present_names(kwargs: Mapping[str, Any], renamed: Mapping[str, str], model_name: str) -> dict[str, Any]:
-    """Return the arguments of a call by their present names; warn of former ones, as the model does."""
-    result = dict(kwargs)
-    for old in renamed.keys() & kwargs.keys():
-        new = renamed[old]
-        if new in result:
-            raise CaptureError(f"`{new}` was given to {model_name} twice, once by its former name `{old}`")
-        result[new] = result.pop(old)
-        text = f"`{old}` is deprecated: {model_name} calls it `{new}` in the installed version of its library"
-        warnings.warn(text, FutureWarning, stacklevel=2)
-    return result
+    return inspect.signature(model.forward)
 
 
 def bind_call(
     model: nn.Module, args: Sequence[object], kwargs: Mapping[str, object]
 ) -> tuple[CallForm, dict[str, object]]:
     """Return the form of a call of a model, and the graph's inputs by name."""
-    signature, renamed = forward_signature(model), renamed_arguments(model.forward)
-    kwargs = with_present_names(kwargs, renamed, type(model).__name__)
+    signature = forward_signature(model)
     try:
         bound = signature.bind(*args, **kwargs)
     except TypeError as error:
@@ -172,7 +127,7 @@ def bind_call(
             f"`{type(model).__name__}` was given no tensor to capture it with; give example inputs for "
             f"forward{signature}"
         )
-    form = CallForm(tuple(parameters), tuple(inputs), fixed, frozenset(), variadic, len(args), renamed=renamed)
+    form = CallForm(tuple(parameters), tuple(inputs), fixed, frozenset(), variadic)
     return form, inputs
 
 
@@ -237,7 +192,7 @@ class InputBinding:
         form: CallForm,
         model_name: str,
         structures: tuple[type, ...] = (),
-        nestings: Mapping[str, Nesting] | None = None,
+        nestings: Mapping[str, Nesting | None] | None = None,
     ) -> None:
         self.form = form
         self.model_name = model_name
@@ -246,7 +201,7 @@ class InputBinding:
         self._positional = tuple(parameter.name for parameter in form.parameters if parameter.positional)
         self._defaults = {parameter.name: parameter.default for parameter in form.parameters}
         is_repeated = (name in form.implied or _same(self._defaults.get(name), form.fixed[name]) for name in form.fixed)
-        takes_tensors = all(is_repeated) and all(nesting.kind is None for nesting in self.nestings.values())
+        takes_tensors = all(is_repeated) and not any(self.nestings.values())
         self._plain = frozenset(form.inputs) if takes_tensors else frozenset()  # of calls with tensors alone
         in_order = self._positional[: len(form.inputs)] == form.inputs
         self._count = len(self._plain) if in_order else 0  # of tensors by position that need no sorting
@@ -294,8 +249,6 @@ class InputBinding:
                 f"were given"
             )
         values: dict[str, object] = dict(zip(self._positional, args, strict=False))
-        if self.form.renamed.keys() & kwargs.keys():
-            kwargs = with_present_names(kwargs, self.form.renamed, f"the captured {self.model_name}")
         for name, value in kwargs.items():
             if name in values:
                 raise CaptureError(f"`{name}` was given to the captured {self.model_name} twice")

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
-from torch.fx import Proxy, Tracer
+from torch.fx import Proxy
 from torch.fx.experimental.symbolic_shapes import SYMPY_INTERP
 
 from fxopt_core import (
@@ -40,7 +40,6 @@ class InputSpec:
             reads it; None if any of its kind will do.
         read_at: where in its source the model reads a dtype of this kind, from which constants of the graph follow.
         follows: whether an input may have the dtype that the graph module has since been moved to (``.half()``).
-        also: other kinds that the graph was found to be right for.
         ones: whether a mask must be all ones (True) or must not (False), because graph and model were found to differ
             on the other form. None: the values are not checked.
     """
@@ -52,7 +51,6 @@ class InputSpec:
     dtype: torch.dtype | None = None
     read_at: str | None = None
     follows: bool = False
-    also: tuple[str, ...] = ()
     ones: bool | None = None
 
 
@@ -78,6 +76,7 @@ class InputGuards(nn.Module):
 
     _is_impure = True  # torch's dead-code elimination keeps the call
     only_checks_inputs = True  # fxopt's analysis of effects takes it for harmless
+    keeps_kinds = True  # inputs of other kinds of dtypes than in the capture are refused; passes on graphs read it
 
     def __init__(
         self,
@@ -121,23 +120,21 @@ class InputGuards(nn.Module):
         exec("\n".join(lines), names)
         self._passes: Callable[[Sequence[Any], torch.dtype | None], bool] = names["passes"]
 
-    def forward(self, *inputs: Any) -> Any:
-        """Check the inputs; while ``torch.fx`` traces a graph that calls this, add the call to the new graph.
+    def forward(self, *inputs: Any) -> None:
+        """Check the inputs.
 
         Raises:
             CaptureError: the graph is not valid for them.
         """
         if not self._passes(inputs, self.module_dtype):
-            tracer = next((value.tracer for value in inputs if isinstance(value, Proxy)), None)
-            if isinstance(tracer, Tracer):
-                return tracer.create_proxy("call_module", tracer.path_of_module(self), inputs, {})
             self._refuse(inputs)
-        return None
 
     __call__ = forward  # without torch's search for hooks: this runs before every call of the model
 
     def _refuse(self, inputs: Sequence[Any]) -> None:
         """Raise the error for the first demand that the inputs do not meet."""
+        if any(isinstance(value, Proxy) for value in inputs):
+            raise CaptureError("torch.fx cannot trace a captured module again; its graph is ready for passes as it is")
         if len(inputs) != len(self.specs):
             raise CaptureError(f"the captured graph takes {len(self.specs)} inputs, and was given {len(inputs)}")
         for index, holds, describe in self._demands:
@@ -195,11 +192,6 @@ class InputGuards(nn.Module):
             self.module_dtype = dtype
         return partial(setattr, self, "module_dtype", former)
 
-    @property
-    def keeps_kinds(self) -> bool:
-        """Whether inputs of other kinds of dtypes than in the capture are refused; passes on graphs read it."""
-        return not any(spec.also for spec in self.specs)
-
     def extra_repr(self) -> str:
         """Return the conditions, for printing."""
         return ", ".join(text for _, text in self._tests)
@@ -245,11 +237,10 @@ def _demands(specs: Sequence[InputSpec]) -> Iterator[tuple[int, str, str]]:
         text = f"has {{value.ndim}} dimensions, where the graph was captured for {rank}; {_ADVICE}"
         yield index, f"{value}.dim() == {rank}", text
         text = f"has dtype {{value.dtype}}, where the graph was captured for {with_article(spec.kind)} one; {_ADVICE}"
-        others = [f"({_KIND_TESTS[kind].format(value)})" for kind in spec.also]
-        yield index, " or ".join([f"({_KIND_TESTS[spec.kind].format(value)})", *others]), text
+        yield index, _KIND_TESTS[spec.kind].format(value), text
         if spec.dtype is not None:
-            moved = [f"{value}.dtype is moved"] if spec.follows else []
-            yield index, " or ".join([f"{value}.dtype is dtype_{index}", *moved, *others]), _dtype_text(spec)
+            moved = f" or {value}.dtype is moved" if spec.follows else ""
+            yield index, f"{value}.dtype is dtype_{index}{moved}", _dtype_text(spec)
         for dimension, size in enumerate(spec.sizes):
             if size is not None:
                 found = f"has size {{value.shape[{dimension}]}} in dimension {dimension}"

@@ -7,15 +7,15 @@ from collections.abc import Sequence
 
 from torch import nn
 
-from fxopt_capture.call.arguments import CallForm, forward_signature, renamed_arguments
+from fxopt_capture.call.arguments import CallForm, forward_signature
 from fxopt_core.errors import CaptureError
 
 _MISSPELT = 0.8  # of 1: "atention_mask" is 0.96 of "attention_mask", and "pixel_mask" 0.73 of "pixel_values"
 
 
 def check_names(model: nn.Module, names: Sequence[str]) -> None:
-    """Refuse names that the model's ``forward`` takes neither now nor as former names."""
-    taken = {*_taken(model), *renamed_arguments(model.forward)}
+    """Refuse names that the model's ``forward`` does not take."""
+    taken = _taken(model)
     for name in names:
         if name not in taken:
             raise CaptureError(_unknown(model, name))

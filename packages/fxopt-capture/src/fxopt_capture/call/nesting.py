@@ -6,130 +6,81 @@ from collections import OrderedDict, defaultdict, namedtuple
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-from torch.fx.immutable_collections import immutable_dict, immutable_list
 from torch.utils import _pytree as pytree
 
-from fxopt_core import (
-    type_text,
-    with_article,
-)
+from fxopt_core import with_article
 from fxopt_core.errors import CaptureError
 
-_TAGS = frozenset("_tpsv")  # of objects in the contexts that transformers writes
-_SEQUENCES = (list, tuple, immutable_list)
-_MAPPINGS = (dict, OrderedDict, defaultdict, immutable_dict)
+_MAPPINGS = (dict, OrderedDict, defaultdict)
 
 
 @dataclass(frozen=True)
 class Nesting:
-    """How a value is made up of containers that torch's pytrees know.
+    """A container that torch's pytrees know: its type, its context (keys, names of fields), and what is in it."""
 
-    Attributes:
-        kind: the type of the container, None for a value that is not a container.
-        context: its context in torch's pytrees, besides its entries: keys, names of fields.
-        entries: the nesting of each entry.
-        labels: the access to each entry in code: ``[0]``, ``['mask']``, ``.left``.
-    """
-
-    kind: type | None = None
-    context: object = None
-    entries: tuple[Nesting, ...] = ()
-    labels: tuple[str, ...] = ()
+    kind: Any
+    context: Any
+    entries: tuple[Nesting | None, ...]
 
     def __str__(self) -> str:
         """Return the container in words: ``a list of 2``."""
-        if self.kind is None:
-            return "a tensor or constant"
         name = with_article(self.kind.__name__)
-        if self.kind in _SEQUENCES:
-            return f"{name} of {len(self.entries)}"
-        if self.kind in _MAPPINGS:
-            return f"{name} with the keys [{', '.join(label[1:-1] for label in self.labels)}]"
-        return f"{name} with {', '.join(self.labels) or 'no entries'}"
+        is_mapping = self.kind in _MAPPINGS
+        return f"{name} with the keys {self.keys()}" if is_mapping else f"{name} of {len(self.entries)}"
+
+    def keys(self) -> list[Any]:
+        """Return the keys or indices of the entries."""
+        if self.kind not in _MAPPINGS:
+            return list(range(len(self.entries)))
+        return list(self.context[1] if self.kind is defaultdict else self.context)
 
 
-def nesting_of(value: Any) -> Nesting:
-    """Return the nesting of a value.
+def nesting_of(value: object) -> Nesting | None:
+    """Return how a value is made up of containers; None if it is not one.
 
-    >>> nesting = nesting_of([1, {"a": 2}])
-    >>> print(nesting, *reversed(nesting.entries), sep="; ")
-    a list of 2; a dict with the keys ['a']; a tensor or constant
+    >>> print(nesting_of([1, {"a": 2}]), nesting_of({"a": 2}), nesting_of(3), sep="; ")
+    a list of 2; a dict with the keys ['a']; None
     """
-    definition = _definition(type(value))
-    if definition is None:
-        return Nesting()
-    items, context = definition.flatten_fn(value)
-    labels = [f"[{index}]" for index in range(len(items))]
-    if definition.flatten_with_keys_fn is not None:
-        labels = [str(key) for key, _ in definition.flatten_with_keys_fn(value)[0]]
-    return Nesting(type(value), context, tuple(map(nesting_of, items)), tuple(labels))
+
+    def nesting(spec: pytree.TreeSpec) -> Nesting | None:
+        # torch has one type for all named tuples
+        kind = spec.context if spec.type is namedtuple else spec.type
+        return None if spec.is_leaf() else Nesting(kind, spec.context, tuple(map(nesting, spec.children())))
+
+    return nesting(pytree.tree_structure(value))
 
 
-def check_nesting(value: Any, nesting: Nesting, name: str, model_name: str) -> None:
-    """Refuse a value whose containers are nested in another way than at capture.
+def other_nesting(found: Nesting | None, expected: Nesting | None, name: str) -> tuple[str, str, str] | None:
+    """Return where containers first differ in type, length, keys or other contents, and both in words; else None.
 
     Types and orders count, since a model may branch on whether it gets a list or a tuple, and may iterate over a
     dictionary.
 
-    Args:
-        value: an argument, or an entry of one.
-        nesting: the nesting at capture.
-        name: the name of the value for the caller, for messages.
-        model_name: the model's class, for messages.
+    >>> other_nesting(nesting_of([1, [2]]), nesting_of([1, (2,)]), "x")
+    ('x[1]', 'a list of 1', 'a tuple of 1')
+    """
+    if found is None or expected is None:
+        text, wanted = (str(each or "a tensor or constant") for each in (found, expected))
+        return None if found is expected else (name, text, wanted)
+    if (found.kind, len(found.entries), found.context) != (expected.kind, len(expected.entries), expected.context):
+        text, wanted = str(found), str(expected)
+        return name, text, f"{wanted} and other contents" if text == wanted else wanted
+    entries = zip(found.keys(), found.entries, expected.entries, strict=True)
+    differences = (other_nesting(one, other, f"{name}[{key!r}]") for key, one, other in entries)
+    return next((difference for difference in differences if difference is not None), None)
 
-    >>> check_nesting({"a": 3, "b": (4,)}, nesting_of({"a": 1, "b": (2,)}), "x", "Model")
+
+def check_nesting(value: object, expected: Nesting | None, name: str, model_name: str) -> None:
+    """Refuse a value whose containers are nested in another way than at capture; `name` is for messages.
+
     >>> check_nesting([1, 2], nesting_of([1]), "x", "Model")
     Traceback (most recent call last):
     fxopt_core.errors.CaptureError: argument `x` of the captured Model is a list of 2, where it was captured with a...
     """
-    definition = None if nesting.kind is None else _definition(nesting.kind)
-    if nesting.kind is not None and definition is None:
-        return  # a class that this process has not registered; torch says what it lacks
-    items = _items(value, nesting, definition)
-    if items is None:
-        raise _refusal(value, nesting, name, model_name)
-    for item, entry, label in zip(items, nesting.entries, nesting.labels, strict=True):
-        check_nesting(item, entry, name + label, model_name)
-
-
-def _items(value: Any, nesting: Nesting, definition: pytree.NodeDef | None) -> list[Any] | None:
-    """Return the entries of `value`, or None if it is another container than at capture."""
-    if definition is None:
-        is_leaf = isinstance(value, torch.Tensor) or _definition(type(value)) is None
-        return [] if is_leaf else None
-    if type(value) is not nesting.kind:
-        return None
-    items, context = definition.flatten_fn(value)
-    return items if len(items) == len(nesting.entries) and context == nesting.context else None
-
-
-def _refusal(value: Any, nesting: Nesting, name: str, model_name: str) -> CaptureError:
-    found = nesting_of(value)
-    is_leaf, text, expected = found.kind is None, str(found), str(nesting)
-    if text == expected:
-        place, one, other = context_difference(found.context, nesting.context)
-        text, expected = f"{text} and {place or 'with'} {one!r}", f"{place or 'with'} {other!r}"
-    return CaptureError(
-        f"argument `{name}` of the captured {model_name} is {type_text(value) if is_leaf else text}, where "
-        f"it was captured with {expected}; pass that, or capture the model again with what it is to take"
-    )
-
-
-def context_difference(found: object, expected: object, place: str = "") -> tuple[str, object, object]:
-    """Return where two contexts first differ, as a path through mappings and lists, and the two values there."""
-    if isinstance(found, dict) and isinstance(expected, dict) and found.keys() == expected.keys():
-        steps = [(f".{key}" if key not in _TAGS else "", found[key], expected[key]) for key in found]
-    elif isinstance(found, list) and isinstance(expected, list) and len(found) == len(expected):
-        steps = [(f"[{index}]", *pair) for index, pair in enumerate(zip(found, expected, strict=True))]
-    else:
-        return place.lstrip("."), found, expected
-    step, one, other = next(step for step in steps if step[1] != step[2])
-    return context_difference(one, other, place + step)
-
-
-def _definition(kind: type) -> pytree.NodeDef | None:
-    """Return the definition of a type of container in torch's pytrees, or None."""
-    # All named tuples are registered under the function that makes such classes.
-    key: Any = namedtuple if pytree.is_namedtuple_class(kind) else kind
-    return pytree.SUPPORTED_NODES.get(key)
+    difference = other_nesting(nesting_of(value), expected, name)
+    if difference is not None:
+        place, text, wanted = difference
+        raise CaptureError(
+            f"argument `{place}` of the captured {model_name} is {text}, where it was captured with {wanted}; pass "
+            f"that, or capture the model again with what it is to take"
+        )

@@ -32,19 +32,15 @@ def register_structures(value: object) -> None:
             torch.export.register_dataclass(type(leaf))
 
 
-class Size:
-    """Stands for ``torch.Size`` in the structure of a graph's outputs: torch's pytrees would make it a tuple."""
-
-
 # ``torch.export`` runs graph modules node by node, where lists and dictionaries are those of ``torch.fx``.
-_RETURNED: dict[Any, Any] = {torch.Size: Size, immutable_list: list, immutable_dict: dict}
+_RETURNED: dict[Any, Any] = {immutable_list: list, immutable_dict: dict}
 
 
-def return_sizes(graph: Graph) -> None:
-    """Let a graph return a ``torch.Size`` where the model does, and plain containers in place of immutable ones."""
+def return_plain_containers(graph: Graph) -> None:
+    """Let a graph return plain containers in place of immutable ones."""
     info = pytree_info(graph)
     if info is not None and info.out_spec is not None:
-        set_pytree_info(graph, info.orig_args, info.in_spec, _with_sizes(info.out_spec))
+        set_pytree_info(graph, info.orig_args, info.in_spec, _plain(info.out_spec))
 
 
 def name_inputs(graph: Graph) -> None:
@@ -104,8 +100,8 @@ def _only_tuples(spec: pytree.TreeSpec) -> bool:
     return spec.is_leaf() or (spec.type is tuple and all(map(_only_tuples, spec.children())))
 
 
-def _with_sizes(spec: pytree.TreeSpec) -> pytree.TreeSpec:
-    children = [_with_sizes(child) for child in spec.children()]
+def _plain(spec: pytree.TreeSpec) -> pytree.TreeSpec:
+    children = [_plain(child) for child in spec.children()]
     kind = _RETURNED.get(spec.type, spec.type)
     same = kind is spec.type and all(new is old for new, old in zip(children, spec.children(), strict=True))
     return spec if same else pytree.TreeSpec(kind, spec.context, children)
@@ -139,8 +135,3 @@ def _types(spec: pytree.TreeSpec) -> Iterator[type]:
         yield spec.type
     for child in spec.children():
         yield from _types(child)
-
-
-pytree.register_pytree_node(
-    Size, lambda size: ([], None), lambda items, context: torch.Size(items), serialized_type_name="fxopt_capture.Size"
-)

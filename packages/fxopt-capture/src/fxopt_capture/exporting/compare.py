@@ -13,8 +13,7 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from fxopt_capture.call.arguments import CallForm
-from fxopt_capture.call.caches import is_cache_type
-from fxopt_capture.call.nesting import Nesting, context_difference, nesting_of
+from fxopt_capture.call.nesting import nesting_of, other_nesting
 from fxopt_capture.exporting.random_state import random_state_kept
 from fxopt_core import kept
 from fxopt_tools import differing
@@ -121,30 +120,22 @@ def _run(
         return _Run(output, inputs, {name: buffer for name, buffer in copies.items() if id(buffer) in now})
 
 
-def effect_of(
-    attributes: Mapping[str, object], model: nn.Module, form: CallForm, inputs: Mapping[str, object]
-) -> str | None:
-    """Return how a model's outputs on `inputs` change with other values of attributes, or None if they do not.
+def difference_of_calls(model: nn.Module, form: CallForm, inputs: Mapping[str, object]) -> str | None:
+    """Return how the second of two calls on the same inputs and buffers differs, or None.
 
-    `attributes` has the other values by dotted name. If a second call returns the same as the first, the outputs do not
-    depend on them. The model stays as it is, and its exceptions pass through.
+    The model stays as it is, and its exceptions pass through.
     """
-
-    def output() -> object:
-        _copy_buffers(model)
-        args, kwargs = form.arguments(_cloned(inputs))
-        with random_state_kept(model, inputs):
-            return model(*args, **kwargs)
-
     with kept(model), torch.no_grad():
-        first = output()
-        if _mismatch(model, first, output()) is None:
-            return None
-    with kept(model), torch.no_grad():
-        for name, value in attributes.items():
-            owner, _, last = name.rpartition(".")
-            vars(model.get_submodule(owner))[last] = value
-        return _mismatch(model, first, output())
+        buffers = [(module, dict(module._buffers)) for module in model.modules()]
+        outputs = []
+        for _ in range(2):
+            for module, originals in buffers:
+                module._buffers.update(originals)
+            _copy_buffers(model)
+            args, kwargs = form.arguments(_cloned(inputs))
+            with random_state_kept(model, inputs):
+                outputs.append(model(*args, **kwargs))
+        return _mismatch(model, *outputs)
 
 
 def _cloned(inputs: Mapping[str, object]) -> dict[str, object]:
@@ -167,24 +158,12 @@ def _copy_buffers(root: nn.Module) -> dict[str, torch.Tensor]:
 
 
 def _mismatch(model: nn.Module, expected: object, found: object, name: str = "output") -> str | None:
-    if (reason := _other_nesting(nesting_of(expected), nesting_of(found), name)) is not None:
-        return reason
+    nesting = other_nesting(nesting_of(found), nesting_of(expected), name)
+    if nesting is not None:
+        return f"{nesting[0]} is {nesting[1]} where the model returns {nesting[2]}"
     before, after = (
         {name + pytree.keystr(path): leaf for path, leaf in pytree.tree_leaves_with_path(tree)}
         for tree in (expected, found)
     )
     wrong = next(differing(before, after, [*model.parameters()] or before.values()), None)
     return None if wrong is None else f"{wrong.path} {wrong.problem}"
-
-
-def _other_nesting(expected: Nesting, found: Nesting, name: str) -> str | None:
-    """Return where containers differ in type, length or keys, and how; None if nowhere."""
-    if (expected.kind, expected.labels) != (found.kind, found.labels):
-        return f"{name} is {found} where the model returns {expected}"
-    entries = zip(expected.labels, expected.entries, found.entries, strict=True)
-    reasons = (_other_nesting(left, right, name + label) for label, left, right in entries)
-    reason = next((reason for reason in reasons if reason is not None), None)
-    if reason is None and is_cache_type(expected.kind) and expected.context != found.context:
-        place, one, other = context_difference(found.context, expected.context)
-        return f"{name}{place and f'.{place}'} is {one!r} where the model returns {other!r}"
-    return reason

@@ -73,7 +73,7 @@ def requested_shapes(form: CallForm, dynamic_shapes: Any, inputs: Mapping[str, o
     if isinstance(dynamic_shapes, ShapesCollection):
         return dynamic_shapes
     if isinstance(dynamic_shapes, Mapping):
-        named = {form.renamed.get(name, name): spec for name, spec in dynamic_shapes.items()}
+        named = dict(dynamic_shapes)
     elif isinstance(dynamic_shapes, tuple | list):
         names = [*form.inputs, *(name for name in form.fixed if name not in form.implied)]
         order = {parameter.name: index for index, parameter in enumerate(form.parameters)}
@@ -83,8 +83,6 @@ def requested_shapes(form: CallForm, dynamic_shapes: Any, inputs: Mapping[str, o
             f"dynamic_shapes is {type_text(dynamic_shapes)}; give a dictionary from argument names to shapes, "
             f"a tuple in the order of the arguments, or a torch.export.ShapesCollection"
         )
-    for index, spec in enumerate(named.pop("args", ()) if form.variadic and "args" not in form.inputs else ()):
-        named[f"args_{index}"] = spec
     unknown = [name for name, spec in named.items() if name not in form.inputs and spec is not None]
     if unknown:
         raise CaptureError(

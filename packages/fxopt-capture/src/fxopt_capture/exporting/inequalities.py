@@ -1,8 +1,7 @@
 """Simplification of relations between sizes: ``a - b <= 0`` and ``b <= a`` are ``a == b``.
 
 An export that allows sizes of 0 and 1 guards every branch on them. Once model and graph have been compared at these
-sizes, such a guard only matters for larger sizes, where it is simpler: ``min(512, n) == n or min(512, n) == 1`` is
-``n <= 512``.
+sizes, such a guard only matters for larger sizes, and for these it may always hold.
 """
 
 from __future__ import annotations
@@ -10,7 +9,7 @@ from __future__ import annotations
 import ast
 import math
 import re
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 
 import sympy  # type: ignore[import-untyped]  # has no types; a dependency of torch
 
@@ -27,13 +26,13 @@ def distinct(conditions: Iterable[str]) -> list[str]:
 
 
 def joined(conditions: Iterable[str]) -> list[str]:
-    """Return equivalent conditions, with differences compared to zero and pairs of inequalities simplified.
+    """Return equivalent conditions, with differences compared to zero, bounds and pairs of inequalities simplified.
 
     >>> a, b = "i[0].size()[1]", "i[1].size()[1]"
-    >>> joined([f"{a} + ((-1)*{b}) <= 0", f"{a} > 1", f"{b} <= {a}"])
-    ['i[0].size()[1] == i[1].size()[1]', 'i[0].size()[1] > 1']
+    >>> joined([f"{a} + ((-1)*{b}) <= 0", f"min(9, {a}) == {a}", f"{b} <= {a}"])
+    ['i[0].size()[1] == i[1].size()[1]', 'i[0].size()[1] <= 9']
     """
-    plain = list(map(_without_difference, conditions))
+    plain = list(map(_simplified, conditions))
     found: dict[str, str] = {}
     for condition in plain:
         left, operator, right = condition.partition(" <= ")
@@ -45,19 +44,22 @@ def joined(conditions: Iterable[str]) -> list[str]:
     return list(found.values())
 
 
-def _without_difference(source: str) -> str:
-    """Return ``a <= b`` for ``a + -1 * b <= 0``, and any other expression as it is."""
-    match _parsed(source):
+def _simplified(source: str) -> str:
+    """Return ``a <= b`` for ``a + -1 * b <= 0``, ``n <= 9`` for ``min(9, n) == n``, others as they are."""
+    match ast.parse(source, mode="eval").body:
         case ast.Compare(ast.BinOp(left, ast.Add(), right), [ast.LtE()], [ast.Constant(0)]):
             for term, other in ((left, right), (right, left)):
                 match term:
                     case ast.BinOp(ast.UnaryOp(ast.USub(), ast.Constant(1)), ast.Mult(), negated):
                         return f"{ast.unparse(other)} <= {ast.unparse(negated)}"
+        case ast.Compare(left, [ast.Eq()], [right]):
+            for call, other in ((left, right), (right, left)):
+                match call:
+                    case ast.Call(ast.Name("min" | "max" as name), [_, _] as arguments):
+                        rest = [text for text in map(ast.unparse, arguments) if text != ast.unparse(other)]
+                        if len(rest) == 1:
+                            return f"{ast.unparse(other)} {'<=' if name == 'min' else '>='} {rest[0]}"
     return source
-
-
-def _parsed(condition: str) -> ast.expr:
-    return ast.parse(condition, mode="eval").body
 
 
 def dependence(code: str) -> tuple[Place, Place, int] | None:
@@ -91,52 +93,12 @@ def beyond_small_sizes(conditions: Iterable[str]) -> list[str]:
     """Return conditions equivalent for sizes from 2, without those that always hold for such sizes.
 
     >>> size = "i[0].size()[1]"
-    >>> beyond_small_sizes([f"{size} > 1", f"min(9, {size}) == {size}", f"{size} != 5"])
-    ['i[0].size()[1] <= 9', 'i[0].size()[1] != 5']
+    >>> beyond_small_sizes([f"{size} > 1", f"{size} + 1 != 1", f"{size} != 5"])
+    ['i[0].size()[1] != 5']
     """
-    simpler = [ast.unparse(_Bounds().visit(_parsed(condition))) for condition in conditions]
-    units = _Units(simpler)
-    kept = [condition for condition in simpler if not _always(units.visit(_parsed(condition)))]
-    return distinct(condition for condition in kept if not _follows(_parsed(condition), kept))
-
-
-def is_plain(condition: str) -> bool:
-    """Return whether sizes from 2 would not simplify a condition.
-
-    They would not simplify a comparison of one size with a number, an equation of products of sizes, or an equation of
-    one size with the sum of another and a number.
-
-    >>> size, other = "i[0].size()[1]", "i[1].size()[0]"
-    >>> [is_plain(condition) for condition in (f"{size} <= 9", f"{size} * 4 == {other}", f"{size} % 2 == 0")]
-    [True, True, False]
-    """
-    match _parsed(condition):
-        case ast.Compare(left, [ast.Eq()], [right]):
-            return (_is_product(left) and _is_product(right)) or dependence(condition) is not None
-        case ast.Compare(left, [_], [right]):
-            return all(_is_size(side) or isinstance(side, ast.Constant) for side in (left, right))
-    return False
-
-
-def _is_product(node: ast.expr) -> bool:
-    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult):
-        return _is_product(node.left) and _is_product(node.right)
-    return _is_size(node) or isinstance(node, ast.Constant)
-
-
-class _Bounds(ast.NodeTransformer):
-    """Writes ``min(9, n) == n`` as ``n <= 9``, and ``max(9, n) == n`` as ``n >= 9``."""
-
-    def visit_Compare(self, node: ast.Compare) -> ast.AST:
-        match node:
-            case ast.Compare(left, [ast.Eq()], [right]):
-                for call, other in ((left, right), (right, left)):
-                    match call:
-                        case ast.Call(ast.Name("min" | "max" as name), [_, _] as arguments):
-                            rest = [each for each in arguments if ast.dump(each) != ast.dump(other)]
-                            if len(rest) == 1:
-                                return ast.Compare(other, [ast.LtE() if name == "min" else ast.GtE()], rest)
-        return node
+    given = list(conditions)
+    units = _Units(given)
+    return [condition for condition in given if not _always(units.visit(ast.parse(condition, mode="eval").body))]
 
 
 class _Units(ast.NodeTransformer):
@@ -145,7 +107,7 @@ class _Units(ast.NodeTransformer):
     def __init__(self, codes: Iterable[str]) -> None:
         self.factors = set()
         for code in codes:
-            match _parsed(code):
+            match ast.parse(code, mode="eval").body:
                 case ast.Compare(left, [ast.Eq()], [ast.Constant(1)]):
                     self.factors.add(ast.unparse(left))
 
@@ -156,12 +118,6 @@ class _Units(ast.NodeTransformer):
                     found: ast.AST = self.visit(other)
                     return found
         return self.generic_visit(node)
-
-
-def _follows(node: ast.expr, kept: Collection[str]) -> bool:
-    """Return whether one of several alternatives always holds, or is among the kept conditions."""
-    alternatives = node.values if isinstance(node, ast.BoolOp) and isinstance(node.op, ast.Or) else []
-    return any(_always(alternative) or ast.unparse(alternative) in kept for alternative in alternatives)
 
 
 def _always(node: ast.expr) -> bool:
@@ -185,7 +141,7 @@ def _always(node: ast.expr) -> bool:
 
 def _interval(node: ast.expr) -> Interval:
     """Return bounds on the value of an expression over sizes from 2."""
-    if _is_size(node):
+    if _SIZE.fullmatch(ast.unparse(node)):
         return (2, math.inf)
     match node:
         case ast.Constant(int(value)):
@@ -200,7 +156,3 @@ def _interval(node: ast.expr) -> Interval:
             if left_low > 0 and right_low > 0:
                 return (left_low * right_low, left_high * right_high)
     return _ANYTHING
-
-
-def _is_size(node: ast.expr) -> bool:
-    return _SIZE.fullmatch(ast.unparse(node)) is not None

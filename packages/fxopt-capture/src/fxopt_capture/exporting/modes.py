@@ -9,7 +9,6 @@ from types import CodeType
 from torch import nn
 from torch.fx import GraphModule
 
-from fxopt_capture._torch import BatchNorm, DropoutNd
 from fxopt_capture.call.guards import InputGuards
 
 _BASES: tuple[type, ...] = (nn.Module, GraphModule, object)
@@ -33,31 +32,19 @@ def captured_mode(model: nn.Module) -> bool | None:
 
 
 def training_note(model: nn.Module) -> str | None:
-    """Return a note on what training mode puts into the graph of a model, or None if the model is not in it.
+    """Return a note on a model in training mode, or None if it is not, or if the mode makes no difference.
 
-    >>> training_note(nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2)))
-    'Sequential is in training mode, and its graph will be too: 1 batch norm normalises each batch by itself and ...'
+    >>> training_note(nn.Dropout())
+    'Dropout is in training mode, and its graph will be too: dropout draws anew at every call, and batch norms ...'
     >>> training_note(nn.Linear(2, 2)) is None
     True
     """
     if not captured_mode(model):
         return None
-    training = [module for module in model.modules() if module.training]
-    norms = sum(isinstance(module, BatchNorm) for module in training)
-    drops = sum(isinstance(module, DropoutNd) and module.p > 0 for module in training)
-    effects = []
-    if norms:
-        one = norms == 1
-        effects.append(
-            f"{norms} batch norm{' normalises' if one else 's normalise'} each batch by itself and "
-            f"update{'s' if one else ''} running statistics, so that {'it' if one else 'they'} cannot be folded"
-        )
-    if drops:
-        effects.append(f"{drops} dropout{' draws' if drops == 1 else 's draw'} anew at every call")
-    what = "; ".join(effects) or "some of its modules read the mode"
     return (
-        f"{type(model).__name__} is in training mode, and its graph will be too: {what}. For inference, call "
-        f"model.eval() before the capture"
+        f"{type(model).__name__} is in training mode, and its graph will be too: dropout draws anew at every call, and "
+        f"batch norms normalise each batch by itself and cannot be folded. For inference, call model.eval() before "
+        f"the capture"
     )
 
 

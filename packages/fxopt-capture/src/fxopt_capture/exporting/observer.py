@@ -41,19 +41,6 @@ class Observer:
         self.lost: list[str] = []
         self.stepped: dict[str, tuple[object, object]] = {}
 
-    def note(self) -> str | None:
-        """Return a note on the attributes that calls change and the graph has as constants, or None."""
-        if not self.stepped:
-            return None
-        return (
-            f"a call changes {self.changes()}: every call of the graph computes what the model does before that "
-            f"change. Where calls are to differ, count in a buffer"
-        )
-
-    def changes(self) -> str:
-        """Return in words which attributes a call changes, from which value to which."""
-        return ", ".join(f"`{name}` from {old!r} to {new!r}" for name, (old, new) in self.stepped.items())
-
     def run(
         self,
         forward: Callable[..., object],
@@ -85,14 +72,10 @@ def numbers_of(model: nn.Module) -> dict[str, object]:
     }
 
 
-def steps(before: Mapping[str, object], now: Mapping[str, object]) -> dict[str, tuple[object, object]]:
+def changed_numbers(before: Mapping[str, object], now: Mapping[str, object]) -> dict[str, tuple[object, object]]:
     """Return the old and the new value of each of these attributes that has another value of its type, by name."""
     both = {name: (value, now[name]) for name, value in before.items() if name in now}
-    return {
-        name: (old, new)
-        for name, (old, new) in both.items()
-        if type(new) is type(old) and new is not old and new != old
-    }
+    return {name: (old, new) for name, (old, new) in both.items() if type(new) is type(old) and new != old}
 
 
 def _entries(output: object) -> list[tuple[object, object]]:

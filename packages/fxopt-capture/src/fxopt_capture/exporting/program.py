@@ -20,12 +20,10 @@ from torch.utils import _pytree as pytree
 from fxopt_capture._torch import (
     any_number_of_steps,
     guarding,
-    has_backward_hooks,
-    leaving_modules,
 )
 from fxopt_capture.call.arguments import CallForm
 from fxopt_capture.call.structures import register_structures
-from fxopt_capture.exporting.observer import Observer, numbers_of, steps
+from fxopt_capture.exporting.observer import Observer, changed_numbers, numbers_of
 from fxopt_core import kept
 
 
@@ -44,7 +42,7 @@ def export_program(
     Otherwise ``torch.export`` assumes that a dynamic dimension is at least 2, and a branch on 1 leaves no trace.
     """
     observed = _flat_forward(model, form, observer or Observer())
-    with ready_to_export(model, small_sizes=small_sizes), observed, leaving_modules(), _quiet_failure():
+    with ready_to_export(model, small_sizes=small_sizes), observed, _quiet_failure():
         return torch.export.export(model, (), dict(inputs), dynamic_shapes=dynamic_shapes, strict=False)
 
 
@@ -63,18 +61,14 @@ def ready_to_export(model: nn.Module, *, small_sizes: bool) -> Iterator[None]:
 
 @contextmanager
 def _quiet_failure() -> Iterator[None]:
-    """Drop what torch writes to ``sys.stderr`` and logs as errors and warnings if the export fails.
+    """Drop what torch logs as errors and warnings, and what is written to ``sys.stderr`` if the export fails.
 
     torch writes the whole graph, and logs the traceback of an error that it raises as well.
     """
     written, thread = io.StringIO(), threading.get_ident()
-    held_back: list[logging.LogRecord] = []
 
     def is_shown(record: logging.LogRecord) -> bool:
-        if record.levelno < logging.WARNING or record.thread != thread:
-            return True
-        held_back.append(record)
-        return False
+        return record.levelno < logging.WARNING or record.thread != thread
 
     names = [name for name in logging.root.manager.loggerDict if name.startswith("torch.")]
     for name in names:  # not their handlers, which torch replaces when it imports its compiler
@@ -86,18 +80,16 @@ def _quiet_failure() -> Iterator[None]:
         for name in names:
             logging.getLogger(name).removeFilter(is_shown)
     sys.stderr.write(written.getvalue())
-    for record in held_back:
-        logging.getLogger(record.name).handle(record)
 
 
 @contextmanager
 def _flat_forward(model: nn.Module, form: CallForm, observer: Observer) -> Iterator[None]:
-    """Wrap the model's forward and hooks in a forward that takes exactly the graph's inputs, by name.
+    """Wrap the model's forward in one that takes exactly the graph's inputs, by name.
 
     ``torch.export`` reads names and their order from the signature, and would treat ``**kwargs`` as one argument.
-    `kept` removes the wrapper. A ``__call__`` of the model's own may pass its arguments on by position.
+    `kept` removes the wrapper. A ``__call__`` of the model's own, or a hook, may pass its arguments on by position.
     """
-    original = _call_with_hooks(model)
+    original: Callable[..., object] = model.forward
     before = numbers_of(model)
 
     def forward(*given: object, **inputs: object) -> object:
@@ -106,7 +98,7 @@ def _flat_forward(model: nn.Module, form: CallForm, observer: Observer) -> Itera
         args, kwargs = form.arguments(inputs)
         with _NormalTensors():
             output = observer.run(original, args, kwargs, inputs)
-        observer.stepped.update(steps(before, numbers_of(model)))
+        observer.stepped.update(changed_numbers(before, numbers_of(model)))
         register_structures(output)
         return output
 
@@ -147,50 +139,3 @@ class _NormalTensors(TorchFunctionMode):
         if id(tensor) not in self.copies:
             self.copies[id(tensor)] = tensor, tensor.clone()
         return self.copies[id(tensor)][1]
-
-
-def backward_hooks_note(model: nn.Module) -> str | None:
-    """Return a note on the backward hooks that no graph of a model calls, or None if there are none.
-
-    >>> model = nn.Sequential(nn.ReLU())
-    >>> handle = model[0].register_full_backward_hook(print)
-    >>> backward_hooks_note(model)
-    "backward hooks of `0` do not run where the graph has operators in place of a module, so that gradients differ...
-    """
-    names = [f"`{name}`" if name else "itself" for name, each in model.named_modules() if has_backward_hooks(each)]
-    if has_backward_hooks(None):
-        names.append("all modules")
-    if not names:
-        return None
-    return (
-        f"backward hooks of {', '.join(names)} do not run where the graph has operators in place of a "
-        f"module, so that gradients differ from the model's. Remove them, and register them on the graph module"
-    )
-
-
-def _call_with_hooks(model: nn.Module) -> Callable[..., object]:
-    """Return a function that calls the model's ``forward`` and hooks, and remove the hooks; `kept` restores them.
-
-    ``torch.export`` calls the model with the inputs of the graph, by name. Hooks must see the call as it was made, by
-    position and with the arguments that are not inputs.
-    """
-    forward: Callable[..., object] = model.forward
-    before = [(hook, key in model._forward_pre_hooks_with_kwargs) for key, hook in model._forward_pre_hooks.items()]
-    after = [(hook, key in model._forward_hooks_with_kwargs) for key, hook in model._forward_hooks.items()]
-    model._forward_pre_hooks.clear()
-    model._forward_hooks.clear()
-
-    def call(*args: object, **kwargs: object) -> object:
-        for hook, with_kwargs in before:
-            changed = hook(model, args, kwargs) if with_kwargs else hook(model, args)
-            if changed is not None and with_kwargs:
-                args, kwargs = changed
-            elif changed is not None:
-                args = changed if isinstance(changed, tuple) else (changed,)
-        output = forward(*args, **kwargs)
-        for hook, with_kwargs in after:
-            changed = hook(model, args, kwargs, output) if with_kwargs else hook(model, args, output)
-            output = output if changed is None else changed
-        return output
-
-    return call

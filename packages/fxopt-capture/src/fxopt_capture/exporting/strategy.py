@@ -29,11 +29,11 @@ from fxopt_capture.exporting.dynamic import (
 )
 from fxopt_capture.exporting.failure import capture_error, first_line, is_about_values, source_of
 from fxopt_capture.exporting.images import Place, enlarged, image_sizes
-from fxopt_capture.exporting.inequalities import beyond_small_sizes, distinct, is_plain
+from fxopt_capture.exporting.inequalities import beyond_small_sizes, distinct
 from fxopt_capture.exporting.modes import captured_mode
 from fxopt_capture.exporting.observer import Observer
 from fxopt_capture.exporting.program import export_program
-from fxopt_capture.exporting.small_sizes import Question, at_zero, is_equal, open_questions, refuted, wider
+from fxopt_capture.exporting.small_sizes import is_equal, open_questions, refuted
 from fxopt_capture.one_at_a_time import raise_interrupt
 from fxopt_capture.weightless import device_for, is_weightless, restore_tensors, stand_ins
 from fxopt_core import iter_nodes
@@ -45,12 +45,10 @@ class Preparation:
 
     Attributes:
         note: a note for the user on a graph that was made in it, or None.
-        helps: whether it may help after others have failed with these errors.
     """
 
     context: Callable[[], AbstractContextManager[object]] = nullcontext
     note: str | None = None
-    helps: Callable[[Sequence[Exception]], bool] = lambda errors: True
 
 
 @dataclass(frozen=True)
@@ -96,17 +94,14 @@ def export(request: Request) -> Export:
     errors, first = request.errors, len(request.errors)
     attempts = _attempts(request)
     for preparation in request.preparations:
-        if not preparation.helps(errors):
-            continue
         for inputs, shapes, larger in attempts:
             before = len(errors)
             with preparation.context():
                 found = _export_for_all_sizes(request, inputs, shapes)
                 if found is not None and (larger is None or _is_right(request, found, larger)):
-                    asked = at_zero(found.values, found.guards, pytree.tree_leaves(dict(found.inputs)))
                     notes = [preparation.note, _fixed_note(errors[first:before])]
                     note = "; ".join(each for each in notes if each is not None) or None
-                    return replace(_refusing_wrong(request, found, asked), note=note)
+                    return replace(found, note=note)
             if any(_seen(error, errors[:before]) for error in errors[before:]):
                 break
     cause = next(error for error in errors[first:] if not isinstance(error, OverBudgetError))
@@ -175,75 +170,34 @@ def _is_right(request: Request, found: Export, larger: Inputs) -> bool:
 def _export_for_all_sizes(request: Request, inputs: Mapping[str, object], shapes: Any) -> Export | None:
     """Export with guards that hold for small sizes too, or note the errors and return None.
 
-    The export for small sizes is tried first. If it refuses some of them, its guards on them are replaced by a
-    comparison at these sizes. If it fails, or if its guards refuse small sizes at which the graph is right and cannot
-    be separated from those on other sizes, the guards for sizes from 2 come from the usual export. Small images are not
-    asked about: the guards on heights and widths stay. An empty batch of images is not worth the time of a second
-    export.
+    The export for small sizes is tried first. Those of its guards that always hold for sizes from 2 are replaced by a
+    comparison at smaller ones, and so are those that the usual export lacks, if the first one fails.
     """
     if shapes is None:
         return _try(request, inputs, shapes, small_sizes=False)
-    leaves = pytree.tree_leaves(dict(inputs))
     known = len(request.errors)
-    cautious = _try(request, inputs, shapes, small_sizes=True)
-    if cautious is None:
+    found = _try(request, inputs, shapes, small_sizes=True)
+    strict = None if found is None else found.guards
+    if found is None:
         error = request.errors[-1]
-        hopeless = is_about_values(error) or _seen(error, request.errors[:known]) or isinstance(error, OverBudgetError)
-        usual = None if hopeless else _try(request, inputs, shapes, small_sizes=False)
-        if usual is None:
+        if is_about_values(error) or _seen(error, request.errors[:known]) or isinstance(error, OverBudgetError):
             return None
-        guards = _with(usual.guards, beyond_small_sizes(usual.guards.conditions))
-        return _compared(request, replace(usual, guards=guards), None, leaves)
-    images = _smallest_images(request, cautious)
-    asked = open_questions(cautious.values, _with(cautious.guards, images), cautious.guards, leaves)
-    if all(images and 0 in question.sizes.values() for question in asked):
-        return cautious
-    guards = _with(cautious.guards, beyond_small_sizes(cautious.guards.conditions))
-    plain = _with(guards, [condition for condition in guards.conditions if is_plain(condition)])
-    usual = Export(cautious.module, guards, inputs, cautious.values)
-    asked = open_questions(cautious.values, plain, guards, leaves, alike=True)
-    if any(not refuted([question], request.model, request.form, usual.module, inputs) for question in asked):
-        usual = _try(request, inputs, shapes, small_sizes=False)
-    return cautious if usual is None else _compared(request, usual, cautious.guards, leaves)
-
-
-def _smallest_images(request: Request, found: Export) -> list[str]:
-    """Return the conditions that are lower bounds of a height or width of an image."""
-    if request.dynamic_shapes is not None:
-        return []
-    starts = tuple(f"i[{place}].size()[{dim}] >= " for place, dim in image_sizes(request.model, found.inputs))
-    return [condition for condition in found.guards.conditions if condition.startswith(starts)]
-
-
-def _compared(request: Request, usual: Export, strict: InputGuards | None, leaves: Sequence[object]) -> Export:
-    """Return an export that refuses the small sizes at which it was found to differ from the model."""
-    return _refusing_wrong(request, usual, open_questions(usual.values, usual.guards, strict, leaves))
-
-
-def _refusing_wrong(request: Request, found: Export, asked: Sequence[Question]) -> Export:
-    """Return an export that refuses those of the sizes asked about at which it is wrong.
-
-    A size may be wrong alone and right with others: an empty mask is wrong for texts, but right for an empty batch.
-    """
-    leaves = pytree.tree_leaves(dict(found.inputs))
-
-    def wrong(questions: Sequence[Question]) -> list[Question]:
-        return refuted(questions, request.model, request.form, found.module, found.inputs)
-
-    conditions = list(found.guards.conditions)
-    for question in wrong(asked):
-        together = wider(question, found.values, found.guards, leaves)
-        is_right = together is not None and not wrong([together])
-        conditions += question.refusal(together if is_right else None)
-    return replace(found, guards=_with(found.guards, conditions))
-
-
-def _with(guards: InputGuards, conditions: Sequence[str]) -> InputGuards:
-    """Return the same guards with other conditions, each once."""
-    return InputGuards(guards.specs, distinct(conditions), guards.mode)
+        found = _try(request, inputs, shapes, small_sizes=False)
+        if found is None:
+            return None
+    guards = InputGuards(found.guards.specs, beyond_small_sizes(found.guards.conditions), found.guards.mode)
+    leaves = pytree.tree_leaves(dict(inputs))
+    asked = open_questions(found.values, guards, leaves)
+    refused = [question for question in asked if strict is None or not strict.accepts(question.applied(leaves))]
+    guards = guards if refused else found.guards
+    asked = [question for question in asked if question in refused or 0 in question.sizes.values()]
+    wrong = refuted(asked, request.model, request.form, found.module, inputs)
+    conditions = distinct([*guards.conditions, *(question.refusal() for question in wrong)])
+    return replace(found, guards=InputGuards(guards.specs, conditions, guards.mode))
 
 
 def _try(request: Request, inputs: Mapping[str, object], shapes: Any, *, small_sizes: bool) -> Export | None:
+    """Export with these shapes, or note the error and return None."""
     model, handled = request.model, sys.exc_info()[1]
     is_bounded = shapes is not None and request.dynamic_shapes is None
     try:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TypeVar
-
 from torch import nn
 
-T = TypeVar("T")
+from fxopt_capture.graph.shells import owner_of, registered, shell_tree
 
 
 def keep_keys(model: nn.Module, traced: nn.Module) -> None:
@@ -26,39 +24,16 @@ def keep_keys(model: nn.Module, traced: nn.Module) -> None:
     >>> list(traced.state_dict())
     ['unused', '0.weight', '0.bias']
     """
-    made: dict[int, nn.Module] = {}
-
-    def complete(original: nn.Module, traced: nn.Module) -> nn.Module:
-        """Complete one module, and those in it; modules that both have are complete."""
-        made[id(original)] = traced
-        if original is traced:
-            return traced
-        extra = traced._buffers.keys() - original._buffers.keys()
-        _complete(traced._parameters, original._parameters)
-        _complete(traced._buffers, original._buffers)
-        traced._non_persistent_buffers_set |= original._non_persistent_buffers_set | extra
-        children: dict[str, nn.Module | None] = {}
-        for name, child in original._modules.items():
-            children[name] = None if child is None else completed(child, traced._modules.get(name))
-        others = {name: child for name, child in traced._modules.items() if name not in children}
-        traced._modules.clear()
-        traced._modules.update(children | others)
-        return traced
-
-    def completed(original: nn.Module, traced: nn.Module | None) -> nn.Module:
-        if traced is None and id(original) in made:  # another name of it
-            return made[id(original)]
-        if traced is None:
-            is_plain_leaf = type(original).__module__.startswith("torch.nn") and not original._modules
-            traced = original if is_plain_leaf else nn.Module().train(original.training)
-        return complete(original, traced)
-
-    complete(model, traced)
+    called = {id(module) for module in traced.modules()}
+    shared = [module for module in list(model.modules())[1:] if id(module) in called or _is_leaf(module)]
+    shell = shell_tree(model, shared, clone=lambda module: module)
+    for name, buffer in traced.named_buffers(remove_duplicate=False):
+        if registered(model, name) is None:
+            owner, key = owner_of(shell, name)
+            owner.register_buffer(key, buffer, persistent=False)
+    for field in ("_modules", "_parameters", "_buffers", "_non_persistent_buffers_set"):
+        vars(traced)[field] = vars(shell)[field]
 
 
-def _complete(traced: dict[str, T], original: dict[str, T]) -> None:
-    """Bring entries into the original's order and add missing ones; the others follow."""
-    merged = {name: traced.get(name, tensor) for name, tensor in original.items()}
-    merged.update((name, tensor) for name, tensor in traced.items() if name not in merged)
-    traced.clear()
-    traced.update(merged)
+def _is_leaf(module: nn.Module) -> bool:
+    return type(module).__module__.startswith("torch.nn") and not module._modules

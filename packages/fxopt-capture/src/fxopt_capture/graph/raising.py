@@ -3,7 +3,8 @@
 ``aten.linear(x, layer.weight, layer.bias)`` -> ``layer(x)``
 
 A call is raised only if a layer of exactly this class, without hooks or a patched ``forward``, holds the very tensors
-of the call and would pass every other argument as the call does. All other calls stay as they are.
+of the call and would pass every other argument as the call does. All other calls stay as they are, and so do batch
+norms in training mode.
 """
 
 from __future__ import annotations
@@ -43,13 +44,10 @@ def raise_layers(graph: Graph, model: nn.Module) -> list[nn.Module]:
     for name, module in modules.items():
         for tensor in (*module._parameters.values(), *module._buffers.values()):
             holders[id(tensor)].append(name)
-    steps: dict[int, list[Node]] = defaultdict(list)  # which count the calls of batch norms in training mode
     raised: dict[int, nn.Module] = {}
     for node in iter_nodes(graph):
         operation = read_call(node) if isinstance(node.target, torch._ops.OpOverload) else None
         if operation is None or operation.name not in _RAISED:
-            if node.target is torch.ops.aten.add_.Tensor and node.args[1:] == (1,) and not node.users:
-                steps[id(value_of(model, node.args[0]))].append(node)
             continue
         arguments = {name: value_of(model, value) for name, value in operation.arguments.items()}
         held = [holders[id(value)] for value in arguments.values() if isinstance(value, torch.Tensor)]
@@ -58,10 +56,6 @@ def raise_layers(graph: Graph, model: nn.Module) -> list[nn.Module]:
         if name is None:
             continue
         layer = modules[name]
-        if isinstance(layer, BatchNorm) and layer.training and layer.num_batches_tracked is not None:
-            if not steps[id(layer.num_batches_tracked)]:
-                continue
-            graph.erase_node(steps[id(layer.num_batches_tracked)].pop())  # the layer counts by itself
         with graph.inserting_before(node):
             new = graph.create_node("call_module", name, (operation.input,))
         new.meta = dict(node.meta)
@@ -75,22 +69,17 @@ def _made(layer: nn.Module, operation: Operation, arguments: dict[str, Any]) -> 
     """Return whether a layer calls this operation with these arguments: the very tensors, and equal settings."""
     if "forward" in vars(layer) or any(getattr(layer, hooks) for hooks in _HOOKS):
         return False
+    if isinstance(layer, BatchNorm) and layer.training:  # which also counts its calls
+        return False
     computed = computed_by(layer, operation.node)
     if computed is None or computed[0] != operation.name or operation.input is None:
         return False
     expected = {key: each.tensor if isinstance(each, TensorRef) else each for key, each in computed[1].items()}
     if isinstance(layer, BatchNorm):
-        expected |= _settings(layer)
+        expected |= {"training": layer.running_mean is None and layer.running_var is None}
+        expected["momentum"] = layer.momentum or 0.0
     given = {**arguments, "input": operation.node}
     return given.keys() == expected.keys() and all(_agrees(given[key], value) for key, value in expected.items())
-
-
-def _settings(layer: Any) -> dict[str, object]:
-    """Return the arguments that a batch norm computes from its attributes, instead of passing them on."""
-    averages = layer.training and layer.track_running_stats and layer.momentum is None  # by a factor of each call's
-    used = {} if not layer.training or layer.track_running_stats else {"running_mean": None, "running_var": None}
-    training = layer.training or (layer.running_mean is None and layer.running_var is None)
-    return {**used, "training": training, "momentum": None if averages else layer.momentum or 0.0}
 
 
 def _agrees(found: Any, expected: object) -> bool:

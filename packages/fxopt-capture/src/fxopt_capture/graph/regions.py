@@ -23,7 +23,6 @@ from fxopt_capture.graph.shells import attribute
 from fxopt_core import iter_nodes
 
 aten = torch.ops.aten
-_CONTEXTS = {"wrap_with_autocast": "torch.autocast", "wrap_with_set_grad_enabled": "torch.no_grad or enable_grad"}
 _MAY_RETURN_INPUT = frozenset({"aten::dropout", "aten::feature_dropout", "aten::alpha_dropout", "aten::type_as"})
 
 
@@ -141,16 +140,11 @@ def hidden_note(graph_module: GraphModule) -> str | None:
     hiding = {node: found for node in regions if (found := _parameters(node, graph_module))}
     if not hiding:
         return None
-    listed = "; ".join(f"`{node.name}` ({_context(node)}: {', '.join(names)})" for node, names in hiding.items())
+    listed = "; ".join(f"`{node.name}` with {', '.join(names)}" for node, names in hiding.items())
     return (
-        f"{len(hiding)} of the graph's calls {'is a region' if len(hiding) == 1 else 'are regions'} of the model in "
-        f"which passes see no layers: {listed}. Without that context the layers would be separate calls"
+        f"passes see no layers in the regions that the model runs under torch.autocast, torch.no_grad or in branches: "
+        f"{listed}. Without that context the layers would be separate calls"
     )
-
-
-def _context(node: Node) -> str:
-    name = str(getattr(node.target, "__name__", node.target))
-    return _CONTEXTS.get(name, name)
 
 
 def _parameters(node: Node, graph_module: GraphModule) -> list[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from typing import Any, TypeVar
 
 import torch
@@ -12,12 +12,14 @@ from torch.fx import Node
 M = TypeVar("M", bound=nn.Module)
 
 
-def shell_tree(model: nn.Module, kept: Collection[nn.Module]) -> nn.Module:
+def shell_tree(
+    model: nn.Module, kept: Collection[nn.Module], clone: Callable[[nn.Module], nn.Module] | None = None
+) -> nn.Module:
     """Return a tree with the names, tensors, ties and flags of `model` that shares no module with it.
 
-    Modules in `kept` become shallow clones of their class, all others plain ``nn.Module``. A module that the model
-    holds under two names is one module under two names here too, so that ``state_dict`` has the same keys in the same
-    order, including those of ties and of unused parameters.
+    Modules in `kept` become shallow clones of their class, or what `clone` returns, all others plain ``nn.Module``. A
+    module that the model holds under two names is one module under two names here too, so that ``state_dict`` has the
+    same keys in the same order, including those of ties and of unused parameters.
     """
     cloned = {id(module) for module in kept}
     made: dict[int, nn.Module] = {}
@@ -26,7 +28,7 @@ def shell_tree(model: nn.Module, kept: Collection[nn.Module]) -> nn.Module:
         if id(module) in made:
             return made[id(module)]
         if id(module) in cloned:
-            return made.setdefault(id(module), clone_module(module))
+            return made.setdefault(id(module), (clone or clone_module)(module))
         plain = made[id(module)] = nn.Module()
         plain.training = module.training
         plain._parameters.update(module._parameters)

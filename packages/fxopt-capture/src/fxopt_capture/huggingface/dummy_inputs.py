@@ -15,7 +15,6 @@ from fxopt_core.errors import CaptureError
 BATCH = 2
 LENGTH = 8
 DECODER_LENGTH = 6
-CHOICES = 3
 _SAMPLES = 4000  # of sound; enough for the strided convolutions of wav2vec 2
 
 
@@ -37,99 +36,57 @@ def default_names(model: Any) -> list[str]:
     return [name for name in names if name in chosen]
 
 
-def dummy_inputs(model: nn.Module, names: Sequence[str]) -> dict[str, torch.Tensor]:
+def dummy_inputs(model: Any, names: Sequence[str]) -> dict[str, torch.Tensor]:
     """Return example inputs by name, on the model's device and in its dtype, in batches of `BATCH`.
 
     The values are the same every time, and the random state stays as it is.
     """
     check_names(model, names)
-    maker = _Maker(model)
-    return {name: maker.make(name) for name in names}
-
-
-class _Maker:
-    """Makes inputs of one model."""
-
-    def __init__(self, model: Any) -> None:
-        self.model = model
-        self.config = model.config
-        self.text = self.config.get_text_config()
-        self.vision = getattr(self.config, "vision_config", self.config)
-        first = next(model.parameters(), torch.empty(0))
-        self.device, self.dtype = first.device, first.dtype
-        self.generator = torch.Generator().manual_seed(0)
-
-    def make(self, name: str) -> torch.Tensor:
-        """Return the input of this name."""
+    first = next(model.parameters(), torch.empty(0))
+    generator = torch.Generator().manual_seed(0)
+    found: dict[str, torch.Tensor] = {}
+    for name in names:
         try:
-            made = self._made(name)
+            made = _example(name, model.config, generator)
         except AttributeError as error:
-            raise CaptureError(self._unknown(name, str(error))) from error
+            raise CaptureError(_unknown(model, name, str(error))) from error
         if made is None:
-            raise CaptureError(self._unknown(name, "no rule for it"))
-        return made.to(self.device)
+            raise CaptureError(_unknown(model, name, "no rule for it"))
+        found[name] = made.to(first.device, first.dtype if made.is_floating_point() else made.dtype)
+    return found
 
-    def _made(self, name: str) -> torch.Tensor | None:
-        match name:
-            case "input_ids" | "decoder_input_ids":
-                return self.tokens(name)
-            case "attention_mask" | "decoder_attention_mask" | "encoder_attention_mask":
-                return torch.ones(self.shape(name), dtype=torch.int64)
-            case "token_type_ids" | "global_attention_mask":
-                return torch.zeros(self.shape(name), dtype=torch.int64)
-            case "position_ids" | "decoder_position_ids":
-                return torch.arange(self.shape(name)[-1]).expand(self.shape(name)).clone()
-            case "inputs_embeds" | "decoder_inputs_embeds":
-                return self.floats(*self.shape(name), self.text.hidden_size)
-            case "bbox":
-                return torch.tensor([10, 20, 30, 40]).expand(*self.shape(name), 4).clone()
-            case "pixel_values":
-                return self.image()
-            case "input_values":
-                return self.floats(BATCH, _SAMPLES)
-            case "input_features":
-                return self.floats(BATCH, self.config.num_mel_bins, 2 * self.config.max_source_positions)
-            case "labels" | "next_sentence_label":
-                return self.labels()
-            case "start_positions" | "end_positions":
-                return self.integers(range(LENGTH), (BATCH,))
-        return None
 
-    def _unknown(self, name: str, reason: str) -> str:
-        return (
-            f"the shape of the input {name!r} of {type(self.model).__name__} does not follow from its configuration "
-            f"({reason}); give example_inputs={{{name!r}: ...}} with all inputs instead"
-        )
+def _example(name: str, config: Any, generator: torch.Generator) -> torch.Tensor | None:
+    """Return an example of the input of this name for models of this configuration; None if no rule is known."""
+    text, vision = config.get_text_config(), getattr(config, "vision_config", config)
+    shape = (BATCH, DECODER_LENGTH if name.startswith("decoder") else LENGTH)
+    match name:
+        case "input_ids" | "decoder_input_ids":
+            special = {value for key, value in text.to_dict().items() if key.endswith("token_id")}
+            ordinary = [token for token in range(min(text.vocab_size, 1000)) if token not in special] or [0]
+            return torch.tensor(ordinary)[torch.randint(len(ordinary), shape, generator=generator)]
+        case "attention_mask" | "decoder_attention_mask":
+            return torch.ones(shape, dtype=torch.int64)
+        case "token_type_ids":
+            return torch.zeros(shape, dtype=torch.int64)
+        case "position_ids":
+            return torch.arange(LENGTH).expand(shape).clone()
+        case "inputs_embeds" | "decoder_inputs_embeds":
+            return torch.randn(*shape, text.hidden_size, generator=generator)
+        case "pixel_values":
+            size = getattr(vision, "image_size", 224)
+            sizes = size if isinstance(size, list | tuple) else (size, size)
+            return torch.randn(BATCH, getattr(vision, "num_channels", 3), *sizes, generator=generator)
+        case "input_values":
+            return torch.randn(BATCH, _SAMPLES, generator=generator)
+        case "input_features":
+            frames = 2 * config.max_source_positions
+            return torch.randn(BATCH, config.num_mel_bins, frames, generator=generator)
+    return None
 
-    def shape(self, name: str) -> tuple[int, ...]:
-        length = DECODER_LENGTH if name.startswith("decoder") else LENGTH
-        choices = (CHOICES,) if type(self.model).__name__.endswith("ForMultipleChoice") else ()
-        return (BATCH, *choices, length)
 
-    def floats(self, *shape: int) -> torch.Tensor:
-        return torch.randn(shape, generator=self.generator).to(self.dtype)
-
-    def integers(self, allowed: Sequence[int], shape: tuple[int, ...]) -> torch.Tensor:
-        picked = torch.randint(len(allowed), shape, generator=self.generator)
-        return torch.tensor(allowed)[picked]
-
-    def tokens(self, name: str) -> torch.Tensor:
-        special = {value for key, value in self.text.to_dict().items() if key.endswith("token_id")}
-        ordinary = [token for token in range(min(self.text.vocab_size, 1000)) if token not in special]
-        return self.integers(ordinary or [0], self.shape(name))
-
-    def image(self) -> torch.Tensor:
-        size = getattr(self.vision, "image_size", 224)
-        height, width = size if isinstance(size, list | tuple) else (size, size)
-        return self.floats(BATCH, getattr(self.vision, "num_channels", 3), height, width)
-
-    def labels(self) -> torch.Tensor:
-        kind = type(self.model).__name__
-        if kind.endswith("ForMultipleChoice"):
-            return self.integers(range(CHOICES), (BATCH,))
-        if kind.endswith("ForTokenClassification"):
-            return self.integers(range(self.config.num_labels), (BATCH, LENGTH))
-        if kind.endswith(("Classification", "ForNextSentencePrediction")):
-            return self.integers(range(2), (BATCH,))
-        decodes = getattr(self.config, "is_encoder_decoder", False)
-        return self.tokens("decoder_input_ids" if decodes else "input_ids")
+def _unknown(model: nn.Module, name: str, reason: str) -> str:
+    return (
+        f"the shape of the input {name!r} of {type(model).__name__} does not follow from its configuration "
+        f"({reason}); give example_inputs={{{name!r}: ...}} with all inputs instead"
+    )

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import sys
-import traceback
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from functools import partial
@@ -112,15 +110,8 @@ def preparations(model: nn.Module) -> list[Preparation]:
             f"the graph has attention as single operators (attn_implementation={_EAGER!r}), as the model cannot be "
             f"captured with {' and '.join(sorted(map(repr, chosen)))}"
         )
-        found.append(Preparation(partial(_prepared, model, patched=True, eager=True), note, _is_about_attention))
+        found.append(Preparation(partial(_prepared, model, patched=True, eager=True), note))
     return found
-
-
-def _is_about_attention(errors: Sequence[Exception]) -> bool:
-    """Return whether an export has failed in an attention kernel, or in making a mask for one."""
-    frames = (frame for error in errors for frame in traceback.extract_tb(error.__traceback__))
-    places = (os.path.basename(frame.filename) + frame.name for frame in frames)
-    return any("_attention" in place or "mask" in place for place in places)
 
 
 @contextmanager
