@@ -114,7 +114,7 @@ _OF_MODULES = [
     Case("lazy", MERGE, "one is lazy", ("k",), mend=run_once, runs=False),
     Case("opaque-call", MERGE, "pair inside", ("inner",), form="whole", mend=nothing, mended_form="export"),
     Case("shared-module", FOLD, "norm twice", ("norm", "norm_1"), mend=give_copy),
-    Case("shared-module", MERGE, "one called twice", ("k", "k_1"), mend=give_copy),
+    Case("group-too-small", MERGE, "one called twice", ("k",), mend=give_copy),
     Case("mixed-mode", MERGE, "pair", ("q", "k"), lambda m: m.k.train(), nn.Module.eval),
     Case("filtered", MergeLinears(where="q"), "pair", ("k",), mend=nothing, mended_by=MERGE),
     Case("group-too-small", MergeLinears(min_group=3), "pair", ("q", "k"), mend=nothing, mended_by=MERGE),
@@ -158,7 +158,7 @@ _OF_TENSORS = [
         runs=False,
     ),
     *(
-        Case("mutated", MERGE, "writes between", ("k", "x"), mend=set_to("in_place", False), form=form)
+        Case("group-too-small", MERGE, "writes between", ("k", "x"), mend=set_to("in_place", False), form=form)
         for form in FORMS[:2]
     ),
     Case("mutated", MERGE, "writes a weight", ("k.weight",), mend=set_to("in_place", False), form="functions"),
@@ -193,7 +193,6 @@ _OF_OPERATORS = [
 ]
 _OF_NO_USE = [
     *_in_all_forms("returned", RemoveNoOps(), "returns a view", ()),
-    *_in_all_forms("signed-zero", RemoveNoOps(), "adds zero", ("add",), mend=set_to("adds", False)),
     Case("holds-weights", EliminateDeadCode(), "unread", ("fc",), mend=set_to("fc", nn.Identity())),
 ]
 _OF_ATTENTION = [
@@ -204,6 +203,6 @@ _OF_ATTENTION = [
         (),
         mend=set_to("hidden", torch.finfo(torch.float32).min),
     ),
-    *_in_all_forms("other-attention", FuseScaledDotProductAttention(), "capped attention", ("tanh",)),
+    *_in_all_forms("other-attention", FuseScaledDotProductAttention(), "attention over rows", ("softmax",)),
 ]
 CASES = [*_OF_MODULES, *_OF_TENSORS, *_OF_VALUES, *_OF_QUOTIENTS, *_OF_OPERATORS, *_OF_NO_USE, *_OF_ATTENTION]

@@ -117,9 +117,9 @@ def attends(m: Any, x: Tensor) -> Any:
     return (torch.softmax(scores, -1) @ x) * 2.0
 
 
-def capped(m: Any, x: Tensor) -> Any:
-    """Attention whose scores are capped."""
-    return (torch.softmax(torch.tanh(x @ x.transpose(-2, -1)) * 30.0, -1) @ x) * 2.0
+def over_rows(m: Any, x: Tensor) -> Any:
+    """Attention with a softmax over the queries."""
+    return (torch.softmax(x @ x.transpose(-2, -1), -2) @ x) * 2.0
 
 
 MODELS: dict[str, Callable[[], Any]] = {
@@ -173,8 +173,7 @@ MODELS: dict[str, Callable[[], Any]] = {
     "rounding": of(lambda x: torch.div(x, 3.0, rounding_mode="floor")),
     "of a shape": of(lambda x: x * (x.size(0) / 3.0)),
     "returns a view": of(lambda x: x.relu()[:]),
-    "adds zero": lambda: Layers((3, 4), lambda m, x: (x.exp() + 0.0 if m.adds else x.exp() - 0.0).abs(), adds=True),
     "unread": lambda: Layers((3, 4), unread, fc=nn.Linear(4, 4)),
     "attends": lambda: Layers((2, 3, 4), attends, hidden=-float("inf")),
-    "capped attention": lambda: Layers((2, 3, 4), capped),
+    "attention over rows": lambda: Layers((2, 3, 4), over_rows),
 }  # fmt: skip
