@@ -127,7 +127,7 @@ _OF_TENSORS = [
     Case("not-a-parameter", MERGE, "one as a function", ("k.weight", "linear"), weight_as_buffer, weight_as_parameter),
     Case("not-a-parameter", MERGE, "pair", ("k.weight",), weight_as_buffer, weight_as_parameter, form="export"),
     Case("tied-parameter", MERGE, "square pair", ("k.weight", "q.weight"), tie, untie),
-    Case("tied-parameter", BIAS, "square pair", ("q.weight", "linear", "linear_1"), tie, untie, form="functions"),
+    Case("tied-parameter", BIAS, "square pair", ("weight", "linear_1"), tie, untie, form="functions"),
     Case("computed-weight", MERGE, "one weight scaled", ("linear", "mul_1")),
     Case(
         "computed-weight", MERGE, "pair", ("linear_1", "_weight_norm"), weight_normed, not_parametrized, form="export"
