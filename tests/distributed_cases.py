@@ -184,17 +184,6 @@ def load(folder: Path) -> None:
 
 
 @case
-def load_nested(folder: Path) -> None:
-    """As one value of a mapping, beside a number, and from more processes than there are."""
-    for source, name in (("layers", "root"), ("folded", "layers"), ("whole", "folded"), ("layers", "whole")):
-        graph_module = FORMS[name](model(2))
-        state = {"model": fxopt.distributed_state_dict(graph_module), "step": 0}
-        dcp_load(state, checkpoint_id=folder / f"{source}-4")
-        assert state["step"] == 3
-        same(graph_module(images()), model()(images()))
-
-
-@case
 def save_later(folder: Path) -> None:
     """An asynchronous save takes the values of its moment."""
     graph_module = sharded(rewritten(model()))
@@ -292,9 +281,6 @@ def failures_and_undo(folder: Path) -> None:
             sharded(graph_module)
         broken = {**model(3).state_dict(), "head.bias": torch.zeros(6)}
         with_error(CheckpointError, "has shape (6,)", partial(fxopt.load_original_state_dict, graph_module, broken))
-        other = model(3).state_dict()
-        load = partial(fxopt.load_original_state_dict, graph_module, other, assign=True)
-        with_error(CheckpointError, "load without assign", load)
         with_error(FxoptError, "is sharded" if layers else "given to fully_shard", partial(fxopt.undo, graph_module))
         agree(fxopt.original_state_dict(graph_module), model())
         if layers:

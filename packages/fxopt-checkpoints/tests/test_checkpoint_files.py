@@ -83,20 +83,10 @@ def _entry(**changes: Any) -> str:
 
 
 HEADERS = {
-    "negative offsets": _entry(data_offsets=[-8, 0]),
-    "offsets backwards": _entry(data_offsets=[8, 0]),
     "offsets outside of the file": _entry(shape=[2**40], data_offsets=[0, 2**42]),
-    "offsets after a gap": _entry(data_offsets=[4, 12]),
-    "offsets of many digits": _entry(data_offsets=[0, 10**4000]),
     "sizes whose product is endless": _entry(shape=[10**4000] * 1000),
-    "more dimensions than torch has": _entry(shape=[1] * 65, data_offsets=[0, 4]),
     "a size of zero and a huge one": _entry(shape=[0, 2**70], data_offsets=[0, 0]),
-    "bytes left": _entry(shape=[1], data_offsets=[0, 4]),
-    "no shape": json.dumps({"x": {"dtype": "F32", "data_offsets": [0, 8]}}),
-    "an unknown dtype": _entry(dtype="F33" * 10_000),
     "a nested entry": f'{{"x": {DEEP}}}',
-    "a list": "[1]",
-    "no JSON": "{",
     "overlapping": json.dumps({n: {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]} for n in ("x", "y")}),
 }
 
@@ -114,9 +104,7 @@ def test_a_header_that_lies_is_one_error(tmp_path: Path, header: str) -> None:
     ("data", "message"),
     [
         (b"", "not a safetensors file, or it is damaged"),
-        (b"this is only some text, and more", "not a safetensors file, or it is damaged"),
         ((2**64 - 1).to_bytes(8, "little") + b"{}", "not a safetensors file, or it is damaged"),
-        ((10**7).to_bytes(8, "little") + b"{}", "not a safetensors file, or it is damaged"),
         (b"PK\x03\x04" + bytes(40), "not a safetensors file, or it is damaged"),
         (b"version https://git-lfs.github.com/spec/v1\noid sha256:0", "git lfs pull"),
     ],
@@ -132,21 +120,14 @@ def _index(name: object) -> str:
 
 
 INDICES = {
-    "nested lists": DEEP,
     "a nested name": f'{{"weight_map": {{"x": {DEEP}}}}}',
     "a path": _index("../f.safetensors"),
-    "an absolute path": _index("/dev/zero"),
     "the folder": _index("."),
-    "the folder above": _index(".."),
-    "an empty name": _index(""),
     "a zero byte": _index("a\0b"),
-    "half a character": '{"weight_map": {"x": "\\ud800"}}',
     "the index itself": _index("model.safetensors.index.json"),
     "a long name": _index("x" * 10_000),
-    "a number": _index(1),
     "no map": "{}",
     "no JSON": "no JSON",
-    "a list for a map": '{"weight_map": []}',
 }
 
 

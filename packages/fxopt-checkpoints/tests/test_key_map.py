@@ -83,18 +83,6 @@ class TestWhatItSays:
         with pytest.raises(FxoptError, match="the original model has no `nowhere`"):
             found.destinations("nowhere")
 
-    def test_a_loader_can_write_tensor_by_tensor(self) -> None:
-        """As from a file that is read once, without the other tensors in memory."""
-        graph_module, new = twice_joined(), Twice(1)
-        current = dict(graph_module.named_parameters())
-        names = key_map(graph_module)
-        for key, value in new.state_dict().items():
-            for place in names.destinations(key):
-                with torch.no_grad():
-                    place.take(current[place.key].detach()).copy_(value)
-        expected = twice_joined(1).state_dict()
-        assert all(torch.equal(value, expected[key]) for key, value in graph_module.state_dict().items())
-
     def test_it_prints_as_a_table(self) -> None:
         text = str(key_map(rewritten(*BOTH)))
         lines = [" ".join(line.split()) for line in text.splitlines()]

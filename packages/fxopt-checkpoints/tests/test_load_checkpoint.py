@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import itertools
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -88,17 +87,6 @@ def test_values_are_cast_to_what_the_module_has(tmp_path: Path, trained: nn.Modu
     load_checkpoint(graph_module, tmp_path)
     load_original_state_dict(other, tensors)
     assert all(torch.equal(value, other.state_dict()[key]) for key, value in graph_module.state_dict().items())
-
-
-@pytest.mark.parametrize("on_meta", [True, False], ids=["meta", "values"])
-def test_another_dtype_is_that_of_the_module(tmp_path: Path, trained: nn.Module, on_meta: bool) -> None:
-    write_safetensors(tmp_path / "model.safetensors", trained.state_dict())
-    graph_module = _padded(_meta() if on_meta else Perceptron().eval())
-    load_checkpoint(graph_module.to(torch.float64), tmp_path)
-    expected = _padded(copy.deepcopy(trained).double()).state_dict()
-    assert all(torch.equal(value, expected[key]) for key, value in graph_module.state_dict().items())
-    x = torch.randn(5, 4, dtype=torch.float64)
-    torch.testing.assert_close(graph_module(x), copy.deepcopy(trained).double()(x))
 
 
 class Buffers(nn.Module):

@@ -11,7 +11,6 @@ from torch.fx import GraphModule
 
 from fxopt_checkpoints.load import load_original_state_dict, original_state_dict
 from fxopt_core import DeepCopy, undo
-from fxopt_rewrite.shapes.meta import resized_entries
 
 
 def exported() -> GraphModule:
@@ -20,18 +19,6 @@ def exported() -> GraphModule:
     graph_module = program.module()
     assert isinstance(graph_module, GraphModule)
     return graph_module
-
-
-@pytest.mark.usefixtures("frequent_switches")
-def test_fake_tensors_of_one_mode_are_resized_in_several_threads() -> None:
-    node = next(node for node in exported().graph.nodes if node.op == "call_function" and node.meta["val"].dim() == 2)
-
-    def resize(size: int) -> list[tuple[int, ...]]:
-        return [tuple(resized_entries(node, size)["val"].shape) for _ in range(200)]
-
-    with ThreadPoolExecutor(4) as pool:
-        found = list(pool.map(resize, range(1, 5)))
-    assert found == [[(node.meta["val"].shape[0], size)] * 200 for size in range(1, 5)]
 
 
 @pytest.mark.filterwarnings("ignore:.*LeafSpec:FutureWarning")  # of torch, in a deep copy of an export graph

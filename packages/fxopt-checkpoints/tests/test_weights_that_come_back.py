@@ -46,10 +46,6 @@ def changed(name: str, change: Callable[[Tensor], Any]) -> Back:
 WRONG: dict[str, tuple[Back, str]] = {
     "a tensor left out": (without("bias"), r"gives a NoneType as `bias` \(`mid\.bias`\), expected \(6,\)"),
     "None for a tensor": (changed("mean", lambda x: None), r"gives a NoneType as `mean` \(`norm\.running_mean`\)"),
-    "another name": (
-        lambda found: {**without("bias")(found), "biass": found["bias"]},
-        "gives `biass`, which is not among",
-    ),
     "one name too many": (
         lambda found: {**found, "scale": found["var"]},
         "gives `scale`, which is not among the tensors",
@@ -61,16 +57,11 @@ WRONG: dict[str, tuple[Back, str]] = {
     ),
     "no tensor": (changed("mean", lambda x: 0.0), r"gives a float as `mean` .*, expected \(6,\)"),
     "no mapping": (lambda found: tuple(found.values()), "gives a tuple, expected a mapping of names to tensors"),
-    "zeros": (
-        changed("bias", torch.zeros_like),
-        r"computes a `mid_folded\.bias` that differs from the module's: 6 of 6",
-    ),
     "one wrong channel": (
         changed("bias", lambda x: x + (torch.arange(6) == 3)),
         "1 of 6 elements differs, by up to 1",
     ),
     "another scale": (changed("var", lambda x: x * 4), r"a `mid_folded\.weight`.*48 of 48"),
-    "no numbers": (changed("weight", lambda x: x / torch.zeros_like(x)), r"a `mid_folded\.weight`"),
 }
 
 
@@ -234,12 +225,12 @@ def with_a_scale_of_its_own(weight: Tensor, *, shapes: Mapping[str, Any]) -> dic
 
 
 class FoldScale(SitePass[Scaled]):
-    """``linear(x * scale)`` -> ``scaled_linear(x)`` for all layers that read the product; ``keep`` keeps the scale."""
+    """``linear(x * scale)`` -> ``scaled_linear(x)`` for all layers that read the product."""
 
     arithmetic = (scaled, with_ones, with_a_scale_of_its_own)
 
-    def __init__(self, *, back: str = "with_ones", keep: bool = False) -> None:
-        self.back, self.keep = back, keep
+    def __init__(self, *, back: str = "with_ones") -> None:
+        self.back = back
 
     def match(self, index: GraphIndex) -> Iterator[Scaled]:
         found = [read_linear(index, node) for node in index.nodes if not self.transformed(node)]
@@ -260,8 +251,7 @@ class FoldScale(SitePass[Scaled]):
             edit.derived(Derived(f"{__name__}:scaled", inputs, (), (f"{name}.weight",), back))
             edit.drop(call, {}, twin=name)
         edit.erase(site.product)
-        if not self.keep:
-            edit.drop_tensor("scale", None)
+        edit.drop_tensor("scale", None)
 
 
 class Branches(torch.nn.Module):
@@ -289,9 +279,4 @@ class TestSharedInputs:
     def test_groups_that_give_it_different_values_are_refused(self) -> None:
         graph_module = FoldScale(back="with_a_scale_of_its_own")(torch.fx.symbolic_trace(Branches()))
         with pytest.raises(NotReversibleError, match=r"computes a `k_scaled\.weight`|a `q_scaled\.weight`"):
-            original_state_dict(graph_module)
-
-    def test_what_the_module_still_has_counts_as_it_is(self) -> None:
-        graph_module = FoldScale(keep=True)(torch.fx.symbolic_trace(Branches()))
-        with pytest.raises(NotReversibleError, match=r"(?s)a `q_scaled\.weight`.*a `k_scaled\.weight`"):
             original_state_dict(graph_module)

@@ -92,7 +92,7 @@ def test_one_weight_with_two_biases_is_refused() -> None:
             return F.linear(F.linear(x, self.w, self.a), self.w, self.b)
 
     fused = assert_rewrites(FuseBiasInLinear(), Two(), torch.randn(3, 4), count=0)
-    assert [reason for _, reason in refused(fused)] == ["tied-parameter"]
+    assert {reason for _, reason in refused(fused)} == {"tied-parameter"}
 
 
 def test_a_module_whose_parameters_a_function_reads_is_left_alone() -> None:

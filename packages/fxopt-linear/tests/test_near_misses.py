@@ -40,26 +40,30 @@ def both(m: Any, x: Tensor) -> Any:
 
 
 DIFFERENCES: list[tuple[Callable[[Any], object], str, str]] = [
-    (lambda m: m.k.double(), "dtype-mismatch", "`q` is torch.float32 on cpu, and `k` torch.float64 on cpu"),
-    (lambda m: m.k.to("meta"), "dtype-mismatch", "`q` is torch.float32 on cpu, and `k` torch.float32 on meta"),
-    (lambda m: m.k.train(), "mixed-mode", "`k` is in train mode and `q` in eval mode"),
-    (lambda m: m.k.weight.requires_grad_(False), "mixed-requires-grad", "`k` is frozen and `q` is trainable"),
+    (lambda m: m.k.double(), "dtype-mismatch", "`q` is torch.float32 on cpu, and `k` is torch.float64 on cpu"),
+    (lambda m: m.k.to("meta"), "dtype-mismatch", "`q` is torch.float32 on cpu, and `k` is torch.float32 on meta"),
+    (lambda m: m.k.train(), "mixed-mode", "`q` is in eval mode, and `k` is in train mode"),
+    (lambda m: m.k.weight.requires_grad_(False), "mixed-requires-grad", "`q` is trainable, and `k` is frozen"),
     (
         lambda m: m.q.bias.requires_grad_(False),
         "mixed-requires-grad",
-        "the bias of `q` is frozen and that of `k` is not",
+        "`q` has a frozen bias, and `k` has a trainable bias",
     ),
     (
         lambda m: setattr(m.k, "bias", nn.Parameter(m.k.bias.detach().half())),
         "dtype-mismatch",
-        "that of `q` is torch.float32 on cpu, that of `k` torch.float16 on cpu",
+        "`q` has a bias of torch.float32 on cpu, and `k` has a bias of torch.float16 on cpu",
     ),
     (
         lambda m: setattr(m.train().k, "bias", None),
         "training",
-        "`q` has a bias and `k` has none, and the zeros in its place would be trained",
+        "`q` has a bias, and `k` has no bias, and zeros in its place would be trained",
     ),
-    (lambda m: setattr(m, "k", nn.Linear(3, 4).eval()), "size-mismatch", "`q` takes 4 features and `k` 3"),
+    (
+        lambda m: setattr(m, "k", nn.Linear(3, 4).eval()),
+        "size-mismatch",
+        "`q` takes inputs of size 4, and `k` takes inputs of size 3",
+    ),
 ]
 
 
@@ -84,15 +88,16 @@ def test_a_layer_without_bias_goes_to_the_first_that_it_fits() -> None:
     refused = told(Layers(forward, change))
     assert list(refused) == ["k"]
     assert refused["k"][0] == "mixed-requires-grad"
-    assert refused["k"][1].endswith("since the bias of `k` is frozen and that of `q` is not")
+    assert refused["k"][1].endswith("since `k` has a frozen bias, and `q` has a trainable bias")
 
 
-def test_a_layer_called_elsewhere_is_the_one_at_fault() -> None:
+def test_a_layer_called_elsewhere_is_named() -> None:
     refused = told(Layers(lambda m, x: (m.q(x) * 2.0, m.k(x) * 2.0, m.k(x + 1))))
-    because = "since `k` is also called at node `k_1`, and `q` is not"
-    assert {site: reason for site, (reason, _) in refused.items()} == {"q": "group-too-small", "k": "shared-module"}
-    assert refused["q"][1].endswith(because)
-    assert refused["k"][1].endswith(because)
+    because = "1 of the 2 layers that a group needs, since"
+    assert refused == {
+        "q": ("group-too-small", f"linear `q`: {because} `k` is also called on other inputs"),
+        "k": ("shared-module", f"linear `k`: {because} `k` is also called at node `k_1`, and `q` is not"),
+    }
 
 
 def test_a_neighbour_that_is_left_alone_is_named_with_its_reason() -> None:
@@ -104,5 +109,6 @@ def test_a_neighbour_that_is_left_alone_is_named_with_its_reason() -> None:
 
 def test_too_few() -> None:
     refused = told(Layers(both), min_group=3)
-    message = "linear `q`, `k`: 2 of the 3 layers that a group needs, since no other layer is called on the same inputs"
+    because = "since no other layer is called on `x`"
+    message = f"linear `q`, `k`: 2 of the 3 layers that a group needs, {because}"
     assert refused == {"q": ("group-too-small", message)}

@@ -25,8 +25,6 @@ WAYS: dict[str, Write] = {
     "permute": lambda x, w, b: x @ w.permute(1, 0) + b,
     "mm": lambda x, w, b: torch.mm(x, w.t()) + b,
     "addmm": lambda x, w, b: torch.addmm(b, x, w.t()),
-    "einsum": lambda x, w, b: torch.einsum("...i,oi->...o", x, w) + b,
-    "einsum of two": lambda x, w, b: torch.einsum("n i, o i -> n o", x, w) + b,
     "inner": lambda x, w, b: torch.inner(x, w) + b,
     "linear": lambda x, w, b: F.linear(x, w) + b,
     "no bias": lambda x, w, b: x @ w.T,
@@ -72,8 +70,6 @@ def test_ways_to_write_a_linear_layer(way: str, form: str) -> None:
     [
         (lambda x, w, b: torch.addmm(b, x, w.t(), alpha=2), (6,), 0),
         (lambda x, w, b: torch.addmm(b, x, w.t()), (3, 6), 0),
-        (lambda x, w, b: torch.einsum("ni,oi->on", x, w), (6,), 0),
-        (lambda x, w, b: torch.einsum("ni,oi->ni", x, w), (6,), 0),
         (lambda x, w, b: x[:, :6] @ w + 1, (6,), 0),  # read as it is
         (lambda x, w, b: x @ w.transpose(0, 0).T + b, (6,), 0),
         (lambda x, w, b: F.linear(x, w, b), (6,), 0),

@@ -207,18 +207,6 @@ def test_what_is_written_in_place_and_seen_by_others_is_no_table(function: Calla
         torch.testing.assert_close(graph_module(X), expected)
 
 
-def test_what_another_dtype_would_come_of_out_of_place_is_no_table() -> None:
-    """``eq_`` keeps the dtype of what it writes, and ``eq`` gives booleans."""
-
-    def function(x: Tensor) -> Tensor:
-        places = torch.arange(x.shape[0]) * 2
-        places.eq_(torch.arange(x.shape[0]) + 1)
-        return x + (-places)[:, None]
-
-    graph_module = CacheShapeTables()(graph_of(Computes(function), "export-dynamic", X))
-    torch.testing.assert_close(graph_module(X), function(X))
-
-
 def test_the_padding_of_a_looked_up_table_gets_no_gradient() -> None:
     model = Relative2d()
     model.bias.padding_idx = 0

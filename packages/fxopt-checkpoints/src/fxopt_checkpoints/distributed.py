@@ -10,11 +10,11 @@ from torch import Tensor
 from torch.fx import GraphModule
 
 from fxopt_checkpoints._torch import make_wrapper
-from fxopt_checkpoints.arithmetic import Inputs, NewTensors, OriginalTensors, present_dtypes, trained_stand_in
+from fxopt_checkpoints.arithmetic import NewTensors, OriginalTensors, present_dtypes, trained_stand_in
 from fxopt_checkpoints.key_map import KeyMap
 from fxopt_checkpoints.load import current_tensors, in_order, unsaved
-from fxopt_checkpoints.sharding import LocalRegion, holds_constant, is_sharded, local_region, write
-from fxopt_checkpoints.tensor_map import Assembly, Derivation, Destination, OriginalTensor, Step, TensorMap, listed
+from fxopt_checkpoints.sharding import LocalRegion, holds_constant, is_sharded, local_region
+from fxopt_checkpoints.tensor_map import Derivation, Destination, OriginalTensor, TensorMap, listed
 from fxopt_checkpoints.trace import key_map
 from fxopt_checkpoints.validation import range_problems
 from fxopt_core import check_graph_module
@@ -37,7 +37,8 @@ def distributed_state_dict(graph_module: GraphModule) -> dict[str, Any]:
         for each save or load: an optimizer step may put other tensors into the module.
 
     Raises:
-        CheckpointError: Tensors are on the meta device, or sharded in a way that cannot be mapped to the original keys.
+        CheckpointError: Tensors are on the meta device, or sharded in a way that cannot be mapped to the original keys,
+            or a pass has computed them of tensors that other passes made or read.
         NotReversibleError: As in `original_state_dict`.
         FxoptError: See `key_map`.
 
@@ -64,14 +65,20 @@ class _Originals(dict[str, Any]):
     ) -> None:
         super().__init__()
         self._names, self._current = names, current
-        self._groups = dict[str, _Group]()  # by the label of an input of a function, or of several tensors
-        computed = _computed_steps(names)
-        self._refuse_sharded_chains(computed)
-        for group in _connected(computed):
-            found = _Group(TensorMap(names.originals, group), current)
-            self._groups |= dict.fromkeys((source for step in group for source in step.sources), found)
-        partial = TensorMap(names.originals, tuple(computed), names.ties)
-        taken = OriginalTensors(partial, current, present_dtypes(names, current))
+        self._folds = dict[str, _Fold]()  # by the label of an input
+        derivations = tuple(step for step in names.steps if isinstance(step, Derivation))
+        for step in derivations:
+            alone = all(source in names.by_key and names.consumers[source] == (step,) for source in step.sources)
+            if not alone or any(target.key is None for target in step.targets):
+                raise CheckpointError(
+                    f"{listed(target.name for target in step.targets)} (pass `{step.pass_name}`) are computed of "
+                    "tensors that other passes have made or read: let dcp save, or load into, "
+                    "state = original_state_dict(graph_module), and then call load_original_state_dict"
+                )
+            self._folds |= dict.fromkeys(step.sources, _Fold(TensorMap(names.originals, (step,)), current))
+        taken = OriginalTensors(
+            TensorMap(names.originals, derivations, names.ties), current, present_dtypes(names, current)
+        )
 
         def has(row: OriginalTensor) -> bool:
             return taken.has(row) or any(not place.derived for place in names.destinations(row.key))
@@ -99,45 +106,22 @@ class _Originals(dict[str, Any]):
         if row.kind == "extra-state":
             return _Entry(saved, graph_module.get_submodule(row.key.rpartition(".")[0]).set_extra_state)
         source, places = self._names.source_of(row.key), self._names.destinations(row.key)
-        here = [place for place in places if not place.derived]
-        if source not in self._groups and len(here) == 1:
-            return saved if row.kept else self._part(row, here[0])
-        if source in self._groups:
-            group = self._groups[source]
-            if source not in group.values:
-                group.values[source] = saved if row.kept else _like_outputs(taken.copy_of(row), group)
-            return _Entry(group.values[source], lambda _: group.loaded(source))
-        if not here:  # a counter of batches
+        if source in self._folds:
+            return self._folds[source].entry(source, saved if row.kept else taken.copy_of(row))
+        if not places:  # a counter of batches
             return taken.copy_of(row)
-        if any(is_sharded(self._current[place.key]) for place in here):
+        if len(places) > 1:
             raise CheckpointError(
-                f"`{row.key}` went to several places, {listed(place.key for place in here)}, and is sharded there: "
+                f"`{row.key}` went to several places, {listed(place.key for place in places)}: "
                 "save graph_module.state_dict()"
             )
-        first = here[0].take(self._current[here[0].key].detach())
-
-        def spread(values: Tensor) -> None:
-            for place in here[1:]:
-                write(place.key, self._current[place.key], place.pieces, values)
-
-        return _Entry(first, spread)
+        return saved if row.kept else self._part(row, places[0])
 
     def _part(self, row: OriginalTensor, place: Destination) -> Tensor:
         whole = self._current[place.key].detach()
         if not is_sharded(whole):
             return place.take(whole)
         return _Part(torch.Size(row.shape or ()), local_region(place.key, whole, place.pieces), row.key)
-
-    def _refuse_sharded_chains(self, steps: list[Step]) -> None:
-        for step in steps:
-            for target in step.targets if isinstance(step, Assembly) else ():
-                places = (place.key for place in self._names.places_of(target))
-                if any(key in self._current and is_sharded(self._current[key]) for key in places):
-                    raise CheckpointError(
-                        f"`{target.name}` is sharded, and was made (pass `{step.pass_name}`) of tensors that a "
-                        "function computes or reads: no process can compute its original values by itself. Save "
-                        "graph_module.state_dict()"
-                    )
 
     def _stand_ins(self) -> Iterator[str]:
         """Yield messages about regions without an original that no longer hold their constants."""
@@ -170,75 +154,39 @@ class _Entry:
         )
 
 
-class _Group:
-    """Connected functions, and the values of their inputs."""
+class _Fold:
+    """The inputs of a function that computes tensors of the module."""
 
-    def __init__(self, steps: TensorMap, current: Mapping[str, Tensor]) -> None:
-        self.steps, self.current = steps, current
-        self.values: dict[str, Tensor] = {}  # by label
+    def __init__(self, step: TensorMap, current: Mapping[str, Tensor]) -> None:
+        self._step, self._current = step, current
+        self._values: dict[str, Tensor] = {}  # by label
         self._loaded: set[str] = set()
 
-    def loaded(self, label: str) -> None:
-        """Compute the new tensors again; once all inputs are loaded, check that they are finite."""
-        self._loaded.add(label)
+    def entry(self, label: str, values: Tensor) -> _Entry:
+        """Return an input: sharded or replicated, if the computed tensors are sharded."""
+        sharded = [each for target in self._step.new_tensors if is_sharded(each := self._current[target.name])]
+        if sharded and not is_sharded(values):
+            from torch.distributed.tensor import DTensor, Replicate
+
+            mesh = sharded[0].device_mesh
+            values = DTensor.from_local(values, mesh, [Replicate()] * mesh.ndim, run_check=False)
+        return _Entry(self._values.setdefault(label, values), lambda _: self._compute(label))
+
+    def _compute(self, loaded: str) -> None:
+        """Compute the tensors of the module again; once all inputs are loaded, check that they are finite."""
+        self._loaded.add(loaded)
         problems: list[str] = []
-
-        def inspect(step: Derivation, inputs: Inputs, results: list[Tensor]) -> None:
-            problems.extend(range_problems(step, results))
-
-        complete = self._loaded == self.values.keys()
         new = NewTensors(
-            self.steps,
-            lambda label: self.values.get(label, self.current.get(label)),
-            inspect=inspect if complete else lambda *_: None,
+            self._step,
+            lambda label: self._values.get(label, self._current.get(label)),
+            inspect=lambda step, inputs, results: problems.extend(range_problems(step, results)),
         )
         for computed in new:
-            computed.write(self.current[computed.target.name])
-        self._loaded = set() if complete else self._loaded
-        if problems:
-            raise CheckpointError("\n  ".join(["this checkpoint does not fit the rewritten model:", *problems]))
-
-
-def _computed_steps(names: TensorMap) -> list[Step]:
-    """Return the derivations, and the assemblies that are connected with them."""
-    wanted: dict[int, Step] = {id(step): step for step in names.steps if isinstance(step, Derivation)}
-    found = list(wanted.values())
-    labels: set[str] = set()
-    while found:
-        labels |= {label for step in found for label in (*step.sources, *(target.label for target in step.targets))}
-        found = [
-            step
-            for step in names.assemblies.values()
-            if id(step) not in wanted and not labels.isdisjoint((step.target.label, *step.sources))
-        ]
-        wanted |= {id(step): step for step in found}
-    return [step for step in names.steps if id(step) in wanted]
-
-
-def _connected(steps: list[Step]) -> Iterator[tuple[Step, ...]]:
-    """Yield the steps in groups: two that read or make the same tensor are in one."""
-    group_of: dict[str, list[Step]] = {}
-    for step in steps:
-        labels = [*step.sources, *(target.label for target in step.targets)]
-        groups = {id(group_of[label]): group_of[label] for label in labels if label in group_of}
-        joined = [each for group in groups.values() for each in group] + [step]
-        for each in joined:
-            group_of |= dict.fromkeys((*each.sources, *(target.label for target in each.targets)), joined)
-    order = {id(step): number for number, step in enumerate(steps)}
-    for group in {id(group): group for group in group_of.values()}.values():
-        yield tuple(sorted(group, key=lambda step: order[id(step)]))
-
-
-def _like_outputs(values: Tensor, group: _Group) -> Tensor:
-    """Return values as a group of sharded tensors needs them: sharded already, or replicated."""
-    outputs = [group.current[target.name] for step in group.steps.steps for target in step.targets if target.key]
-    sharded = [each for each in outputs if is_sharded(each)]
-    if not sharded or is_sharded(values):
-        return values
-    from torch.distributed.tensor import DTensor, Replicate
-
-    mesh = sharded[0].device_mesh
-    return DTensor.from_local(values, mesh, [Replicate()] * mesh.ndim, run_check=False)
+            computed.write(self._current[computed.target.name])
+        if self._loaded == self._values.keys():
+            self._loaded.clear()
+            if problems:
+                raise CheckpointError("\n  ".join(["this checkpoint does not fit the rewritten model:", *problems]))
 
 
 class _Part(Tensor):

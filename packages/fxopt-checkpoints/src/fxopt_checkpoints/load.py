@@ -7,12 +7,11 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.fx import GraphModule
 
 from fxopt_checkpoints._torch import IncompatibleKeys
 from fxopt_checkpoints.arithmetic import Computed, NewTensors, OriginalTensors, present_devices, present_dtypes
-from fxopt_checkpoints.custom_loading import CustomLoading
 from fxopt_checkpoints.key_map import KeyMap
 from fxopt_checkpoints.rollback import Rollback
 from fxopt_checkpoints.sharding import is_sharded, write
@@ -28,7 +27,6 @@ def load_original_state_dict(
     graph_module: GraphModule,
     state_dict: Mapping[str, Any],
     strict: bool = True,
-    assign: bool = False,
     *,
     protect_values: bool = True,
 ) -> IncompatibleKeys:
@@ -43,19 +41,19 @@ def load_original_state_dict(
         strict: whether the keys have to be exactly those of the original model. Otherwise whatever is given is loaded:
             single slices of merged tensors, but folds only if all of their inputs are given, since the former values of
             the others are no longer known.
-        assign: as in torch, whether the tensors of the checkpoint replace those of the module, with their own dtype and
-            device, instead of being copied into them. Needed if the module is on the meta device.
         protect_values: whether overwritten values are kept in CPU memory until everything is written, so that nothing
-            is loaded after an interrupt or an error of a hook either. With ``assign``, this needs no copies.
+            is loaded after an interrupt or an error of a hook either.
 
     Returns:
         The missing and the unexpected keys of the original model, as in torch.
 
     Raises:
         CheckpointError: Keys are missing or unexpected, values are not tensors or have wrong shapes, tied keys differ,
-            or folded weights would not be finite. The message names all problems, and nothing is loaded.
+            folded weights would not be finite, or a module would load its part by code of its own: by hooks, extra
+            state, or for tensors of unusual kinds. The message names all problems, and nothing is loaded.
         FxoptError: See `key_map`.
 
+    >>> from torch import nn
     >>> graph_module = torch.fx.symbolic_trace(nn.Sequential(nn.Linear(2, 3)))
     >>> load_original_state_dict(graph_module, nn.Sequential(nn.Linear(2, 3)).state_dict())
     <All keys matched successfully>
@@ -66,23 +64,18 @@ def load_original_state_dict(
             f"load_original_state_dict is given {type_text(state_dict)}, expected a state_dict: a mapping of "
             "names to tensors"
         )
-    names = key_map(graph_module)
-    metadata: Mapping[str, Any] | None = getattr(state_dict, "_metadata", None)
-    working = dict(state_dict)
-    validation, custom = Validation(names, working, metadata), CustomLoading(graph_module)
-    rollback = Rollback(protect_values)
+    graph_module.state_dict()  # whose hooks free what FSDP2 gathered for a forward
+    names, current = key_map(graph_module), current_tensors(graph_module)
+    validation = Validation(names, dict(state_dict), getattr(state_dict, "_metadata", None))
+    rollback, devices = Rollback(protect_values), {key: tensor.device for key, tensor in current.items()}
+    loading = Loading(graph_module, validation, rollback, current, devices)
+    validation.check(graph_module)
+    loading.rehearse(strict)
+    validation.raise_error(strict, current)
     try:
-        custom.load(working, metadata, assign)
-        current = current_tensors(graph_module)  # which hooks of FSDP2 have put in place
-        devices = {key: tensor.device for key, tensor in current.items()}
-        loading = Loading(graph_module, validation, rollback, current, devices, assign)
-        validation.check(custom)
-        loading.rehearse(strict)
-        validation.raise_error(strict, current)
-        return loading.load(custom)
+        return loading.load()
     except BaseException:
         rollback.run()
-        custom.roll_back()
         raise
 
 
@@ -95,7 +88,6 @@ class Loading:
         rollback: takes back what is written.
         current: the tensors of the module by name, as they are when `load` is called.
         devices: the devices that these have then, by name.
-        assign: whether tensors of the checkpoint replace them.
     """
 
     def __init__(
@@ -105,16 +97,13 @@ class Loading:
         rollback: Rollback,
         current: Mapping[str, Tensor],
         devices: Mapping[str, torch.device],
-        assign: bool = False,
     ) -> None:
         self.graph_module, self.validation, self.rollback = graph_module, validation, rollback
-        self.current, self.assign, self.names = current, assign, validation.names
+        self.current, self.names = current, validation.names
         self.dtypes, self.devices = present_dtypes(self.names, current), present_devices(self.names, devices)
 
     def prepare(self, label: str, values: Tensor) -> Tensor:
         """Cast an argument of a function as loading it into the original model would."""
-        if self.assign:
-            return values
         # Sums of a matrix product may depend on strides.
         return values.to(self.devices[label], self.dtypes[label]).contiguous()
 
@@ -122,60 +111,34 @@ class Loading:
         """Find everything that would go wrong, without changing anything."""
         for key, values in self.validation.given.items():
             if self.names.by_key[key].kept:
-                problem = copying_problem(values, self.current[key], self.assign)
+                problem = copying_problem(values, self.current[key])
                 self.validation.problems += [f"`{key}` {problem}"] if problem else []
         self.validation.rehearse(self.prepare, strict, self._writing_problem)
 
     def _writing_problem(self, computed: Computed) -> str | None:
-        kinds = {(str(values.dtype), str(values.device)) for _, values in computed.parts}
-        if self.assign and len(kinds) > 1:
-            found = ", ".join(f"{dtype} on {device}" for dtype, device in sorted(kinds))
-            return f"would be put together from tensors of several kinds, {found}: convert them, or load without assign"
         target = self.current[computed.target.name]
         whole = is_sharded(target)  # a region of it would be gathered
         parts = ((values, target if whole else region(target, pieces)) for pieces, values in computed.parts)
-        return next(filter(None, (copying_problem(values, place, self.assign) for values, place in parts)), None)
+        return next(filter(None, (copying_problem(values, place) for values, place in parts)), None)
 
-    def load(self, custom: CustomLoading) -> IncompatibleKeys:
-        """Write everything except what modules have loaded themselves, and run the hooks that torch runs then."""
-        assigned: dict[str, Tensor] = {}
-        for key, values in self.validation.given.items():
+    def load(self) -> IncompatibleKeys:
+        """Write everything, and run the hooks that torch runs then."""
+        written: set[str] = set()
+        for key in self.validation.given:
             source = self.names.source_of(key)
-            if not self.names.by_key[key].kept or custom.owns(key):
-                continue
-            if self.assign:
-                self._assign(key, assigned.setdefault(source, self._parameter(key, values)))
-            elif source not in assigned:
-                assigned[source] = values
+            if self.names.by_key[key].kept and source not in written:
+                written.add(source)
                 self.rollback.keep(self.current[key])
                 write(key, self.current[key], (), self.validation.read(key))
         for computed in NewTensors(self.names, self.validation.values_of, self.prepare):
-            self._write(computed, computed.target.name)
+            target = self.current[computed.target.name]
+            self.rollback.keep(target)
+            computed.write(target.detach())
         result = IncompatibleKeys(self.validation.missing, self.validation.unexpected)
         for module in self.graph_module.modules():
             for hook in module._load_state_dict_post_hooks.values():
                 hook(module, result)
         return result
-
-    def _write(self, computed: Computed, key: str) -> None:
-        target = self.current[key]
-        if not self.assign:
-            self.rollback.keep(target)
-            computed.write(target.detach())
-        elif computed.complete:
-            self._assign(key, self._parameter(key, computed.build()))
-        elif not target.is_meta:
-            self._assign(key, self._parameter(key, computed.write(target.detach().clone())))
-
-    def _parameter(self, key: str, values: Tensor) -> Tensor:
-        former = self.current[key]
-        if values.is_inference() and not torch.is_inference_mode_enabled():
-            values = values.clone()  # which may be trained and written
-        return nn.Parameter(values, former.requires_grad) if isinstance(former, nn.Parameter) else values
-
-    def _assign(self, key: str, tensor: Tensor) -> None:
-        owner, _, name = key.rpartition(".")
-        self.rollback.replace(self.graph_module.get_submodule(owner), name, tensor)
 
 
 def current_tensors(graph_module: GraphModule) -> dict[str, Tensor]:
@@ -204,7 +167,7 @@ def original_state_dict(graph_module: GraphModule) -> dict[str, Any]:
             be computed from its results, up to rounding.
         FxoptError: See `key_map`.
 
-    >>> list(original_state_dict(torch.fx.symbolic_trace(nn.Sequential(nn.Linear(2, 3)))))
+    >>> list(original_state_dict(torch.fx.symbolic_trace(torch.nn.Sequential(torch.nn.Linear(2, 3)))))
     ['0.weight', '0.bias']
     """
     check_graph_module(graph_module, "original_state_dict")

@@ -7,14 +7,13 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fxopt_checkpoints.arithmetic import Computed, Inputs, NewTensors
-from fxopt_checkpoints.custom_loading import CustomLoading, is_unusual
-from fxopt_checkpoints.sharding import holds, is_sharded
+from fxopt_checkpoints.custom_loading import loads_itself
+from fxopt_checkpoints.sharding import holds
 from fxopt_checkpoints.tensor_map import Derivation, OriginalTensor, TensorMap, listed
 from fxopt_checkpoints.trace import is_baked
-from fxopt_core import type_text
 from fxopt_core.errors import CheckpointError
 
 
@@ -33,15 +32,11 @@ def advice(state_dict: Mapping[Any, Any], missing: Collection[str], unexpected: 
         inside = state_dict[key]
         if isinstance(inside, Mapping) and _explains(len(lacking & set(inside)), lacking):
             return f"its entry `{key}` is a mapping with such keys: load that one"
-    prefix = _prefix(others, lacking)
-    if _explains(sum(prefix + key in others for key in lacking), lacking):
-        return (
-            f"they fit without the prefix `{prefix}`: load {{key.removeprefix({prefix!r}): value for key, value in "
-            "...items()}"
-        )
-    prefix = _prefix(lacking, others)
-    if _explains(sum(prefix + key in lacking for key in others), lacking):
-        return f"they fit with the prefix `{prefix}`: load {{{prefix!r} + key: value for key, value in ...items()}}"
+    for how, longer, shorter in (("without", others, lacking), ("with", lacking, others)):
+        prefix = _prefix(longer, shorter)
+        if _explains(sum(prefix + key in longer for key in shorter), lacking):
+            change = f"key.removeprefix({prefix!r})" if how == "without" else f"{prefix!r} + key"
+            return f"they fit {how} the prefix `{prefix}`: load {{{change}: value for key, value in ...items()}}"
     return None
 
 
@@ -90,24 +85,21 @@ class Validation:
         """Return the value that the checkpoint has under a key."""
         return self._state_dict[key]
 
-    def check(self, custom: CustomLoading) -> None:
-        """Compare keys, types and shapes, except for modules that load themselves."""
+    def check(self, module: nn.Module) -> None:
+        """Compare keys, types and shapes, and name submodules that would load themselves."""
+        self.problems += [
+            f"module `{name}` ({type(each).__name__}) loads its part by its own code, or has tensors of unusual kinds: "
+            "load the checkpoint into the original model, and apply the passes to that"
+            for name, each in module.named_modules()
+            if loads_itself(each)
+        ]
         known = self.names.by_key
-        for each in known.values():
-            if each.in_state_dict and not (each.kept and custom.owns(each.key)):
-                self._check_row(each)
+        for row in known.values():
+            if row.in_state_dict and row.kind != "extra-state":
+                self._check_row(row)
         for key in self._state_dict:
-            if not isinstance(key, str):
+            if key not in known or not (known[key].in_state_dict or is_baked(key)):
                 self.unexpected.append(str(key))
-                continue
-            row = known.get(key)
-            if row is not None and (row.in_state_dict or is_baked(key)):
-                continue
-            if (row is not None and not row.kept) or not custom.owns(key):
-                self.unexpected.append(key)
-        self.missing += custom.missing
-        self.unexpected += [key for key in custom.unexpected if key not in known or known[key].kept]
-        self.problems += custom.problems
 
     def _check_row(self, row: OriginalTensor) -> None:
         if row.key not in self._state_dict:
@@ -196,24 +188,14 @@ def _problem(values: object, row: OriginalTensor) -> str | None:
     return None
 
 
-def copying_problem(values: Tensor, target: Tensor, assign: bool) -> str | None:
+def copying_problem(values: Tensor, target: Tensor) -> str | None:
     """Describe why values cannot replace those of a tensor, or return None."""
-    if assign and is_sharded(target):
-        return "is sharded in the model, over processes that keep their tensors: load without assign"
-    if assign:
-        wrong = target.requires_grad and not (values.is_floating_point() or values.is_complex())
-        return f"is {values.dtype}, and a parameter that is trained cannot be" if wrong else None
     if target.is_meta and not values.is_meta:
-        return "is on the meta device in the model and holds nothing: pass assign=True, which puts new tensors there"
+        return "is on the meta device in the model and holds nothing: load_checkpoint fills it from a file"
     if target.is_inference() and not torch.is_inference_mode_enabled():
-        return "was made in inference mode in the model, and can be written only in that mode: pass assign=True"
+        return "was made in inference mode in the model: load under torch.inference_mode()"
     if values.is_meta and not target.is_meta:
         return "is on the meta device in the checkpoint and holds nothing: read the checkpoint onto another device"
-    if is_unusual(values) and not is_sharded(values):
-        try:
-            torch.empty_like(target).copy_(values)
-        except Exception as error:  # whatever a subclass makes of it
-            return f"is {type_text(values)} that cannot be copied ({error})"
     return None
 
 

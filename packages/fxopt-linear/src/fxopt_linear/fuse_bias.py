@@ -63,13 +63,14 @@ class FuseBiasInLinear(ReversibleSitePass[BiasedLinear]):
 
     def match(self, index: GraphIndex) -> Iterator[BiasedLinear | Refusal]:
         """Yield the layers with bias."""
-        calls: dict[tuple[int, int, bool], list[LinearCall]] = {}
+        calls: dict[tuple[int, int, int, bool], list[LinearCall]] = {}
         for node in index.nodes:
             call = read_linear(index, node, transposed=True)
             if isinstance(call, Obstacle):
                 yield Refusal(call.site, call.reason, f"{call.message}; it stays as it is", (node.name,))
             elif call is not None and call.bias is not None:
-                calls.setdefault((id(call.weight.tensor), id(call.module), call.transposed), []).append(call)
+                key = id(call.weight.tensor), id(call.bias.tensor), id(call.module), call.transposed
+                calls.setdefault(key, []).append(call)
         for mine in calls.values():
             yield BiasedLinear(tuple(mine))
 
@@ -81,11 +82,6 @@ class FuseBiasInLinear(ReversibleSitePass[BiasedLinear]):
             return refusal
         assert first.bias is not None
         weight, bias = first.weight.tensor, first.bias.tensor
-        other = next((call for call in site.calls if call.bias is None or call.bias.tensor is not bias), None)
-        if other is not None:
-            used = f"`{first.weight.name}` of `{site.label}`"
-            message = f"{used} is used with another bias at node `{other.node.name}` than at node `{first.node.name}`"
-            return index.refuse(site.label, "tied-parameter", message, *site.nodes)
         if weight.dtype != bias.dtype or weight.device != bias.device:
             found, other_found = (f"{tensor.dtype} on {tensor.device}" for tensor in (weight, bias))
             message = f"the weight of linear `{site.label}` is {found}, but its bias {other_found}"

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from torch import nn
-from torch.fx import Node
 
 from fxopt_core import Refusal
 from fxopt_rewrite import GraphIndex, LinearCall, read_call
@@ -41,10 +41,7 @@ class NearMisses:
         self._runs = runs
         self._min_group = min_group
         self._layers: dict[int, tuple[Layer, Refusal | None]] = {}  # by the id of each call
-        self._places = {id(call): place for place, run in enumerate(runs) for call in run}
-        values = [run[0].input for run in runs]
-        seen: set[Node] = set()
-        self._written = {v for v in values if v in seen or seen.add(v)}  # type: ignore[func-returns-value]  # set.add
+        self._runs_of = Counter(run[0].input for run in runs)
 
     def add(self, layer: Layer, refusal: Refusal | None) -> None:
         """Add a layer, and its refusal, if there is one."""
@@ -65,62 +62,42 @@ class NearMisses:
         if outside:
             likely = (layer for layer in outside if (layer.first.bias is None) == (first.first.bias is None))
             return _difference(first.first, next(likely, outside[0]).first)
-        neighbour, refusal = self._neighbour(group)
-        if neighbour is not None and refusal is not None:
-            return "group-too-small", f"`{neighbour.first.label}` on the same input is refused ({refusal.reason})"
-        if neighbour is not None:
-            return self._elsewhere(first, neighbour)
-        if any(call.input in self._written for call in first.calls):
-            return "mutated", f"`{first.first.input.name}` is written in place between it and the others"
-        return "group-too-small", "no other layer is called on the same inputs"
-
-    def _neighbour(self, group: Sequence[Layer]) -> tuple[Layer | None, Refusal | None]:
-        """Return another layer that shares an input with a group, and its refusal, if there is one."""
-        for place in group[0].runs:
-            for call in self._runs[place]:  # the group has few calls
-                layer, refusal = self._layers.get(id(call), (None, None))
-                if layer is not None and layer not in group:
-                    return layer, refusal
-        return None, None
-
-    def _elsewhere(self, one: Layer, other: Layer) -> tuple[str, str]:
-        """Return a reason code, and where only one of two layers is called on a value."""
-        for here, there, reason in ((one, other, "shared-module"), (other, one, "group-too-small")):
-            call = next((call for call in here.calls if self._places[id(call)] not in there.runs), None)
-            if call is None:
-                continue
-            if call.input in self._written and any(call.input is each.input for each in there.calls):
-                break
-            called = f"`{here.first.label}` is also called at node `{call.node.name}`, and `{there.first.label}` is not"
-            return reason, called
-        return "mutated", f"their input is written in place between `{one.first.label}` and `{other.first.label}`"
+        for call in (call for place in first.runs for call in self._runs[place]):  # the group has few calls
+            layer, refusal = self._layers.get(id(call), (None, None))
+            if layer is not None and layer not in group:
+                name = layer.first.label
+                if refusal is not None:
+                    return "group-too-small", f"`{name}` on the same input is refused ({refusal.reason})"
+                for place in sorted(first.runs - layer.runs):
+                    node = next(each.node for each in self._runs[place] if self._layers[id(each)][0] is first)
+                    found = f"`{first.first.label}` is also called at node `{node.name}`, and `{name}` is not"
+                    return "shared-module", found
+                return "group-too-small", f"`{name}` is also called on other inputs"
+        value = first.first.input
+        if self._runs_of[value] > 1:
+            return "mutated", f"`{value.name}` is written in place between it and the others"
+        return "group-too-small", f"no other layer is called on `{value.name}`"
 
 
 def _difference(one: LinearCall, other: LinearCall) -> tuple[str, str]:
     """Return how two layers that share their inputs differ, as a reason code and a clause."""
-    a, b = one.weight.tensor, other.weight.tensor
-    if a.dtype != b.dtype or a.device != b.device:
-        found = f"`{one.label}` is {a.dtype} on {a.device}, and `{other.label}` {b.dtype} on {b.device}"
-        return "dtype-mismatch", found
-    if one.training != other.training:
-        trains, not_so = (one, other) if one.training else (other, one)
-        return "mixed-mode", f"`{trains.label}` is in train mode and `{not_so.label}` in eval mode"
-    if a.requires_grad != b.requires_grad:
-        frozen, trains = (other, one) if a.requires_grad else (one, other)
-        return "mixed-requires-grad", f"`{frozen.label}` is frozen and `{trains.label}` is trainable"
-    if one.in_features != other.in_features:
-        found = f"`{one.label}` takes {one.in_features} features and `{other.label}` {other.in_features}"
-        return "size-mismatch", found
-    if one.bias is not None and other.bias is not None:
-        a, b = one.bias.tensor, other.bias.tensor
-        if a.requires_grad != b.requires_grad:
-            frozen, trains = (other, one) if a.requires_grad else (one, other)
-            return "mixed-requires-grad", f"the bias of `{frozen.label}` is frozen and that of `{trains.label}` is not"
-        found = f"that of `{one.label}` is {a.dtype} on {a.device}, that of `{other.label}` {b.dtype} on {b.device}"
-        return "dtype-mismatch", f"their biases differ: {found}"
-    biased, unbiased = (one, other) if other.bias is None else (other, one)  # in eval mode these would be merged
-    found = f"`{biased.label}` has a bias and `{unbiased.label}` has none"
-    return "training", f"{found}, and the zeros in its place would be trained"
+    found = zip(_traits(one), _traits(other), strict=False)
+    reason, mine, its = next((reason, mine, its) for (reason, mine), (_, its) in found if mine != its)
+    return reason, f"`{one.label}` {mine}, and `{other.label}` {its}"
+
+
+def _traits(call: LinearCall) -> Iterator[tuple[str, str]]:
+    """Yield what the layers of a group have in common, with the reason if they do not."""
+    weight, bias = call.weight.tensor, call.bias
+    yield "dtype-mismatch", f"is {weight.dtype} on {weight.device}"
+    yield "mixed-mode", f"is in {'train' if call.training else 'eval'} mode"
+    yield "mixed-requires-grad", f"is {'trainable' if weight.requires_grad else 'frozen'}"
+    yield "size-mismatch", f"takes inputs of size {call.in_features}"
+    # In eval mode, layers without bias are merged with others.
+    yield "training", "has no bias, and zeros in its place would be trained" if bias is None else "has a bias"
+    if bias is not None:
+        yield "mixed-requires-grad", f"has a {'trainable' if bias.tensor.requires_grad else 'frozen'} bias"
+        yield "dtype-mismatch", f"has a bias of {bias.tensor.dtype} on {bias.tensor.device}"
 
 
 def opaque_refusals(index: GraphIndex) -> Iterator[Refusal]:
@@ -140,7 +117,7 @@ def opaque_refusals(index: GraphIndex) -> Iterator[Refusal]:
                 yield index.refuse(name, "opaque-call", message, node)
         elif module is None and (operation := read_call(node)) is not None and operation.name in FUSED:
             message = f"node `{node.name}` has linear layers inside of {operation.name}; {_REMEDY}"
-            yield index.refuse(_owner(node), "opaque-call", message, node)
+            yield index.refuse(node.name, "opaque-call", message, node)
 
 
 def _projections(module: nn.Module) -> int:
@@ -148,9 +125,3 @@ def _projections(module: nn.Module) -> int:
     if isinstance(module, nn.MultiheadAttention):
         return 1 if module._qkv_same_embed_dim else 3
     return int(isinstance(module, nn.Linear) or type(module).__name__ == "Conv1D")
-
-
-def _owner(node: Node) -> str:
-    """Return the name of the module that owns the first weight of a call, or else that of the node."""
-    weights = (str(value.target) for value in node.all_input_nodes if value.op == "get_attr")
-    return next((name.rpartition(".")[0] for name in weights if "." in name), node.name)

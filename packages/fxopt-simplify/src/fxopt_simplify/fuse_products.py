@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator
 from typing import Annotated, Any, TypeAlias
 
@@ -15,7 +14,6 @@ from fxopt_rewrite import GraphIndex, Match, Pattern, PatternPass, TensorRef, re
 from fxopt_simplify.attention.reader import is_last_transpose
 
 _TURNS = frozenset({"t", "T", "numpy_T", "adjoint", "H", "mH", "matrix_H"})
-_EQUATION = re.compile(r"((?:\.\.\.)?[A-Za-z]*)([A-Za-z]),([A-Za-z])([A-Za-z])->((?:\.\.\.)?[A-Za-z]*)([A-Za-z])")
 
 
 def _matrix(index: GraphIndex, node: Node) -> TensorRef | None:
@@ -33,44 +31,21 @@ def _turned(index: GraphIndex, node: Node) -> TensorRef | None:
     return None if matrix is None or matrix.tensor.is_complex() else matrix
 
 
-def _is_turned(equation: str) -> bool | None:
-    """Return whether an equation of ``einsum`` multiplies by a transposed matrix; None if by none."""
-    found = _EQUATION.fullmatch(equation.replace(" ", ""))
-    if found is None:
-        return None
-    rows, inner, one, other, kept, outer = found.groups()
-    letters = [*rows.removeprefix("..."), inner, outer]
-    is_product = rows == kept and len({*letters}) == len(letters) and {one, other} == {inner, outer}
-    return other == inner if is_product else None
-
-
 _Formula: TypeAlias = Callable[..., Any]
 _PRODUCTS: tuple[tuple[_Formula, Any], ...] = (
     (lambda x, w: x @ w, Annotated[Tensor, _turned]),
     (lambda x, w: torch.mm(x, w), Annotated[Tensor, _turned]),
     (lambda x, w: torch.inner(x, w), Annotated[Tensor, _matrix]),
 )
-_EINSUMS: tuple[_Formula, ...] = (
-    lambda x, w, e: torch.einsum(e, x, w),
-    lambda x, w, e: torch.ops.aten.einsum.default(e, [x, w]),
-)
-
-
-def _product(x: Tensor, w: Tensor, e: str) -> Tensor:
-    return F.linear(x, w) if _is_turned(e) else torch.matmul(x, w)
-
-
-def _layer(x: Tensor, w: Tensor, b: Tensor, e: str) -> Tensor:
-    return F.linear(x, w, b)
 
 
 class FuseProducts(PatternPass):
     """``x @ weight.T + bias`` -> ``linear(x, weight, bias)``: for the passes that read linear layers.
 
-    Products by ``@``, ``matmul``, ``mm``, ``addmm``, ``inner`` and ``einsum`` of two operands are found, with weights
-    that are parameters or buffers of two dimensions, turned by ``.T``, ``t``, ``mT``, ``adjoint``, ``transpose``,
-    ``swapaxes`` or ``permute``. A bias of one dimension that is added to the product, or to ``linear`` without one,
-    is included. Results are the same except for rounding.
+    Products by ``@``, ``matmul``, ``mm``, ``addmm`` and ``inner`` are found, with weights that are parameters or
+    buffers of two dimensions, turned by ``.T``, ``t``, ``mT``, ``adjoint``, ``transpose``, ``swapaxes`` or
+    ``permute``. A bias of one dimension that is added to the product, or to ``linear`` without one, is included.
+    Results are the same except for rounding.
 
     A bias is not included if something else also reads the product. Refused: values that are written in place
     between product and sum, and a bias or sum of another dtype than the product, as under autocast.
@@ -95,21 +70,15 @@ class FuseProducts(PatternPass):
 
     def patterns(self) -> Iterator[Pattern]:
         """Yield the ways to write a product, with a bias and without."""
-        kinds = {"w": Annotated[Tensor, _matrix], "b": nn.Parameter, "e": str}
+        kinds = {"w": Annotated[Tensor, _matrix], "b": nn.Parameter}
         for product, weight in _PRODUCTS:
             yield Pattern(lambda x, w, b, product=product: product(x, w) + b, F.linear, kinds={**kinds, "w": weight})
             yield Pattern(product, F.linear, kinds={**kinds, "w": weight})
         turned = {**kinds, "w": Annotated[Tensor, _turned]}
         yield Pattern(lambda x, w, b: torch.addmm(b, x, w), F.linear, kinds=turned)
         yield Pattern(lambda x, w, b: F.linear(x, w) + b, F.linear, kinds=kinds)
-        for product in _EINSUMS:
-            yield Pattern(lambda x, w, b, e, product=product: product(x, w, e) + b, _layer, kinds=kinds)
-            yield Pattern(product, _product, kinds=kinds)
 
     def accepts(self, match: Match, index: GraphIndex) -> bool:
-        """Return whether the bias is one of a linear layer, and the equation one of a product with a matrix."""
-        weight, bias, equation = (match.values.get(name) for name in ("w", "b", "e"))
-        turned = True if equation is None else _is_turned(equation)
-        if bias is None or weight is None:
-            return turned is not None
-        return bool(turned) and tuple(bias.tensor.shape) == (weight.tensor.shape[0],)
+        """Return whether the bias, if there is one, is that of a linear layer."""
+        weight, bias = match.values["w"], match.values.get("b")
+        return bias is None or tuple(bias.tensor.shape) == (weight.tensor.shape[0],)

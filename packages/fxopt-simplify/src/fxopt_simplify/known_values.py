@@ -8,7 +8,6 @@ never known: they are loaded and trained.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -39,14 +38,6 @@ _ELEMENTWISE = words(
     logical_not __and__ __or__ eq ne lt le gt ge where masked_fill
     """
 )
-_COMPARISONS: dict[str, Callable[[float, float, float], bool | None]] = {
-    "ge": lambda low, high, c: True if low >= c else False if high < c else None,
-    "gt": lambda low, high, c: True if low > c else False if high <= c else None,
-    "le": lambda low, high, c: True if high <= c else False if low > c else None,
-    "lt": lambda low, high, c: True if high < c else False if low >= c else None,
-    "eq": lambda low, high, c: False if c < low or c > high else None,
-    "ne": lambda low, high, c: True if c < low or c > high else None,
-}
 
 
 class Bounds(NamedTuple):
@@ -134,9 +125,8 @@ class KnownValues:
         other = node.args[1] if len(node.args) == 2 and not node.kwargs else None
         if given is None or type(other) is not int or (isinstance(given.low, float) and math.isfinite(given.low)):
             return None
-        if name in _COMPARISONS:
-            answer = _COMPARISONS[name](given.low, given.high, other)
-            return None if answer is None else Bounds(answer, answer)
+        if name == "ge":
+            return Bounds(True, True) if given.low >= other else None
         if name in ("add", "sub") and given.value is None:
             shift = other if name == "add" else -other
             return _in_range(Bounds(given.low + shift, given.high + shift), facts)

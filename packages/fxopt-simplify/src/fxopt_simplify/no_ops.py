@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -18,7 +17,6 @@ from fxopt_rewrite import (
     Kind,
     Operation,
     argument,
-    dtype_kind,
     read_operation,
     replacement_refusal,
     same_size,
@@ -26,7 +24,7 @@ from fxopt_rewrite import (
     tensor_facts,
     words,
 )
-from fxopt_simplify.known_values import KnownValues, Number
+from fxopt_simplify.known_values import KnownValues
 from fxopt_simplify.purity import CallSite, Purity
 from fxopt_simplify.settled import CASTS, CONVERSIONS, Settled, given_place
 
@@ -34,7 +32,6 @@ _SHAPING = words(
     "view reshape _unsafe_view expand expand_as view_as reshape_as flatten slice narrow squeeze broadcast_to"
 )
 _ANDS, _ORS = words("bitwise_and logical_and"), words("bitwise_or logical_or")
-_PACKED = words("contiguous arange full zeros ones")
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,13 +40,11 @@ class NoOp(CallSite):
 
     Attributes:
         value: what its readers may read instead; the call itself if it only loses an argument.
-        between: a call between the two that only this one read, and that it undoes.
         args: the arguments that the call keeps, if it only loses one.
         kwargs: its keyword arguments then.
     """
 
     value: Node
-    between: Node | None = None
     args: tuple[Any, ...] = ()
     kwargs: Mapping[str, Any] | None = None
 
@@ -80,18 +75,13 @@ class NoOpReader:
             return None
         if value is not None and self._is_same_view(call, value):
             return self._replaced(NoOp(node, value))
-        undone = None if value is None else self._undone(call, value)
-        if undone is not None:
-            return self._replaced(NoOp(node, undone, value))
         if value is not None and (name in CONVERSIONS or name in CASTS):
             copies = (value,) if name == "_to_copy" else ()
             return self._replaced(NoOp(node, value), *copies) if self._converts_nothing(node, name, value) else None
         found = self._arithmetic(call) or self._masking(call)
         if value is not None and name == "clone" and call.arguments["memory_format"] in (None, torch.preserve_format):
             found = value
-        if not isinstance(found, Node):
-            return found
-        return self._replaced(NoOp(node, found), found) if self._may_share(node, found) else None
+        return self._replaced(NoOp(node, found), found) if found is not None and self._may_share(node, found) else None
 
     def _replaced(self, site: NoOp, *copied: Node) -> NoOp | Refusal:
         """Return the site, or why its readers may not read another tensor, computed from what it copies."""
@@ -102,8 +92,6 @@ class NoOpReader:
     def _is_same_view(self, call: Operation, value: Node) -> bool:
         if call.name == "positive":
             return True
-        if call.name == "contiguous":
-            return call.arguments["memory_format"] is torch.contiguous_format and self._is_packed(value)
         if call.name == "getitem":
             return _takes_everything(call.arguments["index"]) and self._kind(value) is Kind.TENSOR
         if call.name in _SHAPING:
@@ -114,12 +102,6 @@ class NoOpReader:
             return self._keeps_shape(call, value) or _same_shape(call.node, value)
         return False
 
-    def _is_packed(self, value: Node) -> bool:
-        call = read_operation(self._index, value)
-        if call is None or call.name not in _PACKED:
-            return False
-        return call.arguments.get("memory_format") in (None, torch.contiguous_format)
-
     def _keeps_shape(self, call: Operation, value: Node) -> bool:
         """Return whether a call keeps the shape, judging by its arguments alone."""
         arguments = call.arguments
@@ -127,31 +109,11 @@ class NoOpReader:
             start, end = arguments["start"], arguments["end"]
             far = end is None or (type(end) is int and end >= sys.maxsize)
             return start in (None, 0) and far and arguments["step"] in (None, 1)
-        if call.name in ("view_as", "expand_as", "reshape_as"):
-            return arguments.get("other") is value
         sizes = arguments.get("size", arguments.get("shape"))
         if call.name in ("expand", "broadcast_to") and isinstance(sizes, tuple) and set(sizes) == {-1}:
             return True
         shape = read_operation(self._index, sizes) if isinstance(sizes, Node) else None
         return shape is not None and shape.name == "size" and shape.input is value and shape.arguments["dim"] is None
-
-    def _undone(self, call: Operation, value: Node) -> Node | None:
-        """Return the value before two views that undo each other."""
-        earlier = read_operation(self._index, value)
-        source = None if earlier is None else earlier.input
-        if earlier is None or source is None or earlier.module is not None or earlier.inplace:
-            return None
-        if call.name == "squeeze" and earlier.name == "unsqueeze":
-            dims = [each.arguments.get("dim") for each in (earlier, call)]
-            return source if dims[0] == dims[1] and type(dims[0]) is int else None
-        given = (each.arguments.get("dims") for each in (earlier, call))
-        rank = next((len(dims) for dims in given if isinstance(dims, tuple)), _LONGEST)
-        facts = tensor_facts(value)
-        rank = facts.rank if facts is not None and facts.proven else rank
-        orders = _order(earlier, rank), _order(call, rank)
-        if orders[0] is None or orders[1] is None:
-            return None
-        return source if [orders[0][place] for place in orders[1]] == list(range(rank)) else None
 
     # -- conversions
 
@@ -173,35 +135,19 @@ class NoOpReader:
 
     # -- arithmetic
 
-    def _arithmetic(self, call: Operation) -> Node | Refusal | None:
-        node, name, operands = call.node, call.name, call.operands
+    def _arithmetic(self, call: Operation) -> Node | None:
+        """Return x of ``x * 1``, ``1 * x``, ``x / 1`` and ``x ** 1``, for floating-point x."""
         given = {**_MODIFIERS, **call.arguments}
-        if name not in _NEUTRAL or len(operands) != 2 or any(given[key] != value for key, value in _MODIFIERS.items()):
+        if call.name not in _NEUTRAL or len(call.operands) != 2 or any(given[key] for key in _MODIFIERS):
             return None
-        left, right = operands
-        pairs = [(left, right)] if name in _ONE_SIDED else [(left, right), (right, left)]
-        for value, other in pairs:
-            if not isinstance(value, Node) or isinstance(other, (list, tuple)):
-                continue
-            facts, result = tensor_facts(value), tensor_facts(node)
-            number = self._number(other)
-            if number is None or facts is None or result is None or facts.dtype != result.dtype:
-                continue
-            if isinstance(other, Node) and not _same_shape(node, value):
-                continue
-            kind = dtype_kind(facts.dtype)
-            if number != _NEUTRAL[name] or kind not in ("integer", "floating"):
-                continue
-            if kind == "integer" and (type(number) is not int or name == "div"):
-                continue
-            sign = math.copysign(1, number)
-            if kind == "floating" and (name, sign) in (("add", 1.0), ("sub", -1.0)):
-                message = f"node `{node.name}` adds 0 to floating-point values, which makes 0.0 of -0.0"
-                return self._index.refuse(node.name, "signed-zero", message, node)
-            difference = name == "sub" and type(other) is int  # which booleans do not take
-            if difference or self._keeps_dtype(value, other):
-                return value
-        return None
+        value, number = call.operands
+        if call.name == "mul" and not isinstance(value, Node):
+            value, number = number, value
+        if not isinstance(value, Node) or type(number) not in (int, float) or number != 1:
+            return None
+        facts = tensor_facts(value)
+        floats = facts is not None and facts.dtype.is_floating_point and self._settled.keeps_kind(value)
+        return value if floats else None
 
     def _keeps_dtype(self, value: Node, other: object) -> bool:
         """Return whether a value decides the dtype of a result with another operand, whatever the inputs are."""
@@ -209,12 +155,6 @@ class NoOpReader:
         if its is None or (facts is not None and its.rank == 0 < facts.rank):
             return self._settled.keeps_kind(value)
         return all(self._settled.place(each).dtype is not None for each in (value, other) if isinstance(each, Node))
-
-    def _number(self, operand: object) -> Number | None:
-        """Return the value of a literal number, or of all elements of a tensor where it is known."""
-        if isinstance(operand, (int, float)):
-            return None if isinstance(operand, bool) else operand
-        return self._known.value(operand)
 
     # -- masks
 
@@ -255,7 +195,7 @@ class NoOpReader:
         if own is None or result is None or not _same_sizes(own, result, own.shape[:-1], result.shape[:-1]):
             return None
         args = (*node.args[:3], None, *node.args[4:]) if len(node.args) > 4 else node.args[:3]
-        return NoOp(node, node, None, args, {key: each for key, each in node.kwargs.items() if key != "attn_mask"})
+        return NoOp(node, node, args, {key: each for key, each in node.kwargs.items() if key != "attn_mask"})
 
     # -- copies
 
@@ -269,9 +209,8 @@ class NoOpReader:
         return not self._index.effects.needs_own_memory(node)
 
 
-_NEUTRAL = {"add": 0, "sub": 0, "mul": 1, "div": 1, "pow": 1}
-_MODIFIERS: Mapping[str, object] = {"alpha": 1, "rounding_mode": None, "out": None}
-_ONE_SIDED = frozenset({"sub", "div", "pow"})
+_NEUTRAL = frozenset({"mul", "div", "pow"})
+_MODIFIERS: Mapping[str, object] = {"rounding_mode": None, "out": None}
 
 
 def _takes_everything(index: object) -> bool:
@@ -321,25 +260,8 @@ def _is_expanded(node: Node, value: Node) -> bool:
     return True
 
 
-def _order(call: Operation, rank: int) -> list[int] | None:
-    """Return the order in which a call puts the dimensions, where literals say so."""
-    arguments = call.arguments
-    if call.name not in ("permute", "transpose"):
-        return None
-    places = arguments.get("dims") if call.name == "permute" else (arguments.get("dim0"), arguments.get("dim1"))
-    if not isinstance(places, tuple) or not all(type(place) is int and -rank <= place < rank for place in places):
-        return None
-    order = list(range(rank))
-    if call.name == "permute":
-        return [order[place] for place in places]
-    order[places[0]], order[places[1]] = order[places[1]], order[places[0]]
-    return order
-
-
-_LONGEST = 64
-"""As many dimensions as a tensor can have; two transpositions that undo each other there do so in any rank."""
 _READ = words(
     """
-    identity positive contiguous getitem clone where masked_fill permute transpose scaled_dot_product_attention
+    identity positive getitem clone where masked_fill scaled_dot_product_attention
     """
 ).union(_SHAPING, _ANDS, _ORS, _NEUTRAL, DROPOUTS, CONVERSIONS, CASTS)

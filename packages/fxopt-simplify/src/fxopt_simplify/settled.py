@@ -41,16 +41,6 @@ _FOLLOWING = SAME_ELEMENTS | words(
     bitwise_xor __and__ __or__ __xor__ where masked_fill minimum maximum floordiv remainder floor_divide
     """
 )
-_INDICES = words("argmax argmin argsort nonzero count_nonzero")
-_FLOATING = words(
-    """
-    softmax _softmax _safe_softmax log_softmax _log_softmax sigmoid tanh exp log sqrt rsqrt reciprocal sin cos erf mean
-    gelu silu truediv true_divide nn.Softmax nn.Sigmoid nn.Tanh nn.GELU nn.SiLU
-    """
-)
-"""Operations whose result is floating-point given integers, or that take no integers."""
-_WITH_FLOATS = words("add sub rsub mul div pow")
-_OF_THE_FIRST = words("view_as reshape_as expand_as masked_fill fill copy") | FACTORIES_LIKE
 
 
 class Place(NamedTuple):
@@ -76,15 +66,12 @@ class Settled:
     def __init__(self, index: GraphIndex) -> None:
         self._index = index
         self._found: dict[Node, Place] = {}
-        self._floating: set[Node] = set()
         self._kind = Purity(index).kind
         self._checked = any(getattr(index.module_of(node), "keeps_kinds", False) for node in index.nodes)
         for node in index.nodes:
             operation = index.effects.effect(node).operation
             if node.op in ("call_function", "call_method") and operation is not None:
                 self._found[node] = self._read(node, operation)
-            if node.op not in ("placeholder", "output") and self._is_floating(node, operation or ""):
-                self._floating.add(node)
 
     def place(self, node: Node) -> Place:
         """Return what is settled about a node's value."""
@@ -92,35 +79,13 @@ class Settled:
 
     def keeps_kind(self, node: Node) -> bool:
         """Return whether a value is floating-point, or integer, or boolean, for every input as in its description."""
-        known = self._checked or node.op == "get_attr" or node in self._floating
-        return known or self.place(node).dtype is not None
-
-    def _is_floating(self, node: Node, name: str) -> bool:
-        """Return whether a value, or each of several, is floating-point whatever the dtypes of the inputs."""
-        facts, tensor, effect = tensor_facts(node), self._index.tensor_of(node), self._index.effects.effect(node)
-        if tensor is not None:
-            return tensor.is_floating_point()
-        if not (self._kind(node) is Kind.TENSORS if facts is None else facts.dtype.is_floating_point) or effect.opaque:
-            return False
-        module, inputs = self._index.module_of(node), node.all_input_nodes
-        if self.place(node).dtype is not None or name in _FLOATING:
-            return True
-        if name.rstrip("_") in _WITH_FLOATS and any(type(value) is float for value in node.args):
-            return True
-        if module is not None and any(tensor.is_floating_point() for tensor in module.parameters()):
-            return True
-        if name in CONVERSIONS or name == "type_as":
-            return all(value in self._floating for value in inputs)
-        deciding = inputs[:1] if effect.writes or name in _OF_THE_FIRST else inputs
-        return any(value in self._floating for value in deciding)
+        return self._checked or node.op == "get_attr" or self.place(node).dtype is not None
 
     def _read(self, node: Node, name: str) -> Place:
         first = node.args[0] if node.args and isinstance(node.args[0], Node) else None
         before = _NOTHING if first is None else self.place(first)
         if name in _COMPARISONS or name in _FOLLOWING:
             return self._following(node, name)
-        if name in _INDICES:
-            return Place(torch.int64, before.device)
         if name in CASTS and len(node.args) == 1 and not node.kwargs:
             return Place(CASTS[name], before.device)
         if name not in _PLACING:

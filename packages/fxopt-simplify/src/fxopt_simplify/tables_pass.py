@@ -11,7 +11,6 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch._ops import OpOverload
 from torch.fx import Graph, Node
 from torch.fx.node import map_arg
 
@@ -53,8 +52,6 @@ _REDUCED = words(
 )
 """Sums and products. A weight that one of these computes is worth keeping; ``1 + weight`` is not, and norms read it."""
 _KEPT = _MADE | _COMPUTED | _REDUCED
-_OVERWRITING = words("add sub mul div neg abs clamp clamp_min clamp_max")
-"""What has the dtype of its operands, in place and not: ``x.eq_(y)`` keeps that of x, and ``eq(x, y)`` is boolean."""
 _READ_SIZES = words("size sym_size numel dim ndim nelement len sym_numel builtins.getattr builtins.len")
 _FEWEST = 2
 
@@ -260,9 +257,7 @@ class Tables:
         written = self.index.effects.writes(node)
         overwrites = len(written) == 1 and written[0] in self._computed and self._overwriter(written[0]) is node
         if overwrites:
-            call = read_operation(self.index, node)
-            assert call is not None  # else it would not overwrite
-            name, target = call.name, _out_of_place(target)
+            name, target = "add", torch.add
         elif not self._purity.is_pure(node):
             return False
         plain = is_plain_method(target) if isinstance(target, str) else plain_name(target) is not None
@@ -299,16 +294,16 @@ class Tables:
         return self.index.effects.written_between(node, node, self.index.nodes[-1])
 
     def _overwriter(self, node: Node) -> Node | None:
-        """Return the call that writes a value in place, if nothing else sees what it writes there."""
+        """Return the call that adds to a value in place, if nothing else sees what it writes there."""
         *others, last = sorted(node.users, key=self.index.position.__getitem__) or (node,)
         call, facts = read_operation(self.index, last), [tensor_facts(each) for each in (node, last)]
-        if call is None or not call.inplace or call.name not in _OVERWRITING or None in facts:
+        if call is None or not call.inplace or call.name != "add" or None in facts:
             return None
         operands = [tensor_facts(each) for each in last.all_input_nodes]
         alike = len({None if each is None else each.dtype for each in (*facts, *operands)}) == 1
         apart = not any(node in self.index.effects.aliases(each) for each in others)
         fits = alike and apart and not self.elementwise and self.index.effects.writes(last) == (node,)
-        return last if fits and _out_of_place(last.target) is not None else None
+        return last if fits else None
 
     def _is_layer(self, node: Node) -> bool:
         """Return whether a node calls a layer with what is computed, or with a weight."""
@@ -420,14 +415,3 @@ def graph_of(
     results: Any = tuple(copies[node] for node in outputs)
     graph.output(results if len(results) > 1 else results[0])
     return graph
-
-
-def _out_of_place(target: Any) -> Any:
-    """Return what computes in a new tensor what a method, operator or function of Python writes in place; else None."""
-    if isinstance(target, str):
-        return target[:-1] if target.endswith("_") and not target.endswith("__") else None
-    if isinstance(target, OpOverload) and target.namespace == "aten":
-        packet = getattr(torch.ops.aten, target._opname.removesuffix("_"), None)
-        return getattr(packet, target._overloadname, None)
-    name = getattr(target, "__name__", "")
-    return getattr(operator, name[1:], None) if getattr(operator, name, None) is target else None

@@ -8,7 +8,6 @@ from collections.abc import Callable, Mapping
 from torch.fx import GraphModule
 
 from fxopt_checkpoints._torch import IncompatibleKeys
-from fxopt_checkpoints.custom_loading import CustomLoading
 from fxopt_checkpoints.load import Loading
 from fxopt_checkpoints.rollback import Rollback
 from fxopt_checkpoints.streaming.files import stored_tensors
@@ -69,16 +68,16 @@ def load_checkpoint(
     stored = renamed(stored_tensors(path), renaming(graph_module, rename))
     with collector_paused():
         placement, rollback = Placement(graph_module), Rollback(protect_values)
-        validation, custom = StoredValidation(placement, stored, path), CustomLoading(graph_module)
+        validation = StoredValidation(placement, stored, path)
         loading = Loading(graph_module, validation, rollback, placement.current, placement.devices)
-        validation.check(custom)
+        validation.check(graph_module)
         validation.problems += validation.left_on_meta() if strict else []
         complete = validation.rehearse(loading.prepare, strict)
         validation.raise_error(strict, placement.current)
         kept = {row.key for row in placement.names.originals if row.kept and row.in_state_dict}
         try:
             placement.make_room(complete | (kept - {*validation.missing}), rollback)
-            return loading.load(custom)
+            return loading.load()
         except BaseException:
             rollback.run()
             raise

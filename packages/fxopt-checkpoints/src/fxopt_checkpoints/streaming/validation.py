@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator, Mapping
 
-from torch import Tensor
+from torch import Tensor, nn
 
-from fxopt_checkpoints.custom_loading import CustomLoading, has_custom_loading
+from fxopt_checkpoints.sharding import is_sharded
 from fxopt_checkpoints.streaming.files import StoredTensor
 from fxopt_checkpoints.streaming.placement import Placement
 from fxopt_checkpoints.streaming.renaming import converted_names
@@ -22,15 +22,11 @@ class StoredValidation(Validation):
         self._placement, self._files, self.where = placement, stored, f"`{path}`: "
         super().__init__(placement.names, {key: each.like for key, each in stored.items()})
 
-    def check(self, custom: CustomLoading) -> None:
-        """Compare keys, kinds of dtype and shapes by the headers; name modules that would load themselves."""
-        super().check(custom)
-        for name, module in self._placement.graph_module.named_modules():
-            if has_custom_loading(module):
-                self.problems.append(
-                    f"module `{name}` ({type(module).__name__}) loads its part by its own code, or has tensors of "
-                    "unusual kinds: read the checkpoint with safetensors, and call load_original_state_dict"
-                )
+    def check(self, module: nn.Module) -> None:
+        """Compare kinds of dtype, too, by the headers; refuse sharded modules."""
+        super().check(module)
+        sharded = (key for key, tensor in self._placement.current.items() if is_sharded(tensor))
+        self.problems += [f"`{key}` is sharded: load with distributed_state_dict" for key in sharded]
         for key, values in self.given.items():
             expected = self.names.by_key[key].dtype
             if expected is not None and dtype_kind(expected) != dtype_kind(values.dtype):

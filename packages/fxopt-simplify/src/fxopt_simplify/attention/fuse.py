@@ -32,13 +32,13 @@ class FuseScaledDotProductAttention(ReversibleSitePass[Attention]):
     """``softmax(q @ k.T * scale + mask) @ v`` -> ``scaled_dot_product_attention(q, k, v, mask, scale)``.
 
     q is (..., L, E), k (..., S, E), v (..., S, V) and the mask broadcasts to (..., L, S). The scores may be multiplied
-    or divided by a number; masks are summands, or filled in with ``-inf`` or the smallest number of the dtype. Keys and
-    values of grouped heads stay expanded as they are. Results are the same in float32 and float64 except for rounding,
+    or divided by a number; masks are summands, or filled in with the smallest number of the dtype. Keys and values of
+    grouped heads stay expanded as they are. Results are the same in float32 and float64 except for rounding,
     as long as the scores are finite. Gradients are those of torch's kernels: only first derivatives, and on CPUs wrong
     ones for rows that the smallest number hides entirely, so that masks that may do so are refused in train mode.
 
     Refused if the weights are read elsewhere, for active dropout, in half precision (where the kernel rounds less), and
-    for masks that may hide a whole row by ``-inf``: the softmax gives NaN there, and the kernel zeros.
+    for masks that may be ``-inf``: where they hide a whole row, the softmax gives NaN, and the kernel zeros.
 
     Source:
         Dao et al., FlashAttention, https://arxiv.org/abs/2205.14135, algorithm 1: the same sums, without scores in
@@ -61,9 +61,9 @@ class FuseScaledDotProductAttention(ReversibleSitePass[Attention]):
     reasons: ClassVar[Mapping[str, str]] = {
         "masked-rows": "The mask may hide a whole row by -inf, for which a softmax gives NaN and the fused call zeros. "
         "Mask with torch.finfo(dtype).min instead.",
-        "other-attention": "The scores are computed as scaled_dot_product_attention does not: capped, scaled by a "
-        "tensor, filled with another number, or with a softmax over another dimension. Nothing to do: they are part of "
-        "the model.",
+        "other-attention": "The scores are computed as scaled_dot_product_attention does not: filled with another "
+        "number, with a mask of fewer dimensions or more rows, or with a softmax over another dimension. Nothing to "
+        "do: they are part of the model.",
         "unsupported-dtype": "The layer has a dtype that the operators do not take. Convert it: `model.float()`.",
     }
 
@@ -181,9 +181,6 @@ def _unfit_shapes(site: Attention) -> Iterator[tuple[str, str]]:
         if found.dtype != dtype or dtype not in FLOATS:
             message = f"node `{node.name}` of the attention is {found.dtype}; all have to be float32, or float64"
             yield "unsupported-dtype", message
-    places = {str(found.device): node for node, found in facts.items() if found.device is not None}
-    if len(places) > 1:
-        yield "dtype-mismatch", f"the attention `{site.label}` has values on {' and '.join(places)}"
     ranks = [facts[node].rank for node in (scores.query, scores.keys, site.value)]
     if len(set(ranks)) > 1 or ranks[0] < 3:
         message = f"queries, keys and values of `{site.label}` have {ranks} dimensions; all need the same, at least 3"
@@ -204,13 +201,10 @@ def _unfit_masks(site: Attention, index: GraphIndex) -> Iterator[tuple[str, str]
             yield "other-attention", f"`{mask.value.name}` masks the scores, and has fewer than two dimensions"
         fill = None if mask.fill is None else site.values.number(mask.fill)
         if mask.fill is not None and fill not in (-float("inf"), smallest):
-            message = f"node `{mask.node.name}` fills in `{mask.fill}`, neither -inf nor the smallest {facts.dtype}"
+            message = f"node `{mask.node.name}` fills in `{mask.fill}`, which is not the smallest {facts.dtype}"
             yield "other-attention", message
-        bounds = site.values.bounds(mask.value) if fill is None else Bounds(fill, 0.0)
-        spares = not bounds.fit(facts.dtype) and bounds.high <= 0
-        if not (spares and site.values.spares_first_column(mask.value)):
-            total = total.plus(bounds)
-            if not total.fit(facts.dtype):
-                yield "masked-rows", f"`{mask.value.name}` may mask a whole row of the scores of `{site.label}` by -inf"
+        total = total.plus(site.values.bounds(mask.value) if fill is None else Bounds(fill, 0.0))
+        if not total.fit(facts.dtype):
+            yield "masked-rows", f"`{mask.value.name}` may mask a whole row of the scores of `{site.label}` by -inf"
     if total.low < smallest / 2 and trains(index, site.product, ""):
         yield "training", f"masks of `{site.label}` may hide whole rows, whose gradients the kernel gets wrong"

@@ -2,7 +2,7 @@
 
 Softmax over a row of ``-inf`` gives NaN, and ``scaled_dot_product_attention`` gives zeros there. A mask of finite
 numbers is added to the scores by both: a row of the smallest number gives equal weights in both. So a mask
-is accepted if all its elements are finite, or if its first column masks nothing.
+is accepted if all its elements are finite.
 
 Values that are computed from parameters by layers, and products of matrices, count as finite and as small compared
 with the largest number of their dtype. Inputs of the graph and buffers may hold anything.
@@ -11,16 +11,13 @@ with the largest number of their dtype. Inputs of the graph and buffers may hold
 from __future__ import annotations
 
 from functools import cached_property
-from typing import Any
 
 import torch
 from torch import nn
 from torch.fx import Node
 
 from fxopt_rewrite import (
-    MISSING,
     GraphIndex,
-    argument,
     tensor_facts,
     words,
 )
@@ -28,7 +25,6 @@ from fxopt_simplify.known_values import ANYTHING, Bounds, KnownValues
 from fxopt_simplify.purity import SAME_ELEMENTS
 
 _SAME_NUMBERS = SAME_ELEMENTS | words("index index_select gather to _to_copy type_as float double roll")
-_LEADING = words("expand contiguous clone detach alias to _to_copy bool float double")
 _COMPUTED = words("nn.Embedding embedding nn.Linear linear matmul bmm sigmoid nn.Sigmoid tanh nn.Tanh softmax")
 _LONGEST = 64
 
@@ -95,37 +91,3 @@ class MaskValues:
             first, second = (first, second) if name == "sub" else (second, first)
             return first.plus(Bounds(-second.high, -second.low))
         return first.plus(second) if name == "add" else first.times(second) if name == "mul" else ANYTHING
-
-    def spares_first_column(self, value: object, *, zero: bool = True) -> bool:
-        """Return whether the first column of a mask holds zeros, or with ``zero=False`` numbers other than zero."""
-        for _ in range(_LONGEST):
-            if not isinstance(value, Node):
-                return False
-            effect = self._index.effects.effect(value)
-            name, diagonal = effect.operation or "", argument(value, 1, "diagonal")
-            if self._changes(value) or not value.args:
-                return False
-            if name == "triu":
-                return zero and type(diagonal) is int and diagonal > 0
-            if name == "tril":
-                filled = self.number(value.args[0])
-                return not zero and filled not in (None, 0.0) and (diagonal is MISSING or diagonal == 0)
-            if name in ("logical_not", "bitwise_not", "invert") or (name == "eq" and value.args[1:] == (0,)):
-                zero = not zero
-            elif name not in _LEADING and not _adds_leading(value, name):
-                return False
-            value = value.args[0]
-        return False
-
-
-def _adds_leading(node: Node, name: str) -> bool:
-    """Return whether a call keeps all elements, and only adds dimensions before the last two."""
-    facts = tensor_facts(node)
-    if name == "unsqueeze":
-        dim = argument(node, 1, "dim")
-        return facts is not None and type(dim) is int and 0 <= dim < facts.rank - 2
-    index: Any = argument(node, 1, "index") if name == "getitem" else ()
-    items = list(index) if isinstance(index, tuple) else [index]
-    while items and items[0] is None:
-        items.pop(0)
-    return name == "getitem" and all(item is ... or item == slice(None) for item in items)

@@ -95,13 +95,6 @@ class Attention:
         return (*self.between[::-1], self.product)
 
 
-class _Unlike(NamedTuple):
-    """A call between the product of queries and keys and the softmax that attention does not have."""
-
-    node: Node
-    what: str
-
-
 class AttentionReader:
     """Reads the attentions of one graph."""
 
@@ -123,9 +116,6 @@ class AttentionReader:
         refusal = self._refusal(softmax, weights, product)
         if refusal is not None:
             return refusal
-        if isinstance(scores, _Unlike):
-            message = f"node `{scores.node.name}` {scores.what}, which scaled_dot_product_attention does not support"
-            return self._index.refuse(product.name, "other-attention", message, softmax, product)
         return self._whole(Attention(scores, tuple(weights), value, product, self._values))
 
     def name(self, node: Node) -> str:
@@ -188,9 +178,9 @@ class AttentionReader:
                 return self._index.refuse(found.label, "several-users", message, *found.nodes)
         return found
 
-    def _scores(self, value: Node, depth: int = _MOST_BETWEEN) -> Scores | _Unlike | None:
-        """Read ``query @ keys * scale + masks``."""
-        name = self.name(value)
+    def _scores(self, value: Node, depth: int = _MOST_BETWEEN) -> Scores | None:
+        """Read ``query @ keys * scale + masks``; None for scores that attention does not have, such as capped ones."""
+        name, source = self.name(value), self._input(value)
         if not depth:
             return None
         if name == "matmul":
@@ -200,53 +190,29 @@ class AttentionReader:
             return self._masked(value, name, depth - 1)
         if name in ("mul", "div") and not value.kwargs:
             return self._scaled(value, name, depth - 1)
-        source = self._input(value)
-        if name in _CASTS and source is not None:
-            found = self._scores(source, depth - 1)
-            return _then(found, value) if isinstance(found, Scores) else found
-        return _Unlike(value, f"calls `{name or value.target}`") if self._follows_product(source) else None
+        found = self._scores(source, depth - 1) if name in _CASTS and source is not None else None
+        return None if found is None else _then(found, value)
 
-    def _masked(self, value: Node, name: str, depth: int) -> Scores | _Unlike | None:
+    def _masked(self, value: Node, name: str, depth: int) -> Scores | None:
         operands: tuple[Any, ...] = value.args
-        pairs = [operands[:2], operands[1::-1]] if name == "add" else [operands[:2]]
-        unlike = None
-        for scores, mask in pairs:
+        for scores, mask in [operands[:2], operands[1::-1]] if name == "add" else [operands[:2]]:
             found = self._scores(scores, depth) if isinstance(scores, Node) else None
-            if isinstance(found, Scores):
-                if not isinstance(mask, Node):
-                    return _Unlike(value, "adds a number")
-                if mask in self._index.effects.writes(value):
-                    return _Unlike(value, f"writes its result to `{mask.name}`")
+            if found is not None:
+                fits = isinstance(mask, Node) and mask not in self._index.effects.writes(value)
                 fill = operands[2] if name == "masked_fill" else None
-                return _then(found, value, masks=(*found.masks, Mask(mask, fill, value)))
-            unlike = unlike or found
-        return unlike
+                return _then(found, value, masks=(*found.masks, Mask(mask, fill, value))) if fits else None
+        return None
 
-    def _scaled(self, value: Node, name: str, depth: int) -> Scores | _Unlike | None:
+    def _scaled(self, value: Node, name: str, depth: int) -> Scores | None:
         operands: tuple[Any, ...] = value.args
-        unlike = None
         for scores, factor in [operands[:2], operands[1::-1]][: 1 if name == "div" else 2]:
             found = self._scores(scores, depth) if isinstance(scores, Node) else None
-            if not isinstance(found, Scores):
-                unlike = unlike or found
-            elif type(factor) not in (int, float) or not factor > 0 or not math.isfinite(factor):
-                return _Unlike(value, f"scales the scores by `{factor}`, which is not a positive number")
-            elif found.masks:
-                return _Unlike(value, "scales the scores after they were masked")
-            else:
-                scale = found.scale / factor if name == "div" else found.scale * factor
-                return _then(found, value, scale=scale)
-        return unlike
-
-    def _follows_product(self, value: Node | None) -> bool:
-        """Return whether a value is computed element by element from a product of two computed matrices."""
-        for _ in range(_MOST_BETWEEN):
-            if value is None or value.op not in ("call_function", "call_method", "call_module"):
-                return False
-            if self.name(value) == "matmul":
-                return all(isinstance(each, Node) and each.op != "get_attr" for each in operands_of(value))
-            value = self._input(value)
-        return False
+            if found is not None:
+                is_number = type(factor) in (int, float) and factor > 0 and math.isfinite(factor)
+                if not is_number or found.masks:
+                    return None
+                return _then(found, value, scale=found.scale / factor if name == "div" else found.scale * factor)
+        return None
 
 
 def _then(found: Scores, node: Node, **changes: Any) -> Scores:
