@@ -105,10 +105,6 @@ class ValueWriter:
     objects: list[object] | None = None
     names: Names = LOADED
 
-    def with_own(self, own: Mapping[type, Callable[[ValueWriter, Any], Form]]) -> ValueWriter:
-        """Return a writer that has functions for further classes."""
-        return dataclasses.replace(self, own={**self.own, **own})
-
     def write(self, value: Any) -> Form:
         """Return the form of a value.
 
@@ -156,10 +152,6 @@ class ValueReader:
     own: Mapping[str, Callable[[ValueReader, Any], Any]] = dataclasses.field(default_factory=dict)
     objects: Sequence[object] = ()
     names: Names = LOADED
-
-    def with_own(self, own: Mapping[str, Callable[[ValueReader, Any], Any]]) -> ValueReader:
-        """Return a reader that has functions for further keys."""
-        return dataclasses.replace(self, own={**self.own, **own})
 
     def read(self, form: Form) -> Any:
         """Return the value of a form."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 from torch.fx import Graph, Node
@@ -35,7 +36,7 @@ def write_graph(
     An `InexpressibleError` for a target or an argument names the node.
     """
     positions = {node: position for position, node in enumerate(iter_nodes(graph))}
-    values = values.with_own({Node: lambda _, node: {"node": positions[node]}})
+    values = replace(values, own={**values.own, Node: lambda _, node: {"node": positions[node]}})
     return {"rows": [{**_row(node, values), **extra(node)} for node in positions]}
 
 
@@ -75,7 +76,7 @@ def read_graph(
     graph = Graph()
     nodes: list[Node] = []
     taken: set[str] = set()
-    values = values.with_own({"node": lambda _, position: _node_at(position, nodes)})
+    values = replace(values, own={**values.own, "node": lambda _, position: _node_at(position, nodes)})
     for row in data["rows"]:
         if row["op"] not in OPERATIONS or not is_identifier(row["name"]) or row["name"] in taken:
             raise MalformedError(f"found {row['name']!r:.60} of operation {row['op']!r:.20}, which is not a valid node")
