@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import numbers
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -52,9 +53,13 @@ class Bounds:
         """
         if self.stated:
             return self
-        one, other = ({_identity(each): each for each in _applied(records)} for records in (before, after))
-        made = [{**one, **other}[each] for each in one.keys() ^ other.keys()]
-        promises = {(record.pass_name, promised) for record in made if (promised := promise_of(record)) is not None}
+        both = [[*_applied(before)], [*_applied(after)]]
+        one, other = (Counter(map(_identity, records)) for records in both)
+        differ = {**(one - other), **(other - one)}
+        made = {_identity(record): record for records in both for record in records if _identity(record) in differ}
+        promises = {
+            (record.pass_name, promised) for record in made.values() if (promised := promise_of(record)) is not None
+        }
         if not promises:
             return self
         noise = sum(10 ** (-promised / 10) for _, promised in promises)
