@@ -176,14 +176,11 @@ def _reference(
     rounding: Tensor | None,
 ) -> Tensor:
     """Compute the product with torch's operators, with the kernel's rounding of rows to bfloat16 or int8."""
-    depth, halves = input.shape[-1], 2 if gated else 1
-    dtype = input.dtype
+    depth, halves, dtype = input.shape[-1], 1 + gated, input.dtype
     rows = input.to(torch.bfloat16).to(dtype) if panels.dtype == torch.bfloat16 else input
-    column_scale = None if scale is None else scale.to(dtype).view(halves, -1)[:, :features].flatten()
-    parts = [unpack(part, features, depth) for part in panels.chunk(halves)]
-    weight = torch.cat(parts).to(dtype)
+    weight = torch.cat([unpack(part, features, depth) for part in panels.chunk(halves)]).to(dtype)
     if panels.dtype == torch.int8:
-        assert column_scale is not None
+        assert scale is not None
         # Rows with NaN or infinity have no scale: they are multiplied unrounded.
         largest = input.abs().amax(-1, keepdim=True) if depth else input.new_zeros(*input.shape[:-1], 1)
         finite = largest.isfinite()
@@ -195,7 +192,7 @@ def _reference(
             input = input * factor
             rounded = (input + shift).round().clamp(-127, 127) - shift
         rows = torch.where(finite, rounded, input)
-        weight = weight * column_scale[:, None]
+        weight = weight * plain_scale(scale.to(dtype), halves, features)[:, None]
     value = F.linear(rows, weight, None if bias is None else bias.to(dtype))
     if gated:
         gate, factor = value[..., :features], value[..., features:]

@@ -219,24 +219,19 @@ def _read(index: GraphIndex, node: Node) -> AttentionSite:
     settings = (1 / math.sqrt(size) if scale is None else float(scale), causal)
     count = int(known[0].shape[1])
     layouts = [layout_of(index, each) for each in (query, key, value)]
-    merged = _merged(layouts, size)
-    last, after = _joined_after(index, node, width)
-    if merged is not None and width == size:
-        base, kv_heads = merged
+    merged, after = _merged(layouts, size), _joined_after(index, node, width)
+    operands: tuple[Node, ...] = query, key, value
+    counts, before = (count, count), list[Node]()
+    if merged is not None:
+        operands, counts = merged[:1], (count, merged[1])
         before = [each for layout in layouts if layout is not None for each in layout.chain]
-        nodes = _ordered(index, [*before, node, *after])
-        return AttentionSite(node, (base,), mask, (count, kv_heads), settings, last, nodes, width)
-    operands, before = (query, key, value), list[Node]()
-    grouped = [_without_repetition(index, each, layout) for each, layout in zip(operands, layouts, strict=True)][1:]
-    if grouped[0][2] == grouped[1][2]:  # keys and values are repeated equally often
-        operands = query, grouped[0][0], grouped[1][0]
-        before = [*grouped[0][1], *grouped[1][1]]
-    nodes = _ordered(index, [*before, node, *after])
-    return AttentionSite(node, operands, mask, (count, count), settings, last, nodes, width)
-
-
-def _ordered(index: GraphIndex, nodes: list[Node]) -> tuple[Node, ...]:
-    return tuple(sorted(dict.fromkeys(nodes), key=index.position.__getitem__))
+    else:
+        grouped = [_without_repetition(index, *each) for each in zip(operands[1:], layouts[1:], strict=True)]
+        if grouped[0][2] == grouped[1][2]:  # keys and values are repeated equally often
+            operands = query, grouped[0][0], grouped[1][0]
+            before = [*grouped[0][1], *grouped[1][1]]
+    nodes = tuple(sorted({*before, node, *after}, key=index.position.__getitem__))
+    return AttentionSite(node, operands, mask, counts, settings, (node, *after)[-1], nodes, width)
 
 
 def _merged(layouts: list[Layout | None], size: int) -> tuple[Node, int] | None:
@@ -255,24 +250,15 @@ def _merged(layouts: list[Layout | None], size: int) -> tuple[Node, int] | None:
     return (base, counts[1]) if fits and same and counts[0] % counts[1] == 0 else None
 
 
-def _joined_after(index: GraphIndex, node: Node, size: int) -> tuple[Node, list[Node]]:
-    """Return the node whose value is the rows with their heads side by side, and those on the way to it.
-
-    The call itself where nothing joins them.
-    """
-    layout, way, best = _heads_apart(node, size), list[Node](), 0
-    current = node
-    if layout is None:
-        return node, []
-    while (user := sole_user(current)) is not None and source_of(index, user) is current:
-        following = step(index, layout, user)
-        if following is None:
-            break
-        layout, current = following, user
+def _joined_after(index: GraphIndex, node: Node, size: int) -> list[Node]:
+    """Return the nodes by which the heads come side by side, in order; none where nothing joins them."""
+    layout, way, best = _heads_apart(node, size), [node], 0
+    while layout is not None and (user := sole_user(way[-1])) is not None and source_of(index, user) is way[-1]:
+        layout = step(index, layout, user)
         way.append(user)
-        if _is_rows(layout):
+        if layout is not None and _is_rows(layout):
             best = len(way)
-    return (way[best - 1], way[:best]) if best else (node, [])
+    return way[1:best]
 
 
 def _heads_apart(node: Node, size: int) -> Layout | None:

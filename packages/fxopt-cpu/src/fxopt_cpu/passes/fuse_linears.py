@@ -186,8 +186,8 @@ class FuseLinears(low_precision.Options, ReversibleSitePass[ProductSite]):
             return index.refuse(call.label, problem[0], f"linear `{call.label}` {problem[1]}", call.node)
         for each in site.calls:
             if index.effects.written_between(each.input, each.call.node, each.last):
-                what = f"`{each.input.name}` is written in place"
-                message = f"{what} between `{each.call.node.name}` and `{each.last.name}`"
+                written, first, last = each.input.name, each.call.node.name, each.last.name
+                message = f"`{written}` is written in place between `{first}` and `{last}`"
                 return index.refuse(call.label, "mutated", message, each.call.node)
         nodes = [each.call.node for each in site.calls]
         refusal = tensors_refusal(call, index) or sharing_refusal(call, nodes, index)
@@ -225,12 +225,10 @@ class FuseLinears(low_precision.Options, ReversibleSitePass[ProductSite]):
     def _module(self, site: ProductSite) -> PanelLinear:
         """Return the layer, with the tensors of the call."""
         call, norm, is_int8 = site.call, site.norm, self.weights == "int8"
-        settings: dict[str, Any] = {"activation": tuple(site.activation), "gated": site.gated}
-        if norm is not None:
-            settings["norm"] = tuple(norm_like(norm))
         module = bare_module(
-            PanelLinear, call.in_features, call.out_features, bias=call.bias is not None,
-            integers=is_int8, rounding=is_int8 and site.ends is not None, **settings,
+            PanelLinear, call.in_features, call.out_features, bias=call.bias is not None, integers=is_int8,
+            rounding=is_int8 and site.ends is not None, activation=tuple(site.activation), gated=site.gated,
+            norm=() if norm is None else tuple(norm_like(norm)),
         )  # fmt: skip
         weight = call.weight.tensor
         if self.weights != "float32":
@@ -242,7 +240,7 @@ class FuseLinears(low_precision.Options, ReversibleSitePass[ProductSite]):
             module.weight = parameter_of(weight)
         if call.bias is not None:
             module.bias = parameter_of(call.bias.tensor)
-        for key, ref in ({} if norm is None else norm_tensors(norm)).items():
+        for key, ref in norm_tensors(norm).items():
             module.register_parameter(f"norm_{key}", parameter_of(ref.tensor))
         return module
 

@@ -76,7 +76,7 @@ def _regions(index: GraphIndex, run: list[Node]) -> Iterator[Region]:
     inside = set(run)
     part: list[Node] = []
     for node in run:
-        if _gives_tensor(index, node) or all(user in inside for user in node.users):
+        if _gives_tensor(index, node) or inside.issuperset(node.users):
             part.append(node)
         else:
             yield from _region(index, part)
@@ -96,12 +96,9 @@ def _region(index: GraphIndex, nodes: list[Node]) -> Iterator[Region]:
         nodes = [before.pop(), *nodes]
     if sum(_multiplies(index, node) for node in nodes) < _FEWEST_LAYERS:
         return
-    region = Region.of(nodes)
-    inside = set(nodes)
-    for node in nodes:  # cut off by the trimming
-        if not _gives_tensor(index, node) and not all(user in inside for user in node.users):
-            return
-    if region.outputs:
+    region, inside = Region.of(nodes), set(nodes)
+    # Trimming may have cut off readers of numbers and tuples.
+    if region.outputs and all(_gives_tensor(index, node) or inside.issuperset(node.users) for node in nodes):
         yield region
 
 
@@ -157,12 +154,10 @@ def _joins(index: GraphIndex, node: Node, images: bool) -> bool:
         return _is_plain_sum(node)
     if index.effects.aliases(node) and index.effects.written_between(node, node, index.nodes[-1]):
         return False  # a plan would give a copy, which the write does not reach
-    if is_view or name == "size":
+    if is_view or name == "size" or concatenation_of(index, node) is not None:
         return True
     if name in ELEMENTWISE:
         return _is_plain_sum(node)
-    if concatenation_of(index, node) is not None:
-        return True
     if name == CHECK or name in CASTS:  # of float32 to float32
         source = node.args[0] if node.args else None
         return isinstance(source, Node) and is_float(source) and (name == CHECK or is_float(node))

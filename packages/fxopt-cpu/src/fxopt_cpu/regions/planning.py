@@ -122,8 +122,7 @@ class _Step:
             need(not kwargs)
             return self._view(module, args, kwargs) if type(module) in VIEW_MODULES else self._layer(module, *args)
         name = operation(self.index, node) or images.overwriting(self.index, node)
-        joined = images.concatenation_of(self.index, node)
-        if joined is not None:
+        if (joined := images.concatenation_of(self.index, node)) is not None:
             values: list[Value] = [self.made[part] for part in joined[0]]
             ranks = {len(each.shape) for each in values}
             need(len(ranks) == 1 and all(each.layout.dtype is torch.float32 for each in values))
