@@ -76,7 +76,7 @@ def _print_error(terminal: Terminal, error: BaseException, as_json: bool) -> Exi
             f"unexpected {type(error).__name__}: {error}", ExitCode.UNEXPECTED, kind=type(error).__name__
         )
     if as_json:
-        data = {"exit_code": int(failure.code), "kind": failure.kind, "message": str(failure), **failure.details}
+        data = {"exit_code": int(failure.code), "kind": failure.kind, "message": str(failure)}
         terminal.raw(as_text({"error": data}))
     else:
         terminal.error(str(failure))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import IntEnum
 
@@ -22,7 +22,6 @@ class ExitCode(IntEnum):
     NOTHING_FOUND = 9
     REPORT = 10
     INTERRUPTED = 130
-    TERMINATED = 143
 
 
 class CommandError(Exception):
@@ -31,15 +30,11 @@ class CommandError(Exception):
     Attributes:
         code: the exit code.
         kind: the name of a class of errors, by which scripts distinguish them.
-        details: further entries for scripts.
     """
 
-    def __init__(
-        self, message: str, code: ExitCode, *, kind: str | None = None, details: Mapping[str, object] | None = None
-    ) -> None:
+    def __init__(self, message: str, code: ExitCode, *, kind: str | None = None) -> None:
         super().__init__(message)
         self.code = code
-        self.details = details or {}
         self.kind = kind or type(self).__name__
 
 
@@ -48,14 +43,6 @@ class FileError(CommandError):
 
     def __init__(self, message: str) -> None:
         super().__init__(message, ExitCode.FILE)
-
-
-class Terminated(KeyboardInterrupt):
-    """A request to terminate, which cleans up on its way out as Ctrl-C does."""
-
-
-came: list[KeyboardInterrupt] = []
-"""What signals have raised in this process; torch and passes may have made another error of it."""
 
 
 @contextmanager
@@ -72,12 +59,11 @@ def blaming(code: ExitCode) -> Iterator[None]:
 
 def explained(error: BaseException) -> CommandError | None:
     """Return an error as the command reports it, or None for an unexpected one."""
-    error = came[0] if came else error
     if isinstance(error, CommandError):
         return error
     if isinstance(error, KeyboardInterrupt):
-        code = ExitCode.TERMINATED if isinstance(error, Terminated) else ExitCode.INTERRUPTED
-        return CommandError("interrupted; no file was left half-written", code, kind="Interrupted")
+        message = "interrupted; no file was left half-written"
+        return CommandError(message, ExitCode.INTERRUPTED, kind="Interrupted")
     if isinstance(error, OSError):
         return FileError(f"{type(error).__name__}: {error}")
     from fxopt_core import FxoptError
