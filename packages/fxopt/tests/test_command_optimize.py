@@ -86,7 +86,7 @@ class TestAnswer:
         assert output["max_absolute_error"] < 1e-5
 
     def test_nothing_to_rewrite_is_said_and_is_no_error(self, out: Path) -> None:
-        assert "no site was rewritten" in fxopt("optimize", ATTENTION, "-p", "fold-batch-norm", "-o", out).stdout
+        assert ": 0 sites rewritten" in fxopt("optimize", ATTENTION, "-p", "fold-batch-norm", "-o", out).stdout
 
     def test_the_default_pipeline(self, out: Path) -> None:
         data = fxopt_json("optimize", ATTENTION, "-o", out)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from torch import nn
 from torch.fx import GraphModule
 
@@ -44,12 +42,11 @@ def report(
     if isinstance(original, GraphModule) and original is transformed:
         original = None  # it was edited in place
     seen = picture(transformed, original)
-    size = None if original is None or seen.before is None else replace(Size.of(original), nodes=len(seen.former))
     return Report(
         title=f"{type(transformed if original is None else original).__name__} after fxopt" if title is None else title,
         picture=seen,
         records=ledger_of(transformed).records,
         after=Size.of(transformed),
-        before=size,
+        before=None if original is None else Size.of(original),
         verification=verification,
     )

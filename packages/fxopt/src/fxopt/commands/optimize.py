@@ -115,8 +115,6 @@ def _show(terminal: Terminal, data: dict[str, Any]) -> None:
     from fxopt_tools.verification.report import counted
 
     rewritten = sum(len(record["rewritten"]) for record in data["passes"])
-    if not rewritten:
-        terminal.print("no site was rewritten", style="yellow")
     nodes = f"{data['before']['nodes']} -> {data['after']['nodes']} nodes"
     terminal.print(
         f"{data['output']} ({filesize.decimal(data['bytes'])}): {counted(rewritten, 'site')} rewritten, {nodes}"

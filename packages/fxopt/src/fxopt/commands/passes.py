@@ -11,7 +11,7 @@ from fxopt.commands.parameters import JsonOption
 from fxopt.commands.terminal import Terminal
 
 if TYPE_CHECKING:
-    from fxopt_core import PassInfo, PluginLoadError
+    from fxopt_core import PassInfo
 
 
 def list_passes(as_json: JsonOption = False) -> None:
@@ -28,7 +28,7 @@ def _listed(terminal: Terminal) -> Answer:
     data: dict[str, list[Any]] = {
         "passes": [pass_data(info) for info in passes],
         "pipelines": [{"name": name, "text": text} for name, text in known.pipelines().items()],
-        "failed": [_failure_data(name, error) for name, error in known.failed.items()],
+        "failed": [{"plugin": name, "error": str(error)} for name, error in known.failed.items()],
     }
     return Answer(data, lambda terminal: _show_list(terminal, data))
 
@@ -49,15 +49,6 @@ def pass_data(info: PassInfo) -> dict[str, Any]:
         for option in info.options.values()
     ]
     return {name: getattr(info, name) for name in names} | {"options": options}
-
-
-def _failure_data(name: str, error: PluginLoadError) -> dict[str, str]:
-    cause = error.__cause__
-    return {
-        "plugin": name,
-        "error": str(error),
-        "cause": "" if cause is None else f"{type(cause).__name__}: {cause}",
-    }
 
 
 def _show_list(terminal: Terminal, data: dict[str, list[Any]]) -> None:
