@@ -117,8 +117,8 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.usefixtures("cache")
 def test_names_of_the_hub_without_network() -> None:
     """What the cache holds is used; for what it lacks, the way through a folder is named."""
-    data = command("optimize", "someone/small-bert", "-p", "merge-linears", "-o", "fast", "--dtype", "bfloat16")
-    assert data["verification"]["outputs"][0]["dtype"] == "bfloat16"
+    data = command("optimize", "someone/small-bert", "-p", "merge-linears", "-o", "fast")
+    assert data["verification"]["passed"]
     assert {path.name for path in Path("fast").iterdir()} == {"config.json", "model.fxopt"}
     message = command("bench", "someone/other", code=3)["error"]["message"]
     assert "there is no file or folder 'someone/other', and a model of that name cannot be downloaded" in message

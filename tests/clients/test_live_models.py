@@ -1,4 +1,4 @@
-"""`torch.compile(model, backend="fxopt")` with the clients of real models: generation, pipelines, adapters."""
+"""`torch.compile(model, backend="fxopt")` with the clients of real models: generation, training."""
 
 from __future__ import annotations
 
@@ -115,29 +115,6 @@ def test_generation_with_a_static_cache() -> None:
     model.compile(backend="fxopt")
     assert model.generate(tokens, **options).tolist() == expected
     assert len(fxopt_compile.history(model)) <= 4
-
-
-# --- Other clients
-
-
-@pytest.fixture
-def bert() -> Any:
-    """A small encoder."""
-    return transformers.BertModel(transformers.BertConfig(**ENCODER)).eval()
-
-
-def test_a_pipeline_of_transformers(bert: Any, tmp_path: Path) -> None:
-    """With texts of several lengths."""
-    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *"abcdefghij"]
-    (tmp_path / "vocab.txt").write_text("\n".join(words), encoding="utf-8")
-    tokenizer = transformers.BertTokenizer(str(tmp_path / "vocab.txt"))
-    extract = transformers.pipeline("feature-extraction", model=bert, tokenizer=tokenizer, device="cpu")
-    texts = ["a b c", "d", "e f g h i"]
-    expected = [torch.tensor(each) for each in extract(texts)]
-    bert.compile(backend="fxopt")
-    for _ in range(2):
-        torch.testing.assert_close([torch.tensor(each) for each in extract(texts)], expected, rtol=1e-4, atol=1e-5)
-    assert sum(graph.calls for graph in fxopt_compile.history(bert)) >= 4
 
 
 @pytest.mark.nightly

@@ -236,19 +236,6 @@ def test_int8_weights_of_merged_layers(case: Case, quantize: Callable[[nn.Module
     assert signal_to_noise(tensors(found)[0], tensors(expected)[0]) > 60
 
 
-@pytest.mark.usefixtures("compiler")
-@on_convolutions
-def test_int8_weights_compile(case: Case, quantize: Callable[[nn.Module], None]) -> None:
-    """Both recipes together."""
-    quantize(case.graph_module)
-    compiled = torch.compile(case.graph_module, fullgraph=True, backend="aot_eager")
-    inputs = case.inputs(2, 10)
-    with torch.no_grad():
-        found, expected = compiled(**inputs), case.graph_module(**inputs)
-    for one, other in zip(tensors(found), tensors(expected), strict=True):
-        torch.testing.assert_close(one, other)
-
-
 @on_bert
 def test_passes_after_quantizing_refuse(case: Case, quantize: Callable[[nn.Module], None]) -> None:
     """Quantized weights are no plain parameters: nothing is merged, fused or undone, and nothing changes."""

@@ -181,18 +181,6 @@ def test_without_fxopt_the_error_says_what_to_install(folder: Path, monkeypatch:
         library.SentenceTransformer(str(folder), device="cpu")
 
 
-@pytest.mark.nightly  # by day the command does it, in test_command_folders.py
-@pytest.mark.parametrize("pipeline", ["cpu-inference-int8", "cpu-inference-bf16"])
-def test_pipelines_that_approximate(model: Any, tmp_path: Path, pipeline: str) -> None:
-    if pipeline == "cpu-inference-bf16" and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
-        pytest.skip("no instructions for bfloat16")
-    small = fxopt.optimize(model, pipeline=pipeline)
-    expected, found = model.encode(TEXTS), small.encode(TEXTS)
-    assert ((expected * found).sum(1) > 0.97).all()
-    small.save(str(tmp_path / "small"))
-    assert library.SentenceTransformer(str(tmp_path / "small")).encode(TEXTS).tolist() == found.tolist()
-
-
 def test_a_stored_dtype_that_is_slow_here_is_not_computed_in(plain: Path) -> None:
     supported = torch.ops.mkldnn._is_mkldnn_fp16_supported, torch.ops.mkldnn._is_mkldnn_bf16_supported
     slow = [dtype for dtype, fast in zip((torch.float16, torch.bfloat16), supported, strict=True) if not fast()]

@@ -15,7 +15,6 @@ pytest.importorskip("sybil", reason="the group `documents` of pyproject.toml is 
 
 from document_examples import run
 
-from fxopt.pass_links import page_of
 from fxopt_core import PassInfo, Registry, option_text, registry
 from fxopt_rewrite import REASONS
 from site_pages.pass_folder import write_pages
@@ -94,11 +93,6 @@ def test_the_picture_shows_what_the_pass_changes(name: str) -> None:
         assert re.search('class="(removed|added|changed)"', found.drawing)
         assert f"]({name}.svg)" in found.text
         assert f'<a href="{name}-report.html">' in found.text
-
-
-@for_each_pass
-def test_the_command_links_to_the_page(name: str) -> None:
-    assert Path(page_of(name)).with_suffix(".md") == Path("passes", f"{name}.md")
 
 
 class EntryPoint:

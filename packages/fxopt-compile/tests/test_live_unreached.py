@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import copy
-import logging
 import pickle
 from collections.abc import Iterator
 
 import pytest
 import torch
-from live_models import network
 from torch import Tensor, nn
 
 import fxopt_compile
@@ -76,26 +74,3 @@ def test_a_pickled_model_is_plain() -> None:
     model.compile(backend="fxopt")
     assert pickle.loads(pickle.dumps(model))._compiled_call_impl is None
     assert copy.deepcopy(model)._compiled_call_impl is None
-
-
-def test_the_last_graph_before_the_limit_is_said(caplog: pytest.LogCaptureFixture) -> None:
-    model, limit = linear(), 3
-    fast = torch.compile(model, backend="fxopt", dynamic=False)
-    log, patched = caplog.at_level(logging.WARNING, "fxopt_compile"), torch._dynamo.config.patch(recompile_limit=limit)
-    with torch.no_grad(), log, patched:
-        for rows in range(2, 2 + limit - 1):
-            fast(torch.ones(rows, 4))
-        assert not [each for each in caplog.records if each.name == "fxopt_compile"]
-        for rows in range(5, 9):
-            assert torch.equal(fast(torch.ones(rows, 4)), model(torch.ones(rows, 4)))
-    texts = [each.getMessage() for each in caplog.records if each.name == "fxopt_compile"]
-    assert len(texts) == 1
-    assert texts[0].startswith("graph ") and "recompile_limit is 3" in texts[0] and "dynamic=True" in texts[0]
-    assert len(fxopt_compile.history(model)) == limit
-
-
-def test_no_other_graph_says_so(caplog: pytest.LogCaptureFixture) -> None:
-    fast = torch.compile(network(), backend="fxopt")
-    with torch.no_grad(), caplog.at_level(logging.WARNING, "fxopt_compile"):
-        fast(torch.randn(2, 3, 16, 16))
-    assert not [each for each in caplog.records if each.name == "fxopt_compile"]

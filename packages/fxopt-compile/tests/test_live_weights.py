@@ -109,28 +109,6 @@ def test_layers_that_share_a_graph_have_their_own_weights() -> None:
     agrees(net, fxopt_compile.undo(plain), x)
 
 
-def test_tied_weights() -> None:
-    """One Parameter under two names is one input of dynamo's graph."""
-
-    class Tied(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.first, self.second = nn.Linear(8, 8), nn.Linear(8, 8)
-            self.second.weight = self.first.weight
-
-        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-            return self.first(x), self.second(x)
-
-    net, x = Tied().eval(), torch.randn(3, 8)
-    fast = compiled(net)
-    agrees(fast, net, x)
-    with torch.no_grad():
-        net.first.weight.add_(1)
-    agrees(fast, net, x)
-    net.second.weight = nn.Parameter(torch.randn(8, 8))
-    agrees(fast, net, x)
-
-
 def test_parameters_that_are_views_of_one_tensor() -> None:
     """A write through one of them, or through the whole, is seen."""
     whole, net = torch.randn(24, 8), Attention().eval()

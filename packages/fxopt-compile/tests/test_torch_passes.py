@@ -93,14 +93,6 @@ class TestPassBase:
         assert len(ran) == 2
         assert not as_pass_base(Swap())(graph_module).modified  # type: ignore[union-attr]  # torch says it may be None
 
-    def test_an_error_leaves_nothing_half_done(self) -> None:
-        graph_module, code = traced(), traced().code
-        with pytest.raises(Exception, match="An error occurred when running the 'TransformationPass'") as caught:
-            PassManager([as_pass_base(Breaks())])(graph_module)
-        assert isinstance(caught.value.__cause__, PassError)
-        assert graph_module.code == code
-        graph_module.graph.lint()
-
     def test_constraints_follow_equality(self) -> None:
         first, last = Swap(), Swap(source="add", target="sub")
         constraint = this_before_that_pass_constraint(as_pass_base(Swap()), as_pass_base(last))
@@ -177,30 +169,6 @@ class TestInductorPass:
             def __init__(self, *, function: Any = None) -> None: ...
 
         assert as_inductor_pass(Unstable(function=lambda: None)).uuid() is None
-
-    def test_example_values_of_dynamo_are_lent(self) -> None:
-        seen: list[set[str]] = []
-
-        class Looks(Transformation):
-            """Notes what it sees, and makes a node with a value."""
-
-            def transform(self, graph_module: GraphModule) -> GraphModule:
-                seen.append({node.name for node in iter_nodes(graph_module.graph) if "val" in node.meta})
-                output = graph_module.graph.output_node()
-                with graph_module.graph.inserting_before(output):
-                    node = graph_module.graph.call_function(torch.neg, (output.all_input_nodes[0],))
-                node.meta["val"] = output.all_input_nodes[0].meta["val"]
-                output.args = ((node,),)
-                return graph_module
-
-        def run(graph_module: GraphModule) -> None:
-            as_inductor_pass(Looks())(graph_module.graph)
-            nodes = [node for node in iter_nodes(graph_module.graph) if node.op != "output"]
-            assert not any("val" in node.meta for node in nodes)
-            assert all("example_value" in node.meta for node in nodes)
-
-        dynamo_graph(run, torch.ones(2))
-        assert seen == [{"l_x_", "mul", "sub"}]
 
     def test_in_the_passes_of_inductor(self) -> None:
         """Those before gradients; the whole compiler is run once, in the tests of all packages together."""

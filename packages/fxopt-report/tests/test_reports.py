@@ -20,7 +20,6 @@ from fxopt_core import compose, undo
 from fxopt_core.errors import PreconditionError
 from fxopt_linear.merge_linears import MergeLinears
 from fxopt_norm.convolutions import FuseBatchNorm2dInConv2d
-from fxopt_report.drawn import DrawnGraph
 from fxopt_report.markup import hash_source
 from fxopt_report.reports import report
 from fxopt_tools.verification.verify import verify
@@ -79,30 +78,22 @@ def small() -> tuple[GraphModule, str]:
     model = Small().eval()
     x = torch.randn(2, 3, 6, 6)
     graph_module = compose(FuseBatchNorm2dInConv2d(), MergeLinears(), inplace=False)(traced(model))
-    text = report(
-        model,
-        graph_module,
-        title="A small model",
-        verification=verify(model, graph_module, x),
-        speed={"original": [0.002, 0.0021, 0.0019], "transformed": [0.001, 0.0011, 0.0012]},
-    ).html
-    return graph_module, text
+    made = report(model, graph_module, title="A small model", verification=verify(model, graph_module, x))
+    return graph_module, made.html
 
 
 def test_every_part_is_there(small: tuple[GraphModule, str]) -> None:
     page = Page(small[1])
     sections = [section["id"] for section in page.all("section")]
-    assert sections == ["picture", "operations", "rewrites", "refusals", "numbers", "costs", "passes"]
+    assert sections == ["picture", "operations", "rewrites", "refusals", "numbers", "passes"]
     assert [t.get("aria-label") for t in page.all("table")] == [
         "Operations",
         "Rewrites",
         "Refusals",
         "Numeric errors",
-        "Time of a call",
-        "Sizes",
         "Passes",
     ]
-    for words in ("conv + norm", "q + k", "hooks", "has hooks", "1.82", "passed", "merge-linears", "SQNR dB"):
+    for words in ("conv + norm", "q + k", "hooks", "has hooks", "passed", "merge-linears", "SQNR dB"):
         assert words in page.text, words
 
 
@@ -189,13 +180,12 @@ def test_it_can_be_used_by_keyboard_and_without_scripts(small: tuple[GraphModule
 def test_hostile_text_stays_text() -> None:
     graph_module = hostile()
     MergeLinears()(graph_module)
-    made = report(None, graph_module, title=HOSTILE[0], speed={HOSTILE[1]: [1.0], HOSTILE[2]: [2.0]})
-    plain = report(None, MergeLinears()(traced(Small())), speed={"a": [1.0], "b": [2.0]})
+    made = report(None, graph_module, title=HOSTILE[0])
+    plain = report(None, MergeLinears()(traced(Small())))
     page = Page(made.html)
     assert len(page.scripts) == len(Page(plain.html).scripts) == 2
     assert {name for name, _ in page.elements} <= {name for name, _ in Page(plain.html).elements}
     assert HOSTILE[0] in page.text
-    assert HOSTILE[1] in page.text
     assert "\x00" not in made.html
     assert "\u202e" not in made.html
     assert "/home/someone" not in made.html
@@ -225,12 +215,6 @@ def test_a_model_that_nothing_changed_has_a_report() -> None:
     assert str(made).endswith("nodes: 10 -> 10")
 
 
-@pytest.mark.parametrize(("seconds", "unclear"), [([1.0, 1.1, 1.2], True), ([0.4, 0.5, 0.6], False), ([0.5], False)])
-def test_a_speed_within_the_spread_is_called_so(seconds: list[float], unclear: bool) -> None:
-    text = Page(report(None, traced(Small()), speed={"original": [1.0, 1.1, 1.3], "new": seconds}).html).text
-    assert ("speed of new, within the spread" in text) is unclear
-
-
 def test_what_was_undone_is_told() -> None:
     graph_module = traced(Small(hook=False))
     MergeLinears()(graph_module)
@@ -250,10 +234,6 @@ def test_a_failed_verification_stands_out() -> None:
 
 
 def test_the_same_report_is_the_same_file() -> None:
-    assert (
-        report(None, MergeLinears()(layers(60))).picture.to_svg()
-        == report(None, MergeLinears()(layers(60))).picture.to_svg()
-    )
     graph_module = MergeLinears()(layers(60))
     assert report(None, graph_module).html == report(None, graph_module).html
 
@@ -308,26 +288,10 @@ def test_a_notebook_shows_the_page_in_a_frame_of_its_own() -> None:
     page = Page(made._repr_html_())
     ((name, attributes),) = page.elements
     assert name == "iframe"
-    assert attributes["sandbox"] == "allow-scripts allow-downloads"
+    assert attributes["sandbox"] == "allow-scripts"
     assert attributes["srcdoc"] == made.html
-    assert repr(made) == "<report '\"quoted\" <title>' on <picture of 10 nodes before and 10 after>>"
 
 
 def test_wrong_input_is_refused() -> None:
     with pytest.raises(PreconditionError, match=r"torch\.fx\.GraphModule"):
         report(None, Small())  # type: ignore[arg-type]  # what a caller may get wrong
-    with pytest.raises(PreconditionError, match=r"speed\['a'\] is empty"):
-        report(None, traced(Small()), speed={"a": []})
-
-
-def test_sites_that_differ_by_a_number_are_one_line() -> None:
-    """And the graph before is known, although a fold cannot be undone, where it was kept as data."""
-    from fxopt_capture.capture import capture
-
-    blocks = (torch.nn.Sequential(torch.nn.Conv2d(3, 3, 1), torch.nn.BatchNorm2d(3)) for _ in range(5))
-    model = torch.nn.Sequential(*blocks).eval()
-    graph_module = capture(model, (torch.randn(2, 3, 4, 4),))
-    before = DrawnGraph.of(graph_module)
-    made = report(model, FuseBatchNorm2dInConv2d()(graph_module), before=before)
-    assert "operations: BatchNorm2d 5 -> 0;" in str(made)
-    assert "*.0 + *.1 rewritten by fuse-batch-norm2d-in-conv2d" in Page(made.html).text

@@ -161,11 +161,6 @@ class TestBench:
         assert measured(model(a=1.0), Halve()).verdict == "faster"
         assert result.original.spread > 0.01
 
-    def test_progress_is_told(self) -> None:
-        told: list[tuple[int, int]] = []
-        measured(model(a=1.0), compose(Halve(), Keep()), per="pass", progress=lambda *each: told.append(each))
-        assert told == [(1, 3), (2, 3), (3, 3)]
-
     def test_several_inputs_are_one_call(self) -> None:
         result = bench(model(a=1.0), Halve(), [X, {"input": X}], clock=CLOCK, rounds=8)
         assert result.original.median == 2.0

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
-from torch.fx import GraphModule, Node
+from torch.fx import GraphModule
 
 from fxopt_core import Transformation, hookimpl
-from fxopt_rewrite import Editor, GraphIndex, SitePass
 
 
 class Attention(nn.Module):
@@ -136,18 +134,6 @@ def five_for_four() -> tuple[nn.Module, tuple[Tensor]]:
     return nn.Linear(4, 3).eval(), (torch.ones(2, 5),)
 
 
-class Squared(nn.Module):
-    """A product that graphs compute by themselves."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x @ x
-
-
-def raising_graph() -> tuple[nn.Module, tuple[Tensor]]:
-    """Return a graph with an input that it does not take."""
-    return torch.fx.symbolic_trace(Squared()), (torch.ones(2, 3),)
-
-
 class ReadingValues(nn.Module):
     """Takes another way while it is exported."""
 
@@ -175,20 +161,6 @@ def has_q(graph_module: GraphModule) -> bool:
     return "q.weight" in graph_module.state_dict()
 
 
-class ManyProducts(nn.Module):
-    """Forty products."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        for step in range(40):
-            x = x * (1 + step / 1000)
-        return x
-
-
-def many_halves() -> tuple[nn.Module, tuple[Tensor]]:
-    """Return a model with forty sites for `HalveProducts`."""
-    return ManyProducts(), (torch.ones(2, 3),)
-
-
 class Fails(Transformation):
     """graph module -> an error, in the middle of its work."""
 
@@ -209,42 +181,10 @@ class Doubles(Transformation):
         return graph_module
 
 
-@dataclass(frozen=True)
-class Product:
-    """A product with a number."""
-
-    node: Node
-
-    @property
-    def label(self) -> str:
-        """Its name."""
-        return self.node.name
-
-    @property
-    def nodes(self) -> tuple[Node, ...]:
-        """Itself."""
-        return (self.node,)
-
-
-class HalveProducts(SitePass[Product]):
-    """``x * c`` -> ``x * c``, but for one site, where it is ``x * c / 2``."""
-
-    def match(self, index: GraphIndex) -> Iterable[Product]:
-        """Return all products."""
-        return [Product(node) for node in index.nodes if node.target is torch.ops.aten.mul.Tensor]
-
-    def rewrite(self, site: Product, edit: Editor) -> None:
-        """Write another product; wrong at the thirtieth site."""
-        value, factor = site.node.args
-        halved = 0.5 if site.label == "mul_29" else 1.0
-        new = edit.call_function(torch.mul, value, float(str(factor)) * halved, before=site.node, like=[site.node])
-        edit.replace(site.node, new)
-
-
 class Plugin:
     """Offers the passes of this file."""
 
     @hookimpl
     def fxopt_transformations(self) -> Iterable[type[Transformation]]:
         """Return them."""
-        return [Fails, Doubles, HalveProducts]
+        return [Fails, Doubles]

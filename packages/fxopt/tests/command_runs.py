@@ -38,11 +38,11 @@ class _Screen(io.StringIO):
         return True
 
 
-def on_screen(monkeypatch: pytest.MonkeyPatch, *arguments: str, typed: str = "") -> tuple[object, str]:
+def on_screen(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> tuple[object, str]:
     """Run the command in this process as in a terminal; return its exit code and what it shows."""
     screen = _Screen()
-    for name, stream in {"stdin": _Screen(typed), "stdout": screen, "stderr": screen}.items():
-        monkeypatch.setattr(sys, name, stream)
+    for name in ("stdout", "stderr"):
+        monkeypatch.setattr(sys, name, screen)
     monkeypatch.setenv("TERM", "xterm-256color")
     monkeypatch.setenv("COLUMNS", "120")
     monkeypatch.delenv("NO_COLOR", raising=False)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 from typing import Any
 
@@ -51,21 +50,11 @@ def ticking(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("folder", "own_passes")
 class TestBisect:
-    def test_one_wrong_rewrite_among_forty(self) -> None:
-        data = fxopt_json("bisect", "command_models:many_halves", "-p", "merge-linears,halve-products")
-        assert data["verdict"] == "found"
-        assert data["rewrites"] == 40
-        assert data["culprit"]["pass"] == "halve-products"
-        assert data["culprit"]["site"] == "mul_29"
-        assert any("command_models.py" in line for line in data["culprit"]["sources"])
-        assert len(data["checks"]) <= math.log2(40) + 2
-        output = fxopt("bisect", "command_models:many_halves", "-p", "halve-products").stdout
-        assert "is the culprit, found by" in output
-
     def test_a_wrong_pass(self) -> None:
         data = fxopt_json("bisect", ATTENTION, "-p", "merge-linears,doubles,fuse-bias-in-linear")
         assert data["culprit"]["pass"] == "doubles"
         assert data["culprit"]["site"] is None
+        assert len(data["checks"]) <= 4
         assert "output" in data["culprit"]["problem"]
 
     def test_nothing_to_find(self) -> None:
@@ -78,6 +67,9 @@ class TestBisect:
         data = fxopt_json("bisect", ATTENTION, "-p", "merge-linears", "--check", "command_models:has_q")
         assert data["culprit"]["site"] == "q + k + v"
         assert data["culprit"]["problem"] == "the check returned False"
+        assert any("command_models.py" in line for line in data["culprit"]["sources"])
+        output = fxopt("bisect", ATTENTION, "-p", "merge-linears", "--check", "command_models:has_q").stdout
+        assert "is the culprit, found by" in output
 
     def test_tolerances(self) -> None:
         doubled = (ATTENTION, "-p", "doubles")
@@ -86,20 +78,10 @@ class TestBisect:
         assert fxopt_json("bisect", *doubled, "--rtol", "100", code=9)["verdict"] == "never-fails"
         assert fxopt_json("bisect", *doubled, "--rtol", "0.1", "--atol", "0")["verdict"] == "found"
 
-    def test_tolerances_are_not_for_a_check_of_ones_own(self) -> None:
+    def test_wrong_options(self) -> None:
+        assert "does not name a function" in fxopt("bisect", ATTENTION, "--check", "has_q", code=3).stderr
         arguments = ("bisect", ATTENTION, "--check", "command_models:has_q", "--rtol", "0.1")
         assert "--check does not use them" in fxopt(*arguments, code=2).stderr
-
-    @pytest.mark.parametrize(
-        ("check", "words"),
-        [
-            ("has_q", "does not name a function"),
-            ("command_models:has_qq", "has no attribute 'has_qq'"),
-            ("command_models:NOT_A_FACTORY", "is an int, expected a function"),
-        ],
-    )
-    def test_wrong_checks(self, check: str, words: str) -> None:
-        assert words in fxopt("bisect", ATTENTION, "--check", check, code=3).stderr
 
     def test_optimize_says_how_to_find_it(self) -> None:
         message = fxopt("optimize", ATTENTION, "-p", "doubles", "-o", "out.fxopt", code=7).stderr
@@ -158,18 +140,4 @@ class TestReport:
         assert not Path("out.fxopt").exists()
         assert Path("report.html").read_text() == "mine"
         fxopt(*arguments, "--force")
-        load("out.fxopt")
-
-    @pytest.mark.parametrize("name", ["report.pdf", "nowhere/report.html"])
-    def test_wrong_paths(self, name: str) -> None:
-        fxopt("optimize", ATTENTION, "-o", "out.fxopt", "--report", name, code=3)
-
-    def test_an_interrupt_while_drawing_leaves_the_archive(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        def interrupted(*arguments: Any, **options: Any) -> None:
-            raise KeyboardInterrupt
-
-        monkeypatch.setattr("fxopt_report.report", interrupted)
-        arguments = ("optimize", ATTENTION, "-p", "merge-linears", "-o", "out.fxopt", "--report", "report.html")
-        fxopt(*arguments, code=130)
-        assert [path.name for path in folder.iterdir()] == ["out.fxopt"]
         load("out.fxopt")

@@ -20,9 +20,6 @@ WRONG = [
     # what is typed, exit code, what is said
     (["optimize", "shop.py", "-o", "out.fxopt"], 3, "in it that makes the model: shop:FUNCTION"),
     (["optimize", "gpt2", "-o", "out.fxopt"], 3, "Hugging Face format, owner/name on the Hub, or package"),
-    (["optimize", "shop:make", "-o", "out.fxopt", "-p", ""], 2, "the pipeline is empty: name passes or a pipeline"),
-    (["bench", "shop:make", "-p", " "], 2, "the pipeline is empty"),
-    (["bisect", "shop:make", "-p", ""], 2, "the pipeline is empty"),
     (
         ["optimize", "shop:make", "-o", "out.fxopt", "--inputs", "input.pt"],
         3,
@@ -121,27 +118,3 @@ def test_an_output_that_cannot_be_made(folder: Path) -> None:
     said = fxopt("optimize", "shop:make", "-o", "/proc/out.fxopt", code=3).stderr
     assert "'/proc/out.fxopt' cannot be written" in said
     assert ".part" not in said
-
-
-@pytest.mark.skipif(sys.platform == "win32", reason="has no such signals")
-@pytest.mark.parametrize(("number", "code"), [("SIGINT", 130), ("SIGTERM", 143)])
-def test_an_interrupt_is_one_whatever_becomes_of_it(number: str, code: int, folder: Path) -> None:
-    """Torch may clear the exception, and fail with another one."""
-    script = (
-        "import signal, sys\n"
-        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # a shell ignores it in its background
-        "from fxopt.commands import main, optimize\n"
-        "def check(*arguments, **options):\n"
-        "    try:\n"
-        f"        signal.raise_signal(signal.{number})\n"
-        "    except KeyboardInterrupt:\n"
-        "        pass\n"
-        "    raise TypeError('an invalid combination of arguments')\n"
-        "optimize.check_sources = check\n"
-        "sys.argv = ['fxopt', 'optimize', 'shop:make', '-o', 'out.fxopt']\n"
-        "main.main()\n"
-    )
-    command = [sys.executable, "-W", "ignore", "-c", script]
-    found = subprocess.run(command, cwd=folder, env=environment(), capture_output=True, text=True)
-    assert found.returncode == code, found.stderr
-    assert found.stderr == "error: interrupted; no file was left half-written\n"

@@ -10,14 +10,13 @@ from typing import Any
 
 import pytest
 import torch
-from command_models import attention, seeded
-from command_runs import fxopt, fxopt_json
+from command_models import attention
+from command_runs import fxopt
 from torch import Tensor, nn
 
 from fxopt.commands.models.inputs import drawn
 from fxopt_capture.archive.files import load, save
 from fxopt_capture.capture import capture
-from fxopt_linear.merge_linears import MergeLinears
 from fxopt_tools.inputs import Inputs
 
 FLAG = "--trusted"
@@ -41,22 +40,11 @@ def test_a_model_in_training_mode_is_refused_where_that_changes_it(folder: Path)
         "from torch import nn, ones\ndef make(): return nn.Sequential(nn.Linear(2, 2), nn.Dropout()), (ones(2, 2),)"
     )
     said = failure("dropping:make")
-    assert (
-        "the model of dropping:make is in training mode: 1 dropout draws anew at every call; return model.eval()"
-        in said
-    )
+    assert "the model of dropping:make is in training mode: dropout draws anew at every call, " in said
 
 
 @pytest.mark.usefixtures("folder")
 class TestFiles:
-    def test_one_archive_in_a_folder_of_a_folder(self, folder: Path) -> None:
-        (folder / "saved" / "0_Transformer").mkdir(parents=True)
-        save(capture(*attention()), "saved/0_Transformer/model.fxopt")
-        assert fxopt("history", "saved").stdout.strip() == "nothing was applied"
-        (folder / "saved" / "1_Other").mkdir()
-        save(capture(*attention()), "saved/1_Other/model.fxopt")
-        assert "'saved' is a directory, not a file" in fxopt("history", "saved", code=3).stderr
-
     def test_an_archive_that_is_cut_off(self, folder: Path) -> None:
         save(capture(*attention()), "whole.fxopt")
         content = Path("whole.fxopt").read_bytes()
@@ -66,35 +54,8 @@ class TestFiles:
 
     def test_pickles_are_not_opened(self) -> None:
         torch.save({"weight": Marker()}, "weights.pt")
-        message = failure("weights.pt")
-        assert "If torch.save wrote it" in message
-        assert FLAG in message
+        assert "If torch.save wrote it, name a function that loads the model" in failure("weights.pt")
         assert not Path("unpickled").exists()
-
-    def test_the_flag_says_what_it_means(self) -> None:
-        text = " ".join(fxopt("optimize", "--help").stdout.split())
-        assert FLAG in text
-        assert "A pickle runs whatever code its author put in" in text
-
-    def test_a_pickled_model_with_the_flag(self) -> None:
-        torch.save(seeded(), "model.pt")
-        torch.save(attention()[1], "inputs.pt")
-        arguments = ("optimize", "model.pt", "-o", "out.fxopt", "--inputs", "inputs.pt", "-p", "merge-linears")
-        fxopt(*arguments, code=3)
-        assert fxopt_json(*arguments, FLAG)["passes"][0]["rewritten"]
-
-    def test_a_pickled_graph_module_with_its_history(self) -> None:
-        torch.save(MergeLinears()(capture(*attention())), "graph.pt")
-        fxopt("history", "graph.pt", code=3)
-        assert "q + k + v -> q_k_v_merged" in fxopt("history", "graph.pt", FLAG).stdout
-
-    def test_pickles_of_something_else(self) -> None:
-        torch.save({"weight": torch.ones(2)}, "weights.pt")
-        assert "holds a pickled dict, expected a model" in fxopt("history", "weights.pt", FLAG, code=3).stderr
-        torch.save(seeded(), "model.pt")
-        assert "holds an Attention, expected a graph module" in fxopt("history", "model.pt", FLAG, code=3).stderr
-        Path("noise.pt").write_bytes(b"\x80\x05noise")
-        assert "cannot be opened by torch.load" in fxopt("history", "noise.pt", FLAG, code=3).stderr
 
 
 @pytest.mark.usefixtures("folder")
@@ -151,10 +112,6 @@ class TestFactories:
         (folder / "tuples.py").write_text("def make():\n    return 1, 2\ndef nothing():\n    return ()\n")
         assert "returned a tuple; expected a model" in failure("tuples:make")
         assert "returned a tuple; expected a model" in failure("tuples:nothing")
-
-    def test_a_graph_that_raises_has_no_traceback(self) -> None:
-        """torch.fx prints one, and raises the error."""
-        assert failure("command_models:raising_graph").startswith("error: the original (Squared) refuses input 0")
 
     def test_a_graph_that_computes_something_else(self) -> None:
         said = failure("command_models:reading_values", code=4)
@@ -235,7 +192,7 @@ class TestDrawnInputs:
         model = Looked().eval()
         save(capture(model, args), tmp_path / "model.fxopt")
         self.loaded = load(tmp_path / "model.fxopt")
-        return drawn(self.loaded, 0)
+        return drawn(self.loaded)
 
     def test_they_are_what_the_archive_takes(self, inputs: Inputs) -> None:
         words, kinds, mask, keep, pixels, x = inputs.args
@@ -250,14 +207,11 @@ class TestDrawnInputs:
         assert x.dtype is torch.bfloat16
         assert x.std() > 0.1
         self.loaded(*inputs.args)
+        assert torch.equal(drawn(self.loaded).args[0], words)
 
-    def test_the_seed_decides(self, inputs: Inputs) -> None:
-        assert torch.equal(drawn(self.loaded, 0).args[0], inputs.args[0])
-        assert not torch.equal(drawn(self.loaded, 1).args[0], inputs.args[0])
-
-    def test_a_graph_that_does_not_know_its_inputs(self, tmp_path: Path) -> None:
-        torch.save(torch.fx.symbolic_trace(nn.Sequential(nn.ReLU())), tmp_path / "traced.pt")
-        message = fxopt("optimize", tmp_path / "traced.pt", "-o", tmp_path / "out.fxopt", FLAG, code=3).stderr
+    def test_a_graph_that_does_not_know_its_inputs(self, folder: Path) -> None:
+        (folder / "bare.py").write_text("from torch import fx, nn\ndef make(): return fx.symbolic_trace(nn.ReLU())\n")
+        message = failure("bare:make")
         assert "no inputs for" in message
         assert "--inputs FILE" in message
 

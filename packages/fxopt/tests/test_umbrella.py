@@ -173,11 +173,6 @@ def test_optimize_infers_the_shapes_of_a_trace_for_any_sizes() -> None:
             torch.testing.assert_close(optimized(x), model(x))
 
 
-def test_optimize_takes_keyword_inputs(model: Model) -> None:
-    x = torch.randn(3, 3, 6, 6)
-    torch.testing.assert_close(optimize(model, kwargs={"x": x}, pipeline="merge-linears")(x=x), model(x))
-
-
 def test_optimize_refuses_wrong_numbers(model: Model) -> None:
     class Wrong(fxopt.Transformation):
         def transform(self, graph_module: torch.fx.GraphModule) -> torch.fx.GraphModule:

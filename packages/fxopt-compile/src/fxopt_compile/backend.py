@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import gc
-import logging
-import re
 import threading
 import weakref
 from collections import Counter
@@ -41,8 +39,6 @@ from fxopt_tools.verification.bounds import promise_of
 
 Compiled = Callable[..., Any]
 _MOST_SEEN = 1024
-_NUMBER = re.compile(r".*/(\d+)")
-_LOGGER = logging.getLogger("fxopt_compile")
 _NUMBERS = count()
 
 
@@ -70,25 +66,8 @@ def fxopt(
     del mode
     fix_numbers(graph_module)
     graph = LiveGraph(graph_module, example_inputs, Settings.read(options))
-    _warn_of_limit(graph.name)
     GRAPHS.add(graph)
     return graph.compiled(example_inputs)
-
-
-def _warn_of_limit(name: str) -> None:
-    """Warn that dynamo makes no more graphs of a function: calls that fit none of them run plain from then on.
-
-    `name` is dynamo's number of the graph, "0/7" for the eighth of its first function.
-    """
-    found, limit = _NUMBER.match(name), torch._dynamo.config.recompile_limit
-    if found is not None and int(found[1]) + 1 == limit:
-        _LOGGER.warning(
-            "graph %s is the last one that dynamo makes of its function (torch._dynamo.config.recompile_limit is %d): "
-            "calls that fit none of them run as without fxopt. Let sizes vary (torch.compile(..., dynamic=True), "
-            "torch._dynamo.mark_dynamic), or raise the limit",
-            name,
-            limit,
-        )
 
 
 class LiveGraph:

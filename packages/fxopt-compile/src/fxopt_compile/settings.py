@@ -8,11 +8,10 @@ from typing import Any, Literal, cast
 
 import torch
 
-from fxopt_core import FxoptError, PassOptionError, PreconditionError, Transformation, registry
+from fxopt_core import FxoptError, PassOptionError, Transformation, registry
 
 Then = Literal["eager", "inductor"]
 
-_DEFAULTS = ("cpu-inference", "inference")
 _EXPECTED = 'expected "pipeline" (text), "then" ("eager" or "inductor") and "verify" (a bool)'
 
 
@@ -52,18 +51,11 @@ class Settings:
 
         Raises:
             PassOptionError: The pipeline cannot be read, or a name in it is unknown.
-            PreconditionError: No default is installed.
         """
         text = self.pipeline
         if text is None:
             on_cpu = all(each.device.type == "cpu" for each in tensors)
-            names = _DEFAULTS if on_cpu else _DEFAULTS[1:]
-            text = next((name for name in names if name in registry().pipelines()), None)
-        if text is None:
-            raise PreconditionError(
-                f"no pipeline is named, and none of {', '.join(_DEFAULTS)} is installed: install fxopt, or name the "
-                'passes, as in options={"pipeline": "merge-linears"}'
-            )
+            text = "cpu-inference" if on_cpu and "cpu-inference" in registry().pipelines() else "inference"
         try:
             return text, registry().pipeline(text)
         except FxoptError as error:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 
 from torch.fx import Graph, GraphModule
@@ -100,27 +98,24 @@ class InductorPass:
             PostconditionError: The result is another graph module, or calls modules where the graph called none.
             PassError: The transformation failed; the graph is as it was.
         """
-        owner = graph.owning_module
+        owner, name = graph.owning_module, self.transformation.name
         if not isinstance(owner, GraphModule) or owner.graph is not graph:
-            raise PreconditionError(
-                f"pass `{self.transformation.name}` is given a graph that belongs to no graph module, expected one of "
-                "inductor's: call the transformation itself with a graph module",
-                pass_name=self.transformation.name,
-            )
+            message = f"pass `{name}` is given a graph that belongs to no graph module, expected one of inductor's"
+            raise PreconditionError(message, pass_name=name)
         calls_modules = bool(graph.find_nodes(op="call_module"))
         traces = {node.name: node.meta.get(META_KEY) for node in iter_nodes(graph)}
         ledger = owner.meta.get(META_KEY)
         known, run = len(ledger_of(owner).records), new_run(self.transformation, owner)
-        with _values_lent(graph), transaction(run):
+        with transaction(run):
             if perform(run, run) is not owner:
                 raise PostconditionError(
-                    f"pass `{self.transformation.name}` returned another graph module, and {_IN_PLACE}: omit what "
-                    "copies (deep-copy, inplace=False)"
+                    f"pass `{name}` returned another graph module, and {_IN_PLACE}: omit what copies (deep-copy, "
+                    "inplace=False)"
                 )
             for node in () if calls_modules else owner.graph.find_nodes(op="call_module"):
                 raise PostconditionError(
-                    f"pass `{self.transformation.name}` left node `{node.name}`, which calls module {node.target}; "
-                    "inductor's graphs call only functions. Run this pass before torch.compile"
+                    f"pass `{name}` left node `{node.name}`, which calls module {node.target}; inductor's graphs call "
+                    "only functions. Run this pass before torch.compile"
                 )
             lint_and_recompile(owner, self.transformation)
             self.records += ledger_of(owner).records[known:]
@@ -148,25 +143,6 @@ def _put_back(meta: dict[str, object], value: object) -> None:
         meta[META_KEY] = value
 
 
-@contextmanager
-def _values_lent(graph: Graph) -> Iterator[None]:
-    """Let passes read, in ``val``, the example values that dynamo leaves; new nodes get one in turn."""
-    names, lent = set(), set()  # and no nodes, of which a rollback makes new ones
-    for node in iter_nodes(graph):
-        names.add(node.name)
-        if "example_value" in node.meta and "val" not in node.meta:
-            node.meta["val"] = node.meta["example_value"]
-            lent.add(node.name)
-    try:
-        yield
-    finally:
-        for node in iter_nodes(graph) if lent else ():
-            if node.name in lent or node.name not in names:
-                value = node.meta.pop("val", None)
-                if value is not None:
-                    node.meta.setdefault("example_value", value)
-
-
 def as_inductor_pass(transformation: Transformation) -> InductorPass:
     """Return a transformation as a custom pass of inductor, for `torch.compile`.
 
@@ -175,7 +151,8 @@ def as_inductor_pass(transformation: Transformation) -> InductorPass:
             compiled(x)
 
     Inductor's graphs hold parameters as placeholders, so that passes which read or write weights find none, and leave
-    such layers alone; run those before compiling. What a run did is in the result's ``records``.
+    such layers alone; run those before compiling. In graphs before gradients, which have no ``val``, shapes are
+    unknown. What a run did is in the result's ``records``.
 
     Args:
         transformation: a pass, or a composition, that edits its graph module in place.

@@ -38,15 +38,11 @@ def _drawing(picture: Picture) -> dict[str, Any]:
     numbers = {name: number for number, name in enumerate(picture.order)}
     layouts = _layouts(picture)
     frames: dict[Frame | None, int] = {None: -1}
-    scopes: dict[str, int] = {}
     return {
         "height": NODE_HEIGHT,
-        "row": ROW_HEIGHT,
         "reach": (FURTHEST + 1) * ROW_HEIGHT,
         "total": max(layout.height for _, _, layout in layouts),
-        "nodes": _nodes(picture, numbers, frames)
-        | {"scope": [scopes.setdefault(picture.node(name).scope, len(scopes)) for name in picture.order]},
-        "scopes": [printable(scope) for scope in scopes],
+        "nodes": _nodes(picture, numbers, frames),
         "panes": [_pane(word, graph, layout, numbers) for word, graph, layout in layouts],
         "sites": [_site(site, numbers, frames) for site in picture.changes.sites],
         "stops": _stops(picture, numbers),

@@ -43,7 +43,6 @@ class DrawnNode:
         value: dtype and shape of its value, "" where they are unknown.
         module: class and settings of the module that it calls, or "".
         frame: the line of the model that it comes from, or None.
-        scope: the path of the module that it belongs to, as ``"encoder.layer.0"``; "" for the model itself.
     """
 
     name: str
@@ -57,7 +56,6 @@ class DrawnNode:
     value: str = ""
     module: str = ""
     frame: Frame | None = None
-    scope: str = ""
 
     @property
     def is_tensor(self) -> bool:
@@ -135,19 +133,7 @@ def _drawn_node(node: Node, modules: Mapping[str, str]) -> DrawnNode:
         value=_value(node),
         module=_cut(module),
         frame=model_frame(str(node.meta.get("stack_trace") or "")),
-        scope=_scope(node, target),
     )
-
-
-def _scope(node: Node, target: str) -> str:
-    """Return the path of the innermost module that a node runs in; for a call of a layer, the module around it."""
-    stack: Any = node.meta.get("nn_module_stack")
-    paths = [str(entry[0]) for entry in stack.values()] if isinstance(stack, dict) else []
-    paths = [path for path in paths if not path.startswith("_empty_nn_module_stack")]  # torch's, of guards
-    if node.op != "call_module":
-        return paths[-1] if paths else ""
-    around = [path for path in paths if path != target]
-    return around[-1] if around else target.rpartition(".")[0]
 
 
 def _label(node: Node, module: str) -> str:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import html
 import os
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import cached_property
 from importlib.metadata import version
 from importlib.resources import files
@@ -21,7 +21,6 @@ from fxopt_report.markup import Content, Html, hash_source, tag
 from fxopt_report.pictures import Picture
 from fxopt_tools import Size, VerificationReport
 from fxopt_tools.size import operations_text
-from fxopt_tools.speed import Times, doubt
 from fxopt_tools.verification.report import counted
 
 _FRAME_HEIGHT = 760
@@ -34,15 +33,12 @@ _LEGEND = (
 _BUTTONS = (
     (("previous", "‹ change"), ("next", "change ›")),
     (("out", "−", "Zoom out"), ("one", "1:1", "Full size"), ("in", "+", "Zoom in"), ("fit", "fit", "Show all")),
-    (("fold", "fold", "Fold modules into boxes"), ("unfold", "unfold", "Unfold modules")),
-    (("svg", "SVG", "Save the graph as SVG"), ("png", "PNG", "Save the graph as PNG")),
 )
 _KEYS = (
     ("wheel, + −", "zoom"),
     ("drag, arrows", "move"),
     ("0, 1", "show all, full size"),
     ("n, p", "next, previous change"),
-    ("f, u", "fold, unfold modules"),
     ("/", "search; Enter for the next"),
     ("Esc", "clear the selection"),
 )
@@ -59,7 +55,6 @@ class Report:
         after: size of the transformed module.
         before: size of the original, or None where it is not known.
         verification: how the outputs compare.
-        speed: times of calls, by what was called; the first is the original.
     """
 
     title: str
@@ -68,7 +63,6 @@ class Report:
     after: Size
     before: Size | None = None
     verification: VerificationReport | None = None
-    speed: Mapping[str, Times] = field(default_factory=dict)
 
     @cached_property
     def html(self) -> str:
@@ -112,14 +106,10 @@ class Report:
             lines.append(str(self.verification).partition("\n")[0])
         return "\n".join([*lines, *(f"note: {note}" for note in seen.notes)])
 
-    def __repr__(self) -> str:
-        """Return the title and what it is a report on."""
-        return f"<report {self.title!r} on {self.picture!r}>"
-
     def _repr_html_(self) -> str:
         """Return the page for a notebook, in a frame of its own that isolates its styles and scripts."""
         return (
-            f'<iframe sandbox="allow-scripts allow-downloads" title="{html.escape(self.title)}" width="100%" '
+            f'<iframe sandbox="allow-scripts" title="{html.escape(self.title)}" width="100%" '
             f'height="{_FRAME_HEIGHT}" style="border:1px solid #8885;border-radius:6px" '
             f'srcdoc="{html.escape(self.html)}"></iframe>'
         )
@@ -131,7 +121,6 @@ def _page(report: Report) -> str:
     versions = f"fxopt {version('fxopt-core')} with torch {torch.__version__}"
     policy = (
         f"default-src 'none'; style-src {hash_source(style)}; script-src {hash_source(script)}; "
-        "img-src data:; "  # the drawing, on its way to a PNG
         "base-uri 'none'; form-action 'none'"
     )
     head = tag(
@@ -176,11 +165,6 @@ def _cards(report: Report) -> Iterator[Html]:
     if report.verification is not None:
         passed = report.verification.passed
         yield _card("passed" if passed else "FAILED", "numeric check", "good" if passed else "bad")
-    if len(report.speed) > 1 and not doubt([*report.speed.values()]):
-        (_, slow), *_, (name, fast) = report.speed.items()
-        unclear = abs(slow.median - fast.median) <= (slow.spread + fast.spread) / 2
-        ratio = f"{slow.median / fast.median:.2f} ×" if fast.median else "–"
-        yield _card(ratio, f"speed of {name}{', within the spread' if unclear else ''}")
 
 
 def _card(value: str, name: str, kind: str | None = None) -> Html:
@@ -194,13 +178,12 @@ def _sections(report: Report) -> Iterator[Html]:
         yield _section("operations", "Operations", tables.kinds_table(picture.kinds))
     advice = tag("details", tag("summary", "What to do"), tables.remedies(sites), class_="more")
     for name, word, more in (("rewrites", "rewritten", None), ("refusals", "refused", advice)):
-        shown = tables.grouped_sites(sites, rewritten=word == "rewritten")
-        content = (shown, more) if shown else tag("p", f"No site was {word}.")
+        chosen = [(place, site) for place, site in enumerate(sites) if site.rewritten == (word == "rewritten")]
+        shown = tables.sites_table(chosen, rewritten=word == "rewritten")
+        content = (shown, more) if chosen else tag("p", f"No site was {word}.")
         yield _section(name, name.capitalize(), content)
     if report.verification is not None:
         yield _section("numbers", "Numeric errors", tables.verification_table(report.verification))
-    speed = (tables.speed_table(report.speed), tag("h3", "Size")) if report.speed else None
-    yield _section("costs", "Time and memory", speed, tables.sizes_table(report.before, report.after))
     yield _section("passes", "Passes", tables.passes_table(report.records))
 
 
@@ -238,7 +221,7 @@ def _hints() -> Html:
 
 
 def _tools(both: bool) -> Html:
-    steps, zoom, fold, saving = (tag("span", (_button(*each) for each in group), class_="group") for group in _BUTTONS)
+    steps, zoom = (tag("span", (_button(*each) for each in group), class_="group") for group in _BUTTONS)
     label = "Search nodes and modules"
     search = tag("input", type="search", id="search", placeholder=label, aria_label=label)
     views = (("both", "Both", "true"), ("pane-before", "Before", "false"), ("pane-after", "After", "false"))
@@ -249,12 +232,9 @@ def _tools(both: bool) -> Html:
         tag("output", "", id="stop"),
         zoom,
         tag("output", "", id="zoom"),
-        fold,
-        tag("output", "", id="depth", aria_live="polite"),
         search,
         tag("output", "", id="found", aria_live="polite"),
         tag("span", view, class_="group") if both else None,
-        saving,
         class_="tools",
     )
 

@@ -11,7 +11,7 @@ from typing import Literal
 from torch import nn
 from torch.fx import GraphModule
 
-from fxopt_core import PreconditionError, check_graph_module
+from fxopt_core import check_graph_module
 from fxopt_report.changes import Changes, DrawnSite, Status, changes_between
 from fxopt_report.drawn import DrawnGraph, DrawnNode
 from fxopt_report.graph_before import graph_before
@@ -88,10 +88,7 @@ class Picture:
 
     def node(self, name: str) -> DrawnNode:
         """Return the node of this name in the graph after, or else in the graph before."""
-        found = self.after.nodes.get(name) or self.former.get(name)
-        if found is None:
-            raise PreconditionError(f"there is no node `{name}` in the picture")
-        return found
+        return self.after.nodes.get(name) or self.former[name]
 
     def status(self, name: str) -> Status:
         """Return what became of the node of this name."""
@@ -128,15 +125,9 @@ class Picture:
         return found
 
     def near(self, context: int | None) -> tuple[str, ...]:
-        """Return the names of the nodes within so many edges of a change or a refusal, in order; all for None.
-
-        Raises:
-            PreconditionError: The context is not a number of edges.
-        """
+        """Return the names of the nodes within so many edges of a change or a refusal, in order; all for None."""
         if context is None:
             return self.order
-        if type(context) is not int or context < 0:
-            raise PreconditionError(f"context is {context!r}, expected a number of edges, or None for the whole graph")
         refused = self.changes.refused
         found = {name for name in self.order if self.status(name) != "kept" or name in refused}
         for _ in range(context):
@@ -150,9 +141,6 @@ class Picture:
 
         Args:
             context: how many edges away from a change nodes are still shown; None for all nodes.
-
-        Raises:
-            PreconditionError: The context is not a number of edges.
         """
         names = dict.fromkeys(self.near(context))
         edges = {edge: side for edge, side in self.edges.items() if edge[0] in names and edge[1] in names}
@@ -214,13 +202,13 @@ def _edge(points: Sequence[tuple[float, float]], side: Side) -> Html:
     return Html(line + tag("polygon", points=tip, fill=colour))
 
 
-def picture(graph_module: GraphModule, original: nn.Module | DrawnGraph | None = None) -> Picture:
+def picture(graph_module: GraphModule, original: nn.Module | None = None) -> Picture:
     """Return a picture of a graph module, and of what passes changed in it.
 
     Args:
         graph_module: the transformed graph module, which is not changed.
-        original: the graph module before the passes, or what `DrawnGraph.of` kept of it. Otherwise, the graph before
-            is read from the ledger, which has it unless a pass edited the graph directly.
+        original: the graph module before the passes. Otherwise, the graph before is read from the ledger, which has it
+            unless a pass edited the graph directly.
 
     Raises:
         PreconditionError: There is no graph.
@@ -231,10 +219,5 @@ def picture(graph_module: GraphModule, original: nn.Module | DrawnGraph | None =
     """
     check_graph_module(graph_module, "picture")
     after = DrawnGraph.of(graph_module)
-    notes: tuple[str, ...] = ()
-    before: DrawnGraph | None
-    if isinstance(original, (GraphModule, DrawnGraph)):
-        before = original if isinstance(original, DrawnGraph) else DrawnGraph.of(original)
-    else:
-        before, notes = graph_before(graph_module)
+    before, notes = (DrawnGraph.of(original), ()) if isinstance(original, GraphModule) else graph_before(graph_module)
     return Picture(after, before, changes_between(before, after, graph_module), notes)

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
-
 from torch import nn
 from torch.fx import GraphModule
 
-from fxopt_core import PreconditionError, ledger_of
-from fxopt_report.drawn import DrawnGraph
+from fxopt_core import ledger_of
 from fxopt_report.page import Report
 from fxopt_report.pictures import picture
 from fxopt_tools import Size, VerificationReport
-from fxopt_tools.speed import Times
 
 
 def report(
@@ -22,10 +17,8 @@ def report(
     *,
     title: str | None = None,
     verification: VerificationReport | None = None,
-    speed: Mapping[str, Sequence[float]] | None = None,
-    before: DrawnGraph | None = None,
 ) -> Report:
-    """Report what passes did to a model: graphs before and after, rewrites, refusals, numbers, time and memory.
+    """Report what passes did to a model: graphs before and after, rewrites, refusals, numbers and memory.
 
     Nothing is run and nothing is changed.
 
@@ -35,11 +28,9 @@ def report(
         transformed: the graph module that the passes ran on.
         title: the heading; by default that of the original's class, or of the transformed module.
         verification: what `verify` returned.
-        before: the graph before, kept by `DrawnGraph.of`, where passes change it in place; it holds no tensors.
-        speed: seconds of calls, by what was called: ``{"original": [...], "transformed": [...]}``, original first.
 
     Raises:
-        PreconditionError: ``transformed`` is not a graph module, or nothing was measured under a name of ``speed``.
+        PreconditionError: ``transformed`` is not a graph module.
 
     >>> import torch
     >>> from fxopt_core import LintAndRecompile
@@ -50,17 +41,12 @@ def report(
     """
     if isinstance(original, GraphModule) and original is transformed:
         original = None  # it was edited in place
-    for name, seconds in (speed or {}).items():
-        if not len(seconds):
-            raise PreconditionError(f"speed[{name!r}] is empty, expected the seconds of at least one call")
-    seen = picture(transformed, original if before is None else before)
-    size = None if original is None or seen.before is None else replace(Size.of(original), nodes=len(seen.former))
+    seen = picture(transformed, original)
     return Report(
         title=f"{type(transformed if original is None else original).__name__} after fxopt" if title is None else title,
         picture=seen,
         records=ledger_of(transformed).records,
         after=Size.of(transformed),
-        before=size,
+        before=None if original is None else Size.of(original),
         verification=verification,
-        speed={name: Times(tuple(map(float, seconds))) for name, seconds in (speed or {}).items()},
     )

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import zip_longest
 
 from fxopt_core import Record, meaning
@@ -12,12 +11,9 @@ from fxopt_report.changes import DrawnSite
 from fxopt_report.frames import Frame
 from fxopt_report.markup import Content, Html, joined, tag
 from fxopt_report.pictures import Kinds
-from fxopt_tools import OutputReport, Size, VerificationReport
-from fxopt_tools.speed import Times, doubt
+from fxopt_tools import OutputReport, VerificationReport
 
 _ROWS = 200
-_ALIKE = 4  # this many sites whose names differ in numbers only are folded into a line
-_NUMBER = re.compile(r"(\d+)")
 
 
 def table(label: str, headings: Sequence[str], rows: Iterable[Sequence[Content]], ids: Sequence[str] = ()) -> Html:
@@ -61,30 +57,6 @@ def sites_table(sites: Sequence[tuple[int, DrawnSite]], *, rewritten: bool) -> H
     )
     label, headings = ("Rewrites", ["before → after"]) if rewritten else ("Refusals", ["reason", "what was found"])
     return table(label, ["", "pass", "site", *headings, "in the model"], rows, [f"site-{place}" for place, _ in sites])
-
-
-def grouped_sites(sites: Sequence[DrawnSite], *, rewritten: bool) -> list[Html]:
-    """Return tables of sites; equal rewrites of layers whose names differ in numbers only are folded into one line."""
-    groups: dict[tuple[str, ...], list[tuple[int, DrawnSite]]] = {}
-    for place, site in enumerate(sites):
-        if site.rewritten == rewritten:
-            alike = (_NUMBER.sub("*", text) for text in (site.site, *site.was, *site.became))
-            key = site.record.pass_name, site.record.state, site.reason, *alike
-            groups.setdefault(key, []).append((place, site))
-    shown = []
-    for (name, _, reason, *_), group in groups.items():
-        if len(group) >= _ALIKE:
-            count, result = f"{len(group)} × ", f" {reason or 'rewritten'} by "
-            title = tag("summary", count, tag("code", _in_common(group)), result, tag("code", name))
-            shown.append(tag("details", title, sites_table(group, rewritten=rewritten), class_="more"))
-    single = sorted(place for group in groups.values() if len(group) < _ALIKE for place, _ in group)
-    return [*shown, sites_table([(place, sites[place]) for place in single], rewritten=rewritten)] if single else shown
-
-
-def _in_common(group: Sequence[tuple[int, DrawnSite]]) -> str:
-    """Return the name of sites with a star for each number that differs."""
-    parts = zip(*(_NUMBER.split(site.site) for _, site in group), strict=True)
-    return "".join(part[0] if len({*part}) == 1 else "*" for part in parts)
 
 
 def _refused(site: DrawnSite) -> list[Html]:
@@ -150,20 +122,6 @@ def _number(value: float | None, form: str) -> str:
     return "–" if value is None else format(value, form)
 
 
-def sizes_table(before: Size | None, after: Size) -> Html:
-    """Return nodes, modules, parameters and memory before and after."""
-    rows = []
-    for name in ("nodes", "modules", "parameters", "parameter_bytes"):
-        old, new = getattr(before, name, None), getattr(after, name)
-        memory = name == "parameter_bytes"
-        show: Callable[[int], str] = bytes_text if memory else str
-        change = "none" if old == new else "–"
-        if old and old != new:
-            change = f"{new / old - 1:+.1%}" if memory else f"{new - old:+,d}"
-        rows.append(("memory of parameters" if memory else name, "–" if old is None else show(old), show(new), change))
-    return table("Sizes", ("", "#before", "#after", "#change"), rows)
-
-
 def kinds_table(kinds: Kinds) -> Html:
     """Return the operations by kind whose numbers changed."""
     rows = [(tag("code", kind), str(old), str(new), f"{new - old:+d}") for kind, old, new in kinds if old != new]
@@ -189,23 +147,6 @@ def change_text(before: int | None, after: int, show: Callable[[int], str] = str
     ('3 → 4', '4', '4')
     """
     return show(after) if before is None or show(before) == show(after) else f"{show(before)} → {show(after)}"
-
-
-def speed_table(speed: Mapping[str, Times]) -> Html:
-    """Return the times of calls by what was called."""
-    base = next(iter(speed.values())).median
-    why = doubt([*speed.values()])
-    rows = [
-        (
-            name,
-            f"{times.median * 1e3:.2f} ms",
-            f"{times.spread * 1e3:.2f} ms",
-            f"{base / times.median:.2f} ×" if times.median and not why else "–",
-            str(len(times.seconds)),
-        )
-        for name, times in speed.items()
-    ]
-    return table("Time of a call", ("", "#median", "#spread", "#speed", "#calls"), rows)
 
 
 def _show(place: int, site: DrawnSite) -> Html:

@@ -24,8 +24,6 @@ from fxopt_tools.speed import CONFIDENCE, FEWEST_ROUNDS, SHORTEST, Ratio, Times,
 from fxopt_tools.subjects import Pipeline, as_graph_module, as_transformation
 from fxopt_tools.verification.verify import verify
 
-Progress = Callable[[int, int], object]
-"""Called with the number of comparisons done and their total."""
 _WARM_UP = 3
 _MOST_CALLS = 1000
 
@@ -106,7 +104,6 @@ def bench(
     per: Literal["pipeline", "pass", "site"] = "pipeline",
     rounds: int = 30,
     clock: Callable[[], float] = time.perf_counter,
-    progress: Progress | None = None,
 ) -> Benchmark:
     """Measure how much a pipeline speeds up a model on this machine.
 
@@ -122,7 +119,6 @@ def bench(
         per: "pass" or "site" to measure each of these, too.
         rounds: how often each is measured, at least 8 times.
         clock: returns seconds.
-        progress: called with the number of comparisons done and their total.
 
     Raises:
         PreconditionError: The model cannot be traced or rejects the inputs, or an argument is invalid.
@@ -145,15 +141,12 @@ def bench(
     if per == "pass":
         steps = [RewriteStep(None, step.pass_name, step.index) for step in steps]
     parts = list({(step.pass_name, step.index, step.site): step for step in steps}.values())
-    advance = progress or (lambda done, total: None)
     original, again, transformed = sampler.measure(faithful_copy(graph_module), faithful_copy(graph_module), whole)
-    advance(1, 1 + len(parts))
     contributions: list[Contribution] = []
     for part in parts:
         with instrumented(LeaveOut(part)):
             without = transformation(faithful_copy(graph_module))
         contributions.append(Contribution(part, Ratio.of(*sampler.measure(without, whole))))
-        advance(1 + len(contributions), 1 + len(parts))
     speedup, noise = Ratio.of(original, transformed), noise_of(Ratio.of(original, again))
     why = doubt([original, again, transformed], noise)
     return Benchmark(original, transformed, speedup, noise, tuple(contributions), why)
@@ -228,7 +221,6 @@ def compare_pipelines(
     *,
     rounds: int = 30,
     clock: Callable[[], float] = time.perf_counter,
-    progress: Progress | None = None,
 ) -> Comparison:
     """Measure pipelines on one model, all in the same rounds as the original, and verify their results.
 
@@ -241,7 +233,6 @@ def compare_pipelines(
         inputs: as for `bench`.
         rounds: how often each is measured, at least 8 times.
         clock: returns seconds.
-        progress: called with the number of steps done and their total: one for each pipeline, one for measuring.
 
     Raises:
         PreconditionError: The model cannot be traced or rejects the inputs, or an argument is invalid.
@@ -255,7 +246,7 @@ def compare_pipelines(
     sampler = Sampler(inputs, rounds=rounds, clock=clock)
     original = faithful_copy(as_graph_module(model, "compare_pipelines"))
     ways = {name: as_transformation(each) for name, each in pipelines.items()}
-    advance, candidates, usable = progress or (lambda done, total: None), list[Candidate](), list[GraphModule]()
+    candidates, usable = list[Candidate](), list[GraphModule]()
     for name, way in ways.items():
         sqnr_db = problem = None
         try:
@@ -267,13 +258,11 @@ def compare_pipelines(
         except FxoptError as error:
             problem = str(error).partition("\n")[0]
         candidates.append(Candidate(name, None, problem, way.preserves_computation, sqnr_db))
-        advance(len(candidates), len(ways) + 1)
     first, again, *others = sampler.measure(original, faithful_copy(original), *usable)
     for place, each in enumerate(candidates):
         if each.problem is None:
             times = others.pop(0)
             candidates[place] = replace(each, times=times, speedup=Ratio.of(first, times))
-    advance(len(ways) + 1, len(ways) + 1)
     return Comparison(first, noise_of(Ratio.of(first, again)), tuple(candidates))
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import importlib
 import os
 import re
-from collections.abc import Mapping
 from typing import Any, ClassVar
 
 MODEL_TYPE = "fxopt (pip install fxopt)"  # as fxopt_capture.huggingface.folders has it, which is not imported here
@@ -58,12 +57,6 @@ def register() -> None:
     for auto_class in _auto_classes():
         opener = type("Opener", (Opener,), {"auto_class": auto_class, "config_class": config_class})
         auto_class.register(config_class, opener, exist_ok=True)
-
-
-def auto_class_for(config: Mapping[str, Any]) -> Any:
-    """Return the class ``AutoModel...`` that opens a folder with this config.json of fxopt; None if there is none."""
-    head, model_type = config["architectures"][0], config["fxopt"]["model_type"]
-    return next((each for each in _auto_classes() if _fits(head, model_type, each)), None)
 
 
 def _auto_classes() -> list[Any]:

@@ -48,117 +48,6 @@
   });
   const open = () => panes.filter((pane) => !pane.frame.hidden);
 
-  // Modules fold: a box stands for all nodes of a module, and rows that nothing visible needs are closed.
-  const around = data.scopes.map((scope) => { const parts = scope.split("."); return scope ? parts.map((_, i) => parts.slice(0, i + 1).join(".")) : []; });
-  const depthOf = (path) => path.split(".").length;
-  const originals = nodes.name.length, members = new Map(), boxes = new Map(), folded = new Set();
-  const put = (lists, key, value) => { if (lists.has(key)) lists.get(key).push(value); else lists.set(key, [value]); };
-  for (let node = 0; node < originals; node++) for (const path of around[nodes.scope[node]]) put(members, path, node);
-  for (const [path, list] of members) if (list.length < 2) members.delete(path);
-  const deepest = Math.max(0, ...[...members.keys()].map(depthOf));
-  let level = deepest + 1;
-  const foldOf = (node) => (folded.size && node < originals ? around[nodes.scope[node]].find((path) => folded.has(path)) : undefined);
-  const count = (number, word) => `${number} ${word}${number === 1 ? "" : "s"}`;
-  function boxOf(path) {
-    if (!boxes.has(path)) {
-      const list = members.get(path), changed = list.filter((node) => nodes.status[node] !== "kept").length;
-      const facts = { name: path, op: "", category: "folded", label: path.length > 30 ? `…${path.slice(-29)}` : path, target: path, module: "", value: "",
-        caption: count(list.length, "node") + (changed ? `, ${changed} changed` : ""), arguments: "", former: "", links: [], sites: [], frame: -1,
-        status: changed ? "changed" : "kept", refused: Number(list.some((node) => nodes.refused[node])), scope: nodes.scope[list[0]] };
-      boxes.set(path, nodes.name.length);
-      for (const key in facts) nodes[key].push(facts[key]);
-    }
-    return boxes.get(path);
-  }
-  const whole = panes.map(({ nodes: list, xs, ys, widths, edges, far_edges }) => ({ list, xs, ys, widths, edges, far_edges })), total = data.total;
-  const rowOf = (y) => Math.round((y - HALF) / data.row);
-  function refold() {
-    const rows = new Set(), inside = new Map(), above = new Map(), below = new Map(), first = new Map();
-    for (const pane of whole) {
-      const row = new Map(pane.list.map((node, i) => [node, rowOf(pane.ys[i])]));
-      for (const [node, at] of row) {
-        const path = foldOf(node);
-        if (path === undefined) rows.add(at); else put(inside, path, at);
-      }
-      for (const [one, other] of pane.edges.concat(pane.far_edges)) {
-        const from = foldOf(one), to = foldOf(other);
-        if (to !== undefined && from === undefined) above.set(to, Math.max(row.get(one), above.get(to) ?? -1));
-        if (from !== undefined && to === undefined) below.set(from, Math.min(row.get(other), below.get(from) ?? Infinity));
-      }
-    }
-    for (const [path, list] of inside) { // under what the module reads, and above what reads it
-      const last = below.get(path) ?? Infinity, free = list.filter((row) => row > (above.get(path) ?? -1) && row < last);
-      first.set(path, Math.min(...(free.length ? free : list)));
-      rows.add(first.get(path));
-    }
-    const places = new Map([...rows].sort((a, b) => a - b).map((row, i) => [row, i]));
-    data.total = folded.size ? (places.size - 1) * data.row + data.height : total;
-    panes.forEach((pane, k) => {
-      const from = whole[k], shown = new Map(), groups = new Map();
-      from.list.forEach((node, i) => {
-        const path = foldOf(node);
-        if (path !== undefined) { put(groups, path, from.xs[i]); return; }
-        shown.set(node, { node, x: from.xs[i], y: places.get(rowOf(from.ys[i])) * data.row + HALF, width: from.widths[i] });
-      });
-      for (const [path, xs] of groups) {
-        const node = boxOf(path), letters = Math.max(nodes.label[node].length * 8.4 + 26, nodes.caption[node].length * 6.75 + 10);
-        shown.set(node, { node, x: xs.reduce((sum, x) => sum + x, 0) / xs.length, y: places.get(first.get(path)) * data.row + HALF, width: letters + 13 });
-      }
-      const list = [...shown.values()].sort((a, b) => a.y - b.y || a.x - b.x);
-      if (groups.size) list.forEach((each, i) => { // boxes push what is beside them
-        const left = list[i - 1];
-        if (left && left.y === each.y) each.x = Math.max(each.x, left.x + (left.width + each.width) / 2 + 22);
-      });
-      const at = (node) => shown.get(foldOf(node) === undefined ? node : boxOf(foldOf(node)));
-      const edges = new Map(), far = [];
-      const join = (one, other, points) => {
-        const a = at(one), b = at(other), key = `${a.node} ${b.node}`;
-        if (a === b || edges.has(key)) return;
-        const ends = [a.x, a.y + HALF, b.x, b.y - HALF];
-        if (a.node < originals && b.node < originals && points) {
-          const bends = [];
-          for (let i = 2; i < points.length - 2; i += 2) {
-            const row = rowOf(points[i + 1]);
-            if (places.has(row)) bends.push(points[i], points[i + 1] + (places.get(row) - row) * data.row);
-          }
-          edges.set(key, [a.node, b.node, [...ends.slice(0, 2), ...bends, ...ends.slice(2)]]);
-        } else if ((a.node < originals && b.node < originals) || b.y - a.y > data.reach) far.push([a.node, b.node]);
-        else edges.set(key, [a.node, b.node, ends]);
-      };
-      for (const [one, other, points] of from.edges) join(one, other, points);
-      for (const [one, other] of from.far_edges) join(one, other);
-      pane.nodes = list.map((each) => each.node);
-      for (const [key, value] of [["xs", "x"], ["ys", "y"], ["widths", "width"]]) pane[key] = list.map((each) => each[value]);
-      pane.edges = [...edges.values()].sort((a, b) => a[2][1] - b[2][1]);
-      pane.tops = pane.edges.map((edge) => edge[2][1]);
-      pane.far_edges = far;
-      pane.far = new Map();
-      for (const [one, other] of far) put(pane.far, other, one);
-      pane.place = new Map(pane.nodes.map((node, i) => [node, i]));
-      pane.width = Math.max(...list.map((each) => each.x + each.width / 2));
-    });
-    $("depth").textContent = folded.size ? `${count(folded.size, "module")} folded` : "";
-    rule();
-    redraw(true);
-  }
-  function foldTo(wanted) {
-    level = Math.max(1, Math.min(deepest + 1, wanted));
-    folded.clear();
-    for (const path of members.keys()) if (depthOf(path) === level) folded.add(path);
-    clear();
-    refold();
-    fit();
-  }
-  function foldOne(path, on) {
-    if (on) folded.add(path); else folded.delete(path);
-    refold();
-    choose(on ? [boxOf(path)] : members.get(path).slice(0, 1));
-  }
-  function unfoldAround(list) {
-    const paths = list.flatMap((node) => (node < originals ? around[nodes.scope[node]].filter((path) => folded.has(path)) : []));
-    for (const path of paths) folded.delete(path);
-    if (paths.length) refold();
-  }
   const size = (pane) => ({ width: pane.svg.clientWidth || 600, height: pane.svg.clientHeight || 500 });
   const mark = (node) => (chosen.has(node) ? "chosen" : hits.has(node) ? "hit" : look(node));
   const look = (node) => (nodes.status[node] !== "kept" ? nodes.status[node] : nodes.refused[node] ? "refused" : "kept");
@@ -332,7 +221,6 @@
   }
 
   function choose(list, options = {}) {
-    unfoldAround(list);
     chosen = new Set(list.concat(list.flatMap((node) => nodes.links[node])));
     if (options.site === undefined && list.length === 1) describe(list[0]); else if (options.site !== undefined) describeSite(options.site, list);
     if (list.length && options.center !== false) center(list);
@@ -377,22 +265,8 @@
       if (entry.message) html("p", "hint", `${entry.reason}: ${entry.message}`, side);
     }
   }
-  function foldButton(path, on) {
-    const button = html("button", "link", on ? `fold ${path}` : "unfold", side);
-    button.type = "button";
-    button.addEventListener("click", () => foldOne(path, on));
-  }
-  function describeBox(node) {
-    const path = nodes.name[node], list = members.get(path);
-    html("h3", "", path, side);
-    html("p", "kinds", nodes.caption[node], side);
-    foldButton(path, false);
-    for (const [kind, word] of Object.entries({ removed: "Removed", added: "New", changed: "Changed in place", kept: "Unchanged" })) links(word, list.filter((each) => nodes.status[each] === kind));
-    side.scrollTop = 0;
-  }
   function describe(node) {
     side.textContent = "";
-    if (node >= originals) { describeBox(node); return; }
     const status = nodes.status[node];
     html("h3", "", nodes.label[node], side);
     html("p", "kinds mono", nodes.name[node], side);
@@ -411,9 +285,6 @@
       links(`Reads${same(node) ? "" : where}`, pane.inputs.get(node) || []);
       links(`Read by${same(node) ? "" : where}`, pane.users.get(node) || []);
     }
-    const inside = around[nodes.scope[node]].filter((path) => members.has(path)).reverse();
-    if (inside.length) html("h4", "", "Part of", side);
-    for (const path of inside) foldButton(path, true);
     source(nodes.frame[node]);
     side.scrollTop = 0;
   }
@@ -511,50 +382,8 @@
       pane.ruler.onpointerup = () => { pane.ruler.onpointermove = null; };
     });
   }
-  // The graphs that are open, whole, as a drawing of its own: in the colours of the page, with no script.
-  function drawing() {
-    const shown = open(), margin = 20, title = 26;
-    const width = shown.reduce((sum, pane) => sum + pane.width + 2 * margin, 0), height = data.total + 2 * margin + title;
-    const svg = make("svg", { xmlns: SVG, width, height, viewBox: `0 0 ${width} ${height}` });
-    const colours = getComputedStyle(document.documentElement);
-    const rules = [...document.styleSheets[0].cssRules].map((rule) => rule.cssText).filter((text) => text.startsWith("svg "));
-    make("style", {}, svg, rules.join("\n").replace(/var\((--[\w-]+)\)/g, (_, name) => colours.getPropertyValue(name).trim()));
-    make("rect", { width, height, fill: colours.getPropertyValue("--page").trim() }, svg);
-    let left = margin;
-    for (const pane of shown) {
-      make("text", { x: left, y: margin, "font-family": "system-ui, sans-serif", "font-size": 14, fill: colours.getPropertyValue("--muted").trim() }, svg, pane.frame.querySelector("h3").textContent);
-      const world = make("g", { transform: `translate(${left} ${margin + title})` }, svg);
-      const copy = { ...pane, lines: make("g", {}, world), boxes: make("g", {}, world) };
-      drawEdges(copy, -Infinity, Infinity, true);
-      pane.nodes.forEach((_, i) => drawNode(copy, i, copy.boxes));
-      left += pane.width + 2 * margin;
-    }
-    return { text: new XMLSerializer().serializeToString(svg), width, height };
-  }
-  function keep(blob, suffix) {
-    const link = html("a"), name = document.title.replace(/[^\w.-]+/g, "-").replace(/^-+|-+$/g, "") || "graph";
-    link.href = URL.createObjectURL(blob);
-    link.download = `${name}.${suffix}`;
-    link.click();
-    setTimeout(() => URL.revokeObjectURL(link.href), 60000);
-  }
-  const saveSvg = () => keep(new Blob([drawing().text], { type: "image/svg+xml" }), "svg");
-  function savePng() {
-    const { text, width, height } = drawing(), image = new Image();
-    // Browsers have no larger canvases.
-    const scale = Math.min(2, 16000 / width, 16000 / height, Math.sqrt(1e8 / (width * height)));
-    image.onload = () => {
-      const canvas = html("canvas");
-      canvas.width = Math.max(1, Math.floor(width * scale));
-      canvas.height = Math.max(1, Math.floor(height * scale));
-      canvas.getContext("2d").drawImage(image, 0, 0, canvas.width, canvas.height);
-      canvas.toBlob((blob) => keep(blob, "png"), "image/png");
-    };
-    image.src = `data:image/svg+xml;charset=utf-8,${encodeURIComponent(text)}`;
-  }
   const actions = {
-    svg: saveSvg, png: savePng, in: () => zoom(1.3), out: () => zoom(1 / 1.3), fit, one: () => setScale(1), next: () => step(1), previous: () => step(-1),
-    fold: () => foldTo(level > deepest ? 1 : level - 1), unfold: () => foldTo(level + 1),
+    in: () => zoom(1.3), out: () => zoom(1 / 1.3), fit, one: () => setScale(1), next: () => step(1), previous: () => step(-1),
   };
   document.querySelectorAll("[data-do]").forEach((button) => button.addEventListener("click", () => actions[button.dataset.do]()));
   document.querySelectorAll("[data-open]").forEach((button) => button.addEventListener("click", () => {
@@ -571,12 +400,11 @@
   }));
   document.addEventListener("keydown", (event) => {
     if (event.target.matches("input, textarea, select") || event.ctrlKey || event.metaKey || event.altKey) return;
-    const keys = { "+": actions.in, "=": actions.in, "-": actions.out, 0: fit, 1: actions.one, n: actions.next, p: actions.previous, f: actions.fold, u: actions.unfold, Escape: clear, "/": () => search.focus() };
+    const keys = { "+": actions.in, "=": actions.in, "-": actions.out, 0: fit, 1: actions.one, n: actions.next, p: actions.previous, Escape: clear, "/": () => search.focus() };
     if (keys[event.key]) { keys[event.key](); event.preventDefault(); }
   });
   new ResizeObserver(() => { rule(); redraw(true); }).observe($("stage"));
 
-  if (!deepest) for (const name of ["fold", "unfold"]) document.querySelector(`[data-do="${name}"]`).disabled = true;
   rule();
   start();
   draw(true);

@@ -8,18 +8,15 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from fxopt.commands.answer import Answer, answer
-from fxopt.commands.checks import check_dynamic, check_pipeline, check_sources
+from fxopt.commands.checks import check_dynamic, check_sources
 from fxopt.commands.failures import ExitCode, blaming
 from fxopt.commands.parameters import (
-    DeviceOption,
-    DtypeOption,
     DynamicOption,
     InputsOption,
     Job,
     JsonOption,
     PickleOption,
     PipelineOption,
-    SeedOption,
     SourceArgument,
 )
 from fxopt.commands.terminal import Terminal
@@ -41,9 +38,6 @@ def bench(
     per: PerOption = "pipeline",
     rounds: RoundsOption = 30,
     inputs: InputsOption = None,
-    seed: SeedOption = 0,
-    dtype: DtypeOption = None,
-    device: DeviceOption = None,
     dynamic: DynamicOption = None,
     run_pickled_code: PickleOption = False,
     as_json: JsonOption = False,
@@ -55,23 +49,22 @@ def bench(
     """
 
     def work(terminal: Terminal) -> Answer:
-        check_pipeline(pipeline)
         varying = check_dynamic(dynamic or ())
         check_sources(source, inputs=inputs)
-        with terminal.steps(4) as step:
+        with terminal.steps() as step:
             from fxopt.commands.models.inputs import prepared
             from fxopt.optimization import named_pipelines
             from fxopt_tools import bench as measure, compare_pipelines
 
-            job = Job(source, pipeline, inputs, seed, run_pickled_code, dtype=dtype, device=device, dynamic=varying)
+            job = Job(source, pipeline, inputs, run_pickled_code, varying)
             _, graph_module, transformation, calls = prepared(step, job)
             step("measuring")
             with blaming(ExitCode.PASS):
                 if pipeline is None and per == "pipeline":
                     ways = {name: name for name in named_pipelines(graph_module)}
-                    table = compare_pipelines(graph_module, ways, calls, rounds=rounds, progress=step.part)
+                    table = compare_pipelines(graph_module, ways, calls, rounds=rounds)
                     return Answer(_table_data(table), lambda terminal: terminal.print(str(table)))
-                found = measure(graph_module, transformation, calls, per=per, rounds=rounds, progress=step.part)
+                found = measure(graph_module, transformation, calls, per=per, rounds=rounds)
         return Answer(_data(found), lambda terminal: terminal.print(str(found)))
 
     answer(work, as_json=as_json)

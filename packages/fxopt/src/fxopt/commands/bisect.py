@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fxopt.commands.answer import Answer, answer
-from fxopt.commands.checks import check_pipeline, check_sources
+from fxopt.commands.checks import check_sources
 from fxopt.commands.failures import CommandError, ExitCode, blaming
 from fxopt.commands.parameters import (
     AtolOption,
@@ -18,7 +18,6 @@ from fxopt.commands.parameters import (
     PickleOption,
     PipelineOption,
     RtolOption,
-    SeedOption,
     SourceArgument,
     SqnrOption,
 )
@@ -43,7 +42,6 @@ def bisect(
     pipeline: PipelineOption = None,
     check: CheckOption = None,
     inputs: InputsOption = None,
-    seed: SeedOption = 0,
     rtol: RtolOption = None,
     atol: AtolOption = None,
     sqnr: SqnrOption = None,
@@ -57,19 +55,18 @@ def bisect(
     """
 
     def work(terminal: Terminal) -> Answer:
-        check_pipeline(pipeline)
         check_sources(source, inputs=inputs)
         bounds: dict[str, Any] = {"rtol": rtol, "atol": atol, "sqnr": sqnr}
         if check is not None and any(value is not None for value in bounds.values()):
             message = "--rtol, --atol and --sqnr are for comparing outputs; --check does not use them"
             raise CommandError(message, ExitCode.USAGE)
-        with terminal.steps(4) as step:
+        with terminal.steps() as step:
             from fxopt.commands.models.factories import named_function
             from fxopt.commands.models.inputs import prepared
             from fxopt_tools import bisect as search
 
             function = None if check is None else named_function(check)
-            job = Job(source, pipeline, inputs, seed, run_pickled_code)
+            job = Job(source, pipeline, inputs, run_pickled_code)
             _, graph_module, transformation, calls = prepared(step, job)
             step("checking")
             with blaming(ExitCode.FILE):

@@ -27,13 +27,6 @@ _HUB_NAME = re.compile(r"(?!.*\.(fxopt|pt2|pt|pth|py|safetensors|onnx)$)[\w-][\w
 _DYNAMIC = re.compile(r"[^\W\d]\w*=\d{1,2}(,\d{1,2})*")
 
 
-def check_pipeline(text: str | None) -> None:
-    """Raise if a pipeline is empty."""
-    if text is not None and not text.strip():
-        message = "the pipeline is empty: name passes or a pipeline; `fxopt list` shows them"
-        raise CommandError(message, ExitCode.USAGE, kind="PipelineSyntaxError")
-
-
 def check_sources(*texts: str, inputs: str | None = None) -> None:
     """Raise if a SOURCE does not exist or clearly holds no model, or if the file of inputs does not exist.
 
@@ -61,10 +54,8 @@ def check_archive(text: str) -> None:
 def archive_path(text: str) -> Path:
     """Return the path of an archive that is given by its own path, or by the folder that `fxopt optimize` wrote."""
     folder = Path(text)
-    if (folder / ARCHIVE).is_file() and (folder / "config.json").is_file():
-        return folder / ARCHIVE
-    within = [] if (folder / "config.json").is_file() else [*folder.glob(f"*/{ARCHIVE}")]
-    return within[0] if len(within) == 1 else folder
+    is_written = (folder / ARCHIVE).is_file() and (folder / "config.json").is_file()
+    return folder / ARCHIVE if is_written else folder
 
 
 def is_hub_name(text: str) -> bool:

@@ -12,7 +12,7 @@ from rich import filesize
 from fxopt.commands.answer import Answer, answer
 from fxopt.commands.checks import check_sources
 from fxopt.commands.failures import CommandError, ExitCode, blaming
-from fxopt.commands.parameters import ForceOption, InputsOption, JsonOption, PickleOption, SeedOption, SourceArgument
+from fxopt.commands.parameters import ForceOption, InputsOption, JsonOption, PickleOption, SourceArgument
 from fxopt.commands.terminal import Terminal
 
 ProgramOption = Annotated[
@@ -24,7 +24,6 @@ def export(
     source: SourceArgument,
     output: ProgramOption,
     inputs: InputsOption = None,
-    seed: SeedOption = 0,
     force: ForceOption = False,
     run_pickled_code: PickleOption = False,
     as_json: JsonOption = False,
@@ -40,7 +39,7 @@ def export(
 
         path = check_output(output, force=force, suffix=".pt2")
         with (
-            terminal.steps(4) as step,
+            terminal.steps() as step,
             tempfile.TemporaryDirectory(prefix=".fxopt.", dir=path.absolute().parent) as made,
         ):
             import torch
@@ -51,8 +50,8 @@ def export(
             from fxopt_capture.exporting.failure import first_line
 
             step("reading")
-            model = read_source(source, run_pickled_code=run_pickled_code)
-            call = inputs_for(model, inputs, seed, run_pickled_code=run_pickled_code)[0]
+            model = read_source(source)
+            call = inputs_for(model, inputs, run_pickled_code=run_pickled_code)[0]
             step("capturing")
             graph_module = graph_of(model, call)
             step("exporting")

@@ -22,7 +22,6 @@ class ExitCode(IntEnum):
     NOTHING_FOUND = 9
     REPORT = 10
     INTERRUPTED = 130
-    TERMINATED = 143
 
 
 class CommandError(Exception):
@@ -46,14 +45,6 @@ class FileError(CommandError):
         super().__init__(message, ExitCode.FILE)
 
 
-class Terminated(KeyboardInterrupt):
-    """A request to terminate, which cleans up on its way out as Ctrl-C does."""
-
-
-came: list[KeyboardInterrupt] = []
-"""What signals have raised in this process; torch and passes may have made another error of it."""
-
-
 @contextmanager
 def blaming(code: ExitCode) -> Iterator[None]:
     """Give errors of fxopt in the ``with`` block this exit code, unless their class always has the same one."""
@@ -68,12 +59,11 @@ def blaming(code: ExitCode) -> Iterator[None]:
 
 def explained(error: BaseException) -> CommandError | None:
     """Return an error as the command reports it, or None for an unexpected one."""
-    error = came[0] if came else error
     if isinstance(error, CommandError):
         return error
     if isinstance(error, KeyboardInterrupt):
-        code = ExitCode.TERMINATED if isinstance(error, Terminated) else ExitCode.INTERRUPTED
-        return CommandError("interrupted; no file was left half-written", code, kind="Interrupted")
+        message = "interrupted; no file was left half-written"
+        return CommandError(message, ExitCode.INTERRUPTED, kind="Interrupted")
     if isinstance(error, OSError):
         return FileError(f"{type(error).__name__}: {error}")
     from fxopt_core import FxoptError

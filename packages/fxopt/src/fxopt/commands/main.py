@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import signal
 import sys
 import warnings
 from collections.abc import Callable
-from types import FrameType
 from typing import Annotated
 
 import typer
@@ -15,7 +13,6 @@ import fxopt
 from fxopt.commands.bench import bench
 from fxopt.commands.bisect import bisect
 from fxopt.commands.export import export
-from fxopt.commands.failures import Terminated, came
 from fxopt.commands.optimize import optimize
 from fxopt.commands.passes import list_passes, show_pass
 from fxopt.commands.show_history import show_history
@@ -77,16 +74,8 @@ def _root(
 
 
 def main() -> None:
-    """Run the command; the signal TERM cleans up as Ctrl-C does, and both stay interrupts whatever they lead to."""
-    signal.signal(signal.SIGTERM, _interrupted)
-    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # else Ctrl-C is to be ignored
-        signal.signal(signal.SIGINT, _interrupted)
+    """Run the command."""
     # Without NumPy, which fxopt does not need, torch warns on stderr.
     warnings.filterwarnings("ignore", "Failed to initialize NumPy", UserWarning)
     silence_libraries()
     build_app(plain=not (sys.stdout.isatty() and sys.stderr.isatty()))()
-
-
-def _interrupted(number: int, frame: FrameType | None) -> None:
-    came.append(Terminated() if number == signal.SIGTERM else KeyboardInterrupt())
-    raise came[-1]

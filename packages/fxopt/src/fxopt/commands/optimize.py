@@ -9,12 +9,9 @@ import typer
 from rich import filesize
 
 from fxopt.commands.answer import Answer, answer
-from fxopt.commands.checks import check_dynamic, check_pipeline, check_sources
-from fxopt.commands.failures import ExitCode
+from fxopt.commands.checks import check_dynamic, check_sources
 from fxopt.commands.parameters import (
     AtolOption,
-    DeviceOption,
-    DtypeOption,
     DynamicOption,
     ForceOption,
     InputsOption,
@@ -23,7 +20,6 @@ from fxopt.commands.parameters import (
     PickleOption,
     PipelineOption,
     RtolOption,
-    SeedOption,
     SourceArgument,
     SqnrOption,
 )
@@ -51,15 +47,6 @@ ReportOption = Annotated[
     str | None,
     typer.Option("--report", metavar="FILE", help="Also write a report: an .html file for a browser."),
 ]
-TimesOption = Annotated[
-    bool,
-    typer.Option(
-        "--times",
-        help="Also measure calls of SOURCE and of the result on the first inputs, taking turns, for the answer and the "
-        "report.",
-    ),
-]
-QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")]
 
 
 def optimize(
@@ -67,22 +54,17 @@ def optimize(
     output: OutOption,
     pipeline: PipelineOption = None,
     inputs: InputsOption = None,
-    seed: SeedOption = 0,
     verify: VerifyOption = True,
     strict: StrictOption = False,
     expect: ExpectOption = None,
     rtol: RtolOption = None,
     atol: AtolOption = None,
     sqnr: SqnrOption = None,
-    dtype: DtypeOption = None,
-    device: DeviceOption = None,
     dynamic: DynamicOption = None,
     report: ReportOption = None,
-    times: TimesOption = False,
     force: ForceOption = False,
     run_pickled_code: PickleOption = False,
     verbose: VerboseOption = False,
-    quiet: QuietOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """Optimize a model, verify the result, and save it.
@@ -92,7 +74,6 @@ def optimize(
     """
 
     def work(terminal: Terminal) -> Answer:
-        check_pipeline(pipeline)
         varying = check_dynamic(dynamic or ())
         check_sources(source, inputs=inputs)
         from fxopt.commands.outputs import check_output, check_output_folder, check_reports, is_folder_name
@@ -107,32 +88,24 @@ def optimize(
             source=source,
             pipeline=pipeline,
             inputs=inputs,
-            seed=seed,
             verify=verify,
             strict=strict,
             expect=expect,
             bounds={"rtol": rtol, "atol": atol, "sqnr": sqnr},
             run_pickled_code=run_pickled_code,
-            dtype=dtype,
-            device=device,
             dynamic=varying,
-            times=times,
         )
-        with terminal.steps(6 + (page is not None) + times, hidden=quiet) as step:
+        with terminal.steps() as step:
             from fxopt.commands.optimized import optimized
 
             data, records, verification = optimized(step, job, path, page)
-        if data["problem"] is not None:
-            terminal.error(data["problem"])
-        code = ExitCode.DONE if data["problem"] is None else ExitCode.REPORT
 
         def show(terminal: Terminal) -> None:
-            if not quiet:
-                terminal.raw(history_text(records, verbose))
-                terminal.print(f"\n{verification or 'not verified'}\n")
-                _show(terminal, data)
+            terminal.raw(history_text(records, verbose))
+            terminal.print(f"\n{verification or 'not verified'}\n")
+            _show(terminal, data)
 
-        return Answer(data, show, code)
+        return Answer(data, show)
 
     answer(work, as_json=as_json)
 
@@ -142,20 +115,10 @@ def _show(terminal: Terminal, data: dict[str, Any]) -> None:
     from fxopt_tools.verification.report import counted
 
     rewritten = sum(len(record["rewritten"]) for record in data["passes"])
-    if not rewritten:
-        terminal.print("no site was rewritten", style="yellow")
     nodes = f"{data['before']['nodes']} -> {data['after']['nodes']} nodes"
     terminal.print(
         f"{data['output']} ({filesize.decimal(data['bytes'])}): {counted(rewritten, 'site')} rewritten, {nodes}"
     )
     terminal.print(f"operations: {operations_text(data['operations'])}")
-    if data["times"] is not None:
-        from fxopt_tools.bench import no_ratio
-        from fxopt_tools.speed import Times
-
-        before, after = (Times(tuple(seconds)) for seconds in data["times"].values())
-        ratio = f"{before.median / after.median:.2f} times as fast"
-        ratio = no_ratio(data["doubt"]) if data["doubt"] else ratio
-        terminal.print(f"calls of SOURCE: {before}; of the result: {after}; {ratio}")
     if data["report"] is not None:
         terminal.print(f"{data['report']}: the report, to open in a browser")

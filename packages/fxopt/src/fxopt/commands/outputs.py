@@ -5,13 +5,10 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import sys
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
-
-import typer
 
 from fxopt.commands.checks import ARCHIVE, DESCRIBING, downloaded, folders_of_modules, is_hub_name, is_special
 from fxopt.commands.failures import ExitCode, FileError, blaming
@@ -22,8 +19,6 @@ if TYPE_CHECKING:
 
 def check_output(text: str, *, force: bool, suffix: str = ".fxopt") -> Path:
     """Return the path of the file to write, after checking that it may be written.
-
-    If the file exists, the user is asked whether to replace it; without a terminal, that is an error.
 
     Raises:
         FileError: It has another suffix, its folder is not there, or it exists and is to be kept.
@@ -38,8 +33,7 @@ def check_output(text: str, *, force: bool, suffix: str = ".fxopt") -> Path:
         raise FileError(f"the output {text!r} cannot be written: there is no folder {str(path.parent)!r}")
     if not os.access(path.parent, os.W_OK):
         raise FileError(f"the output {text!r} cannot be written: the folder {str(path.parent)!r} is read-only")
-    if path.exists() and not force:
-        _ask(path)
+    _check_replaced(path, force)
     return path
 
 
@@ -82,20 +76,13 @@ def check_output_folder(text: str, *, source: str, force: bool) -> Path:
         raise FileError(f"the output {text!r} holds {other.name!r}, which would be lost; give another path")
     if path.exists() and Path(source).exists() and path.samefile(source):
         raise FileError(f"the output {text!r} is SOURCE; give another path")
-    if path.exists() and not force:
-        _ask(path)
+    _check_replaced(path, force)
     return path
 
 
-def _ask(path: Path) -> None:
-    if not (sys.stdin.isatty() and sys.stderr.isatty()):
+def _check_replaced(path: Path, force: bool) -> None:
+    if path.exists() and not force:
         raise FileError(f"the output {str(path)!r} exists; give another path, or --force to replace it")
-    try:
-        replace = typer.confirm(f"{path} exists. Replace it?", err=True)
-    except typer.Abort:
-        raise KeyboardInterrupt from None
-    if not replace:
-        raise FileError(f"{str(path)!r} was not replaced; nothing was done")
 
 
 def write_graph(graph_module: GraphModule, path: Path) -> int:

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import typer
-
-from fxopt.commands.completion import complete_pipeline
 
 SOURCE_HELP = "A .fxopt archive, a folder in Hugging Face format, owner/name on the Hub, or package.module:factory."
 
@@ -24,11 +22,10 @@ PipelineOption = Annotated[
         metavar="PIPELINE",
         help="Passes separated by commas, with options in braces, or a named pipeline: see `fxopt list`. By default "
         "cpu-inference for models on a CPU, inference for others.",
-        autocompletion=complete_pipeline,
     ),
 ]
 OutputOption = Annotated[str, typer.Option("--output", "-o", metavar="OUT", help="The .fxopt archive to write.")]
-ForceOption = Annotated[bool, typer.Option("--force", help="Replace OUT without asking if it exists.")]
+ForceOption = Annotated[bool, typer.Option("--force", help="Replace OUT if it exists.")]
 InputsOption = Annotated[
     str | None,
     typer.Option(
@@ -38,7 +35,6 @@ InputsOption = Annotated[
         "SOURCE, or random ones of the right sizes.",
     ),
 ]
-SeedOption = Annotated[int, typer.Option("--seed", min=0, help="Seed of random inputs.")]
 RtolOption = Annotated[
     float | None, typer.Option("--rtol", min=0.0, help="Relative tolerance, instead of the default for the dtype.")
 ]
@@ -53,16 +49,9 @@ PickleOption = Annotated[
     bool,
     typer.Option(
         "--trusted",
-        help="Open pickles in the files that are named. A pickle runs whatever code its author put into it: only for "
-        "files that you trust like a program.",
+        help="Open pickles in the file of inputs. A pickle runs whatever code its author put into it: only for files "
+        "that you trust like a program.",
     ),
-]
-DtypeOption = Annotated[
-    Literal["float64", "float32", "bfloat16", "float16"] | None,
-    typer.Option("--dtype", help="Convert the model to this dtype before it is captured."),
-]
-DeviceOption = Annotated[
-    str | None, typer.Option("--device", metavar="DEVICE", help="Move the model to this device, such as cuda, first.")
 ]
 DynamicOption = Annotated[
     list[str] | None,
@@ -78,18 +67,14 @@ JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON, for script
 
 @dataclass(frozen=True)
 class Job:
-    """What a command is asked to do, option by option; the last five are those of `fxopt optimize`."""
+    """What a command is asked to do, option by option; the last four are those of `fxopt optimize`."""
 
     source: str
     pipeline: str | None
     inputs: str | None
-    seed: int
     run_pickled_code: bool
-    dtype: str | None = None
-    device: str | None = None
     dynamic: Mapping[str, Sequence[int]] = field(default_factory=dict)
     verify: bool = True
     strict: bool = False
     expect: int | None = None
     bounds: Mapping[str, Any] = field(default_factory=dict)
-    times: bool = False

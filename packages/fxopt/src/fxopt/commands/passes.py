@@ -7,44 +7,28 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fxopt.commands.answer import Answer, answer
-from fxopt.commands.completion import complete_family, complete_pass
-from fxopt.commands.failures import CommandError, ExitCode
 from fxopt.commands.parameters import JsonOption
 from fxopt.commands.terminal import Terminal
 
 if TYPE_CHECKING:
-    from fxopt_core import PassInfo, PluginLoadError
+    from fxopt_core import PassInfo
 
 
-FamilyOption = Annotated[
-    str | None,
-    typer.Option("--family", help="Only the passes of this family.", autocompletion=complete_family),
-]
-
-
-def list_passes(family: FamilyOption = None, as_json: JsonOption = False) -> None:
+def list_passes(as_json: JsonOption = False) -> None:
     """List passes, named pipelines, and plugins that failed to load."""
-    answer(lambda terminal: _listed(terminal, family), as_json=as_json)
+    answer(_listed, as_json=as_json)
 
 
-def _listed(terminal: Terminal, family: str | None) -> Answer:
-    with terminal.steps(1):
-        from fxopt_core import close_names, registry
+def _listed(terminal: Terminal) -> Answer:
+    with terminal.steps():
+        from fxopt_core import registry
 
-        passes = list(registry().available().values())
-        pipelines, failed, missing = registry().pipelines(), registry().failed, registry().missing
-        left_out = registry().left_out
-    families = {info.family for info in passes}
-    if family is not None and family not in families:
-        hint = close_names(family, families) or f"; there are {', '.join(sorted(families))}"
-        raise CommandError(f"no family {family!r} is installed{hint}", ExitCode.USAGE)
-    chosen = sorted((p for p in passes if family in (None, p.family)), key=lambda info: (info.family, info.name))
+        known = registry()
+        passes = sorted(known.available().values(), key=lambda info: (info.family, info.name))
     data: dict[str, list[Any]] = {
-        "passes": [pass_data(info) for info in chosen],
-        "pipelines": [] if family else [{"name": name, "text": text} for name, text in pipelines.items()],
-        "failed": [] if family else [_failure_data(name, error) for name, error in failed.items()],
-        "missing": [] if family else [{"plugin": name, "close": list(close)} for name, close in missing.items()],
-        "left_out": [] if family else list(left_out),
+        "passes": [pass_data(info) for info in passes],
+        "pipelines": [{"name": name, "text": text} for name, text in known.pipelines().items()],
+        "failed": [{"plugin": name, "error": str(error)} for name, error in known.failed.items()],
     }
     return Answer(data, lambda terminal: _show_list(terminal, data))
 
@@ -67,49 +51,31 @@ def pass_data(info: PassInfo) -> dict[str, Any]:
     return {name: getattr(info, name) for name in names} | {"options": options}
 
 
-def _failure_data(name: str, error: PluginLoadError) -> dict[str, str]:
-    cause = error.__cause__
-    return {
-        "plugin": name,
-        "error": str(error),
-        "cause": "" if cause is None else f"{type(cause).__name__}: {cause}",
-    }
-
-
 def _show_list(terminal: Terminal, data: dict[str, list[Any]]) -> None:
     rows = [
         (row["family"], row["name"], row["version"], "yes" if row["reversible"] else "no", row["summary"])
         for row in data["passes"]
     ]
     terminal.table(("family", "pass", "version", "undo", "summary"), rows)
-    if data["pipelines"]:
-        terminal.print()
-        terminal.table(("pipeline", "passes"), [(row["name"], row["text"]) for row in data["pipelines"]])
+    terminal.print()
+    terminal.table(("pipeline", "passes"), [(row["name"], row["text"]) for row in data["pipelines"]])
     for row in data["failed"]:
         terminal.print(f"\nfailed: {row['error']}", style="red")
-    for row in data["missing"]:
-        hint = f"; did you mean {' or '.join(row['close'])}?" if row["close"] else ""
-        text = f"missing: FXOPT_PLUGINS names {row['plugin']!r}, which is not an installed plugin{hint}"
-        terminal.print(f"\n{text}", style="red")
-    if data["left_out"]:
-        terminal.print(f"\nleft out: FXOPT_PLUGINS does not name {', '.join(data['left_out'])}", style="yellow")
 
 
-PassArgument = Annotated[
-    str, typer.Argument(metavar="PASS", help="A pass, or a named pipeline.", autocompletion=complete_pass)
-]
+PassArgument = Annotated[str, typer.Argument(metavar="PASS", help="A pass, or a named pipeline.")]
 
 
 def show_pass(name: PassArgument, as_json: JsonOption = False) -> None:
     """Show what a pass does, its options, and why it refuses sites.
 
-    It also says whether the pass can be undone, and where it is documented.
+    It also says whether the pass can be undone.
     """
     answer(lambda terminal: _found(terminal, name), as_json=as_json)
 
 
 def _found(terminal: Terminal, name: str) -> Answer:
-    with terminal.steps(1):
+    with terminal.steps():
         from fxopt_core import registry
 
         found = registry().lookup(name)
@@ -123,7 +89,6 @@ def _found(terminal: Terminal, name: str) -> Answer:
 
 def _described(info: PassInfo) -> dict[str, Any]:
     from fxopt.docstrings import parse_docstring
-    from fxopt.pass_links import documentation_of
     from fxopt_rewrite import REASONS
 
     documented = parse_docstring(info.transformation)
@@ -137,7 +102,6 @@ def _described(info: PassInfo) -> dict[str, Any]:
         "source": documented.source,
         "cost": documented.cost,
         "reasons": dict(sorted(cls.reasons.items(), key=lambda item: (item[0] in REASONS, item))),  # its own come first
-        "docs": documentation_of(info),
     }
 
 
@@ -159,4 +123,3 @@ def _show(terminal: Terminal, data: dict[str, Any]) -> None:
     if data["reasons"]:
         terminal.print()
         terminal.table(("reason for a refusal", "meaning"), list(data["reasons"].items()))
-    terminal.print(f"\ndocs: {data['docs']}")

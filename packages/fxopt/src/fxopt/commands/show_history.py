@@ -11,7 +11,7 @@ import typer
 
 from fxopt.commands.answer import Answer, answer
 from fxopt.commands.checks import check_archive
-from fxopt.commands.parameters import ArchiveArgument, JsonOption, PickleOption
+from fxopt.commands.parameters import ArchiveArgument, JsonOption
 from fxopt.commands.terminal import Terminal
 
 if TYPE_CHECKING:
@@ -23,19 +23,18 @@ VerboseOption = Annotated[bool, typer.Option("--verbose", "-v", help="List every
 def show_history(
     archive: ArchiveArgument,
     verbose: VerboseOption = False,
-    run_pickled_code: PickleOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """Show what passes rewrote in an archive, and what they refused."""
 
     def work(terminal: Terminal) -> Answer:
         check_archive(archive)
-        with terminal.steps(2) as step:
+        with terminal.steps() as step:
             from fxopt.commands.models.sources import read_archive
             from fxopt_core import history
 
             step("reading")
-            records = history(read_archive(archive, run_pickled_code=run_pickled_code))
+            records = history(read_archive(archive))
         return Answer(json.loads(records.to_json()), lambda terminal: terminal.raw(history_text(records, verbose)))
 
     answer(work, as_json=as_json)

@@ -6,19 +6,19 @@ import logging
 import os
 import re
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, redirect_stderr
-from typing import Any, TextIO, cast
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 from rich import box
 from rich.console import Console
-from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
 
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 _TALKATIVE = ("torchao", "torch.utils._pytree", "torch.onnx._internal.exporter._registration")
-_FX_TRACE = "Call using an FX-traced Module"
+
+Step = Callable[[str], None]
+"""Announces the next step of a work that takes long."""
 
 
 def silence_libraries() -> None:
@@ -29,48 +29,6 @@ def silence_libraries() -> None:
     for name in _TALKATIVE:
         logging.getLogger(name).setLevel(logging.ERROR)
     os.environ.setdefault("TORCH_LOGS", "-all")
-
-
-class _WithoutTraces:
-    """Standard error without the traceback that torch.fx prints before it raises an error in a graph."""
-
-    def __init__(self, stream: TextIO) -> None:
-        self._stream, self._dropped = stream, False
-
-    def write(self, text: str) -> int:
-        """Write a text unless it is such a traceback, or the end of its line."""
-        dropped = _FX_TRACE in text or (self._dropped and text == "\n")
-        self._dropped = dropped and text != "\n"
-        return len(text) if dropped else self._stream.write(text)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._stream, name)
-
-
-class Steps:
-    """Work in a few long steps, shown as a progress bar.
-
-    >>> with Progress(disable=True) as progress:
-    ...     step = Steps(progress, 2)
-    ...     step("reading")
-    ...     step("measuring")
-    ...     step.part(1, 4)
-    ...     progress.tasks[0].description, progress.tasks[0].completed, progress.tasks[0].total
-    ('measuring', 1.25, 2)
-    """
-
-    def __init__(self, progress: Progress, count: int) -> None:
-        self._progress, self._done = progress, -1
-        self._task = progress.add_task("", total=count)
-
-    def __call__(self, step: str) -> None:
-        """Begin the next step."""
-        self._done += 1
-        self._progress.update(self._task, completed=self._done, description=step, refresh=True)
-
-    def part(self, done: int, total: int) -> None:
-        """Show how much of the current step is done."""
-        self._progress.update(self._task, completed=self._done + done / total)
 
 
 class Terminal:
@@ -86,24 +44,10 @@ class Terminal:
         self.err = Console(file=sys.stderr, highlight=False, markup=False, soft_wrap=True)
 
     @contextmanager
-    def steps(self, count: int, *, hidden: bool = False) -> Iterator[Steps]:
-        """Show the progress of the ``with`` block on standard error where that is a terminal.
-
-        Args:
-            count: how many steps there are, the first included, which loads torch.
-            hidden: whether not to show it in a terminal either.
-        """
-        columns = SpinnerColumn(), TextColumn("{task.description}", markup=False), BarColumn()
-        times = TimeElapsedColumn(), TimeRemainingColumn(), TextColumn("left")
-        quiet = hidden or not self.err.is_terminal
-        with Progress(
-            *columns, *times, console=self.err, transient=True, redirect_stdout=False, disable=quiet
-        ) as progress:
-            step = Steps(progress, count)
-            step("loading torch")
-            stream = _WithoutTraces(sys.stderr)  # which the progress bar may have replaced
-            with redirect_stderr(cast("TextIO", stream)):
-                yield step
+    def steps(self) -> Iterator[Step]:
+        """Show the present step of the ``with`` block where standard error is a terminal; the first one loads torch."""
+        with self.err.status("loading torch") as status:
+            yield status.update
 
     def print(self, text: str = "", style: str | None = None) -> None:
         """Print a text as it is."""

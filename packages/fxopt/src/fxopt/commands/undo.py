@@ -10,7 +10,7 @@ from rich import filesize
 from fxopt.commands.answer import Answer, answer
 from fxopt.commands.checks import check_archive
 from fxopt.commands.failures import CommandError, ExitCode, blaming
-from fxopt.commands.parameters import ArchiveArgument, ForceOption, JsonOption, OutputOption, PickleOption
+from fxopt.commands.parameters import ArchiveArgument, ForceOption, JsonOption, OutputOption
 from fxopt.commands.terminal import Terminal
 
 if TYPE_CHECKING:
@@ -24,7 +24,6 @@ def undo(
     output: OutputOption,
     everything: AllOption = False,
     force: ForceOption = False,
-    run_pickled_code: PickleOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """Undo the last run of a pass or pipeline on an archive.
@@ -37,13 +36,13 @@ def undo(
         from fxopt.commands.outputs import check_output
 
         path = check_output(output, force=force)
-        with terminal.steps(4) as step:
+        with terminal.steps() as step:
             from fxopt.commands.data import size_data
             from fxopt.commands.models.sources import read_archive
             from fxopt.commands.outputs import write_graph
 
             step("reading")
-            graph_module = read_archive(archive, run_pickled_code=run_pickled_code)
+            graph_module = read_archive(archive)
             before = size_data(graph_module)
             step("undoing")
             undone = last = _undone(graph_module)

@@ -16,7 +16,6 @@ from fxopt.commands.parameters import (
     JsonOption,
     PickleOption,
     RtolOption,
-    SeedOption,
     SqnrOption,
 )
 from fxopt.commands.terminal import Terminal
@@ -29,7 +28,6 @@ def verify(
     original: OriginalArgument,
     transformed: TransformedArgument,
     inputs: InputsOption = None,
-    seed: SeedOption = 0,
     rtol: RtolOption = None,
     atol: AtolOption = None,
     sqnr: SqnrOption = None,
@@ -43,17 +41,17 @@ def verify(
 
     def work(terminal: Terminal) -> Answer:
         check_sources(original, transformed, inputs=inputs)
-        with terminal.steps(4) as step:
+        with terminal.steps() as step:
             from fxopt.commands.data import report_data
             from fxopt.commands.models.inputs import inputs_for
             from fxopt.commands.models.sources import read_source
             from fxopt_tools import verify as compare
 
             step("reading the original")
-            model = read_source(original, run_pickled_code=run_pickled_code)
-            calls = inputs_for(model, inputs, seed, run_pickled_code=run_pickled_code)
+            model = read_source(original)
+            calls = inputs_for(model, inputs, run_pickled_code=run_pickled_code)
             step("reading the other")
-            other = read_source(transformed, run_pickled_code=run_pickled_code)
+            other = read_source(transformed)
             step("comparing")
             with blaming(ExitCode.FILE):
                 report = compare(model.model, other.model, calls, rtol=rtol, atol=atol, sqnr=sqnr)

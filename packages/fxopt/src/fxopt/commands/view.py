@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import tempfile
+import webbrowser
 from pathlib import Path
 from typing import Annotated
 
@@ -10,8 +12,7 @@ import typer
 from fxopt.commands.answer import Answer, answer
 from fxopt.commands.checks import check_archive
 from fxopt.commands.failures import ExitCode, FileError, blaming
-from fxopt.commands.one_page import show_once
-from fxopt.commands.parameters import ForceOption, JsonOption, PickleOption
+from fxopt.commands.parameters import ForceOption, JsonOption
 from fxopt.commands.terminal import Terminal
 
 ArchiveArgument = Annotated[str, typer.Argument(metavar="ARCHIVE", help="A .fxopt archive.")]
@@ -24,12 +25,12 @@ def view(
     archive: ArchiveArgument,
     output: PageOption = None,
     force: ForceOption = False,
-    run_pickled_code: PickleOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """Show the graph of an archive in the browser.
 
-    The page also shows what passes did to the graph, and needs no network.
+    The page also shows what passes did to the graph, and needs no network. Without -o, it is in a
+    temporary folder.
     """
 
     def work(terminal: Terminal) -> Answer:
@@ -37,23 +38,23 @@ def view(
         from fxopt.commands.outputs import check_output, check_reports
 
         check_reports()
-        path = None if output is None else check_output(output, force=force, suffix=".html")
-        with terminal.steps(2) as step:
+        if output is None:
+            path = Path(tempfile.mkdtemp(prefix="fxopt."), f"{Path(archive).stem}.html")
+        else:
+            path = check_output(output, force=force, suffix=".html")
+        with terminal.steps() as step:
             from fxopt.commands.models.sources import read_archive
             from fxopt_report import report
 
             step("reading")
-            graph_module = read_archive(archive, run_pickled_code=run_pickled_code)
+            graph_module = read_archive(archive)
             step("drawing")
             with blaming(ExitCode.FILE):
                 page = report(None, graph_module, title=Path(archive).name)
-                if path is not None:
-                    page.save(path, force=True)
-                html = page.html
-        if path is None and not show_once(html):
-            raise FileError("no browser fetched the page; write it to a file instead: -o FILE.html")
-        where = None if path is None else str(path)
-        text = f"{page}\n{where or 'shown in the browser'}"
-        return Answer({"page": where, "opened": path is None}, lambda terminal: terminal.print(text))
+                page.save(path, force=True)
+        if output is None and not webbrowser.open(path.as_uri()):
+            raise FileError(f"no browser can be opened here; open {path} in one, or choose a file with -o FILE.html")
+        data = {"page": str(path), "opened": output is None}
+        return Answer(data, lambda terminal: terminal.print(f"{page}\n{path}"))
 
     answer(work, as_json=as_json)

@@ -19,7 +19,7 @@ from torch.export import Dim
 from torch.fx import GraphModule
 from torch.utils import _pytree as pytree
 
-from fxopt.drop_in.stored_dtype import slow_dtype
+from fxopt.drop_in.stored_dtype import in_float32, slow_dtype
 from fxopt_core import PreconditionError, Transformation
 from fxopt_tools import Inputs
 
@@ -79,10 +79,7 @@ def with_models_replaced(
         first = slow_dtype(model, pipeline)
         if first is not None:
             model = copy.deepcopy(model).float()
-            calls, noted = (
-                [Inputs(*map(_wide, call.args), **pytree.tree_map(_wide, dict(call.kwargs))) for call in each]
-                for each in (calls, noted)
-            )
+            calls, noted = ([in_float32(call) for call in each] for each in (calls, noted))
             around: Any = recording
             around = around if isinstance(around, nn.Module) else around.model
             around.float()  # layers after the model, which get its results
@@ -155,10 +152,6 @@ class _Recorder(nn.Module):
             return super().__getattr__(name)
         except AttributeError:
             return getattr(vars(self)["_recorded"][0], name)
-
-
-def _wide(value: Any) -> Any:
-    return value.float() if isinstance(value, torch.Tensor) and value.is_floating_point() else value
 
 
 def _counts(value: object) -> bool:

@@ -70,6 +70,14 @@ def narrows(pipeline: object) -> bool:
     return isinstance(made, Transformation) and any(each.promised_sqnr is not None for each in leaves(made))
 
 
+def in_float32(call: Inputs) -> Inputs:
+    """Return a call with its floating-point tensors in float32."""
+    args, kwargs = pytree.tree_map_only(
+        Tensor, lambda each: each.float() if each.is_floating_point() else each, (call.args, dict(call.kwargs))
+    )
+    return Inputs(*args, **kwargs)
+
+
 def computed_in_float32(model: nn.Module, stored: torch.dtype, examples: Sequence[Inputs]) -> nn.Module:
     """Return a copy of a model that computes in float32; inputs and results keep the dtypes of the model.
 

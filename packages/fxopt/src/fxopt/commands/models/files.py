@@ -1,4 +1,4 @@
-"""Models in third-party formats: pickles, and folders in Hugging Face format."""
+"""Models in folders in Hugging Face format."""
 
 from __future__ import annotations
 
@@ -8,11 +8,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import nn
 from torch.fx import GraphModule
 
-from _fxopt_entry_points.auto_classes import auto_class_for
 from fxopt.commands.checks import ARCHIVE
 from fxopt.commands.failures import FileError
 from fxopt.drop_in.clients import SOUNDS, TEXTS, calls_of, images, sound
@@ -26,31 +24,13 @@ _OF_SENTENCE_TRANSFORMERS = ("SentenceTransformer", "SparseEncoder", "CrossEncod
 _TOKENIZERS = ("tokenizer*", "vocab*", "*.model", "*.tiktoken")
 
 
-def from_pickle(path: Path) -> nn.Module:
-    """Return a model that ``torch.save(model, path)`` wrote. This runs code that the file names.
-
-    Raises:
-        FileError: The file holds something else, or cannot be read.
-    """
-    try:
-        found = torch.load(path, weights_only=False, map_location="cpu")
-    except Exception as error:  # a pickle may raise anything
-        raise FileError(f"{path} cannot be opened by torch.load: {type(error).__name__}: {error}") from error
-    if not isinstance(found, nn.Module):
-        raise FileError(f"{path} holds a pickled {type(found).__name__}, expected a model: torch.save(model, path)")
-    return found
-
-
-def opened(
-    folder: Path, dtype: torch.dtype | None = None, taker: nn.Module | None = None
-) -> tuple[nn.Module, list[Inputs]]:
+def opened(folder: Path, taker: nn.Module | None = None) -> tuple[nn.Module, list[Inputs]]:
     """Return the model of a folder, opened as its user opens it, and calls that its tokenizer or processor prepares.
 
     There are no calls where the folder has neither, or where they do not make all that the model needs.
 
     Args:
         folder: a folder that `check_sources` let through, or one that fxopt wrote.
-        dtype: the dtype to load the model in; by default that of its files.
         taker: the model that decides which inputs count; by default the one in the folder.
 
     Raises:
@@ -58,26 +38,22 @@ def opened(
         PreconditionError: No graph can stand for what is in it.
     """
     if (folder / "modules.json").is_file() and find_spec("sentence_transformers"):
-        return _from_library(folder, dtype)
-    model = from_folder(folder, dtype)
+        return _from_library(folder)
+    model = load(folder / ARCHIVE) if (folder / ARCHIVE).is_file() else from_folder(folder)
     return model, _prepared_calls(folder, taker or model)
 
 
-def from_folder(folder: Path, dtype: torch.dtype | None = None) -> nn.Module:
-    """Return the model of a folder, of the class that it names, in eval mode; of one that fxopt wrote, the graph.
+def from_folder(folder: Path) -> nn.Module:
+    """Return the model of a folder, of the class that it names, in eval mode.
 
     Raises:
         FileError: The folder holds no such model, or transformers cannot load it.
     """
     transformers = importlib.import_module("transformers")
     transformers.utils.logging.disable_progress_bar()
-    chosen: dict[str, Any] = {} if dtype is None else {"dtype": dtype}
     try:
-        if (folder / ARCHIVE).is_file():
-            opener = auto_class_for(json.loads((folder / "config.json").read_text(encoding="utf-8")))
-            return load(folder / ARCHIVE) if opener is None else opener.from_pretrained(str(folder), **chosen)
         model: nn.Module = _class_for(folder, transformers).from_pretrained(
-            str(folder), local_files_only=True, trust_remote_code=False, **chosen
+            str(folder), local_files_only=True, trust_remote_code=False
         )
     except FileError:
         raise
@@ -89,19 +65,18 @@ def from_folder(folder: Path, dtype: torch.dtype | None = None) -> nn.Module:
     return model.eval()
 
 
-def _from_library(folder: Path, dtype: torch.dtype | None) -> tuple[nn.Module, list[Inputs]]:
+def _from_library(folder: Path) -> tuple[nn.Module, list[Inputs]]:
     """Return the transformer in a folder of sentence-transformers, and calls of it that the library makes."""
     library = importlib.import_module("sentence_transformers")
     library.base.modules.transformer.transformers_logging.disable_progress_bar()
     described = folder / "config_sentence_transformers.json"
-    chosen = {} if dtype is None else {"dtype": dtype}
     try:
         config = json.loads(described.read_text(encoding="utf-8")) if described.is_file() else {}
         name = config.get("model_type", "SentenceTransformer")
         if name not in _OF_SENTENCE_TRANSFORMERS:
             known = ", ".join(_OF_SENTENCE_TRANSFORMERS)
             raise ValueError(f"{described.name} names the model {name!r}, expected one of {known}")
-        client = getattr(library, name)(str(folder), device="cpu", local_files_only=True, model_kwargs=chosen)
+        client = getattr(library, name)(str(folder), device="cpu", local_files_only=True)
     except Exception as error:  # either library raises errors of many kinds
         raise FileError(
             f"sentence-transformers cannot load {folder}: {type(error).__name__}: {first_line(error)}"

@@ -15,9 +15,8 @@ from torch.utils import _pytree as pytree
 from fxopt.commands.checks import FLAG
 from fxopt.commands.failures import FileError
 from fxopt.commands.models.sources import Source, graph_of, read_source
-from fxopt.commands.models.wanted import Wanted
 from fxopt.commands.parameters import Job
-from fxopt.commands.terminal import Steps
+from fxopt.commands.terminal import Step
 from fxopt.optimization import default_pipeline
 from fxopt_capture.archive.export import example_call
 from fxopt_capture.exporting.failure import first_line
@@ -33,29 +32,24 @@ _PICKLE = b"\x80"  # the first byte of files in torch's older format
 _REACH = 200  # how many nodes to search for the embedding that an input indexes
 
 
-def inputs_for(
-    source: Source, file: str | None, seed: int, *, run_pickled_code: bool = False, wanted: Wanted | None = None
-) -> list[Inputs]:
+def inputs_for(source: Source, file: str | None, *, run_pickled_code: bool = False) -> list[Inputs]:
     """Return the inputs of one or several calls.
 
     Args:
         source: the model.
         file: the file of ``--inputs``, or None.
-        seed: seed of random inputs.
         run_pickled_code: whether pickles may be opened.
-        wanted: the dtype and device of inputs that are read from a file; by default as they are there.
 
     Raises:
         FileError: The file cannot be used, or none is given and the model does not say what it takes.
     """
     if file is not None:
-        found = read_file_of_inputs(Path(file), run_pickled_code=run_pickled_code)
-        return [wanted.moved(inputs) for inputs in found] if wanted else found
+        return read_file_of_inputs(Path(file), run_pickled_code=run_pickled_code)
     if source.inputs is not None or source.calls:
         return list(source.calls) if source.inputs is None else [source.inputs]
     try:
         if isinstance(source.model, GraphModule):
-            return [drawn(source.model, seed)]
+            return [drawn(source.model)]
         if hasattr(source.model, "config") and hasattr(source.model, "main_input_name"):
             return [Inputs(**dummy_inputs(source.model, default_names(source.model)))]
     except CaptureError as error:
@@ -100,8 +94,8 @@ def _safetensors(path: Path) -> dict[str, torch.Tensor]:
         raise FileError(f"{path} cannot be read as safetensors: {error}") from error
 
 
-def drawn(graph_module: GraphModule, seed: int) -> Inputs:
-    """Return random inputs of the sizes and dtypes that a graph module says it takes.
+def drawn(graph_module: GraphModule) -> Inputs:
+    """Return random inputs of the sizes and dtypes that a graph module says it takes, the same ones at each call.
 
     Indices of embeddings lie in their tables; other integers, masks among them, are 1.
 
@@ -109,7 +103,7 @@ def drawn(graph_module: GraphModule, seed: int) -> Inputs:
         CaptureError: The graph module does not say what it takes.
     """
     call = example_call(graph_module)
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(0)
     leaves, spec = pytree.tree_flatten(dict(call.inputs))
     placeholders = [node for node in iter_nodes(graph_module.graph) if node.op == "placeholder"]
     nodes = placeholders if len(placeholders) == len(leaves) else [None] * len(leaves)
@@ -150,7 +144,7 @@ def _tables(node: Node, index: GraphIndex) -> Iterator[int]:
                 waiting.append(user)
 
 
-def prepared(step: Steps, job: Job) -> tuple[Source, GraphModule, Transformation, list[Inputs]]:
+def prepared(step: Step, job: Job) -> tuple[Source, GraphModule, Transformation, list[Inputs]]:
     """Return a source, its graph, a pipeline, and inputs; the steps "reading" and "capturing" are announced.
 
     Without a text, the pipeline is the default one of the model.
@@ -160,9 +154,8 @@ def prepared(step: Steps, job: Job) -> tuple[Source, GraphModule, Transformation
     """
     chosen = None if job.pipeline is None else registry().pipeline(job.pipeline)
     step("reading")
-    wanted, trusted = Wanted.read(job.dtype, job.device, job.dynamic), job.run_pickled_code
-    source = read_source(job.source, run_pickled_code=trusted, wanted=wanted, pipeline=job.pipeline)
-    calls = inputs_for(source, job.inputs, job.seed, run_pickled_code=trusted, wanted=wanted)
+    source = read_source(job.source, job.pipeline)
+    calls = inputs_for(source, job.inputs, run_pickled_code=job.run_pickled_code)
     step("capturing")
-    graph_module = graph_of(source, calls[0], wanted.dynamic, compare=job.verify)
+    graph_module = graph_of(source, calls[0], job.dynamic, compare=job.verify)
     return source, graph_module, chosen or registry().pipeline(default_pipeline(graph_module)), calls

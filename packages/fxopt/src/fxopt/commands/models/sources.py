@@ -6,20 +6,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
 from torch import nn
 from torch.export import Dim
 from torch.fx import GraphModule
 
-from fxopt.commands.checks import FLAG, archive_path, check_archive, check_sources, is_hub_name, source_path
+from fxopt.commands.checks import archive_path, check_archive, check_sources, is_hub_name, source_path
 from fxopt.commands.failures import CommandError, ExitCode, FileError, blaming
 from fxopt.commands.models.factories import from_factory
-from fxopt.commands.models.files import from_pickle, opened
-from fxopt.commands.models.wanted import Wanted
+from fxopt.commands.models.files import opened
 from fxopt.drop_in.clients import varying_sizes
-from fxopt.drop_in.stored_dtype import slow_dtype
+from fxopt.drop_in.stored_dtype import in_float32, slow_dtype
 from fxopt_capture import capture, load
-from fxopt_core import CaptureError, Transformation, faithful_copy, type_text
+from fxopt_core import CaptureError, Transformation, faithful_copy
 from fxopt_tools import Inputs
 
 
@@ -42,67 +40,52 @@ class Source:
     note: Transformation | None = None
 
 
-def read_source(
-    text: str, *, run_pickled_code: bool = False, wanted: Wanted | None = None, pipeline: str | None = None
-) -> Source:
+def read_source(text: str, pipeline: str | None = None) -> Source:
     """Read SOURCE.
 
     Args:
         text: a path, the name of a model on the hub, or ``package.module:factory``.
-        run_pickled_code: whether pickles may be opened.
-        wanted: the dtype and device of the model; by default its own.
         pipeline: what will run on the model.
 
     Raises:
         CommandError: There is nothing of that name, or it holds no model.
     """
     check_sources(text)
-    wanted = wanted or Wanted()
-    calls: Sequence[Inputs] = ()
-    note = None
     if not Path(text).exists() and not is_hub_name(text):
-        model, inputs = from_factory(text)
-    else:
-        path, inputs = source_path(text), None
-        if path.is_dir():
-            with blaming(ExitCode.CAPTURE):
-                model, calls = opened(path, wanted.dtype)
-        else:
-            model = read_file(path, run_pickled_code=run_pickled_code)
-        if path.is_dir() and wanted.dtype is None and wanted.device is None and (note := slow_dtype(model, pipeline)):
-            model.float()
-            calls = [Wanted(torch.float32).moved(call) for call in calls]
-    wanted.place(text, model)
-    return Source(text, model, inputs and wanted.moved(inputs), [wanted.moved(call) for call in calls], note)
+        return Source(text, *from_factory(text))
+    path = source_path(text)
+    if not path.is_dir():
+        return Source(text, read_file(path))
+    with blaming(ExitCode.CAPTURE):
+        model, calls = opened(path)
+    note = slow_dtype(model, pipeline)
+    if note is not None:
+        model.float()
+        calls = [in_float32(call) for call in calls]
+    return Source(text, model, calls=calls, note=note)
 
 
-def read_archive(text: str, *, run_pickled_code: bool = False) -> GraphModule:
-    """Read a file with a graph module.
+def read_archive(text: str) -> GraphModule:
+    """Read an archive.
 
     Raises:
         CommandError: There is none.
     """
     check_archive(text)
-    model = read_file(archive_path(text), run_pickled_code=run_pickled_code)
-    if not isinstance(model, GraphModule):
-        raise FileError(f"{text} holds {type_text(model)}, expected a graph module, as `fxopt optimize` writes it")
-    return model
+    return read_file(archive_path(text))
 
 
-def read_file(path: Path, *, run_pickled_code: bool) -> nn.Module:
-    """Read an archive, or a pickled model where that is allowed.
+def read_file(path: Path) -> GraphModule:
+    """Read an archive.
 
     Raises:
-        FileError: The file is not an archive, or holds pickles that may not be opened.
+        FileError: The file is not an archive.
     """
     try:
         return load(path)
     except CaptureError as error:
-        may_be_pickle = "not an archive" in str(error)
-        if may_be_pickle and run_pickled_code:
-            return from_pickle(path)
-        hint = f". If torch.save wrote it, {FLAG} opens it, and runs the code in it" if may_be_pickle else ""
-        raise FileError(f"{error}{hint}") from error
+        way = ". If torch.save wrote it, name a function that loads the model: package.module:factory"
+        raise FileError(f"{error}{way if 'not an archive' in str(error) else ''}") from error
 
 
 def graph_of(
@@ -120,6 +103,9 @@ def graph_of(
         CommandError: It cannot be captured, or does not take the inputs.
     """
     if isinstance(source.model, GraphModule):
+        if dynamic:
+            message = f"{source.text} is already a graph, with the sizes of its capture; give --dynamic with the model"
+            raise CommandError(message, ExitCode.USAGE)
         return faithful_copy(source.model)
     with blaming(ExitCode.CAPTURE):
         try:
@@ -129,7 +115,3 @@ def graph_of(
         except CaptureError as error:
             unseen = "`fxopt optimize --no-verify` accepts the graph anyway"
             raise CaptureError(str(error).replace("compare=False returns the graph anyway", unseen)) from error
-        except RecursionError as error:
-            raise CommandError(
-                f"{source.text} is nested too deeply to be captured: {error}", ExitCode.CAPTURE
-            ) from error
