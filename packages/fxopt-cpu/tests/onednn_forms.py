@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.fx import GraphModule, Node
+from torch.fx import GraphModule
 from torch.utils._pytree import tree_leaves
 
 from fxopt_core import ReversibleTransformation, iter_nodes
@@ -68,12 +68,6 @@ def packed(graph_module: GraphModule) -> list[PackedConv2d]:
     return [module for module in modules if isinstance(module, PackedConv2d)]
 
 
-def operations(graph_module: GraphModule) -> list[str]:
-    """Return what the nodes call, in order, without inputs and results."""
-    return [_called(graph_module, node) for node in iter_nodes(graph_module.graph) if node.op.startswith("call_")]
-
-
-def _called(graph_module: GraphModule, node: Node) -> str:
-    if node.op == "call_module":
-        return type(graph_module.get_submodule(str(node.target))).__name__
-    return str(getattr(node.target, "_opname", None) or getattr(node.target, "__name__", node.target))
+def calls(graph_module: GraphModule) -> int:
+    """Return how many calls there are, without those that check inputs."""
+    return sum(node.op.startswith("call_") and "guards" not in node.name for node in iter_nodes(graph_module.graph))

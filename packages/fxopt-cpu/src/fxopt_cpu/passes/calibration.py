@@ -55,10 +55,8 @@ def _call(given: object) -> Call:
         return given
     if isinstance(given, Tensor | tuple):
         return (given,) if isinstance(given, Tensor) else given, {}
-    raise PreconditionError(
-        f"a call to calibrate with is {type_text(given)}, expected a tensor, a tuple of arguments, or a mapping of "
-        "arguments by name"
-    )
+    expected = "a tensor, a tuple of arguments, or a mapping of arguments by name"
+    raise PreconditionError(f"a call to calibrate with is {type_text(given)}, expected {expected}")
 
 
 def ranges_of(graph_module: GraphModule, depths: Mapping[int, tuple[int, int]]) -> dict[int, Tensor]:

@@ -136,12 +136,9 @@ def _windows(source: Node, largest: bool, settings: Mapping[str, Any]) -> Poolin
 
 
 def _pair(value: object) -> Pair | None:
-    if isinstance(value, int):
-        return value, value
-    whole = isinstance(value, list | tuple) and all(type(each) is int for each in value)
-    if not whole or len(value) not in (1, 2):  # type: ignore[arg-type]  # a list or tuple
-        return None
-    return value[0], value[-1]  # type: ignore[index]
+    values: Any = value if isinstance(value, list | tuple) else (value, value)
+    whole = len(values) in (1, 2) and all(type(each) is int for each in values)
+    return (values[0], values[-1]) if whole else None
 
 
 def _rank(node: Node) -> int | None:

@@ -214,9 +214,6 @@ class RegionPlans:
         except RuntimeError:  # tensors of inference mode have no version
             return plans
         planned = plan_of(graph_module, region, values, unchanged.kept)
-        for known in plans.values():  # of the same shapes, strided otherwise
-            if known is not None and planned is not None and torch.equal(known.plan.steps, planned.plan.steps):
-                planned = planned._replace(plan=known.plan)
         if unchanged.holds():
             latest = list(plans.items())[1 - _MOST_PLANS :]
             plans = {**dict(latest), kind: planned}
@@ -258,8 +255,7 @@ def _forget(module: nn.Module) -> None:
 def plans_of(graph_module: GraphModule) -> list[Plan]:
     """Return the current plans of a graph module."""
     _, regions = _REGIONS.get(graph_module, (None, {}))
-    found = [made.plan for region in regions.values() for made in region._state[1].values() if made is not None]
-    return list({id(plan): plan for plan in found}.values())
+    return [made.plan for region in regions.values() for made in region._state[1].values() if made is not None]
 
 
 def _kind_of(values: tuple[Any, ...]) -> _Kind | None:
