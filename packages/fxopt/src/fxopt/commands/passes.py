@@ -32,8 +32,7 @@ def _listed(terminal: Terminal, family: str | None) -> Answer:
         from fxopt_core import close_names, registry
 
         passes = list(registry().available().values())
-        pipelines, failed, missing = registry().pipelines(), registry().failed, registry().missing
-        left_out = registry().left_out
+        pipelines, failed = registry().pipelines(), registry().failed
     families = {info.family for info in passes}
     if family is not None and family not in families:
         hint = close_names(family, families) or f"; there are {', '.join(sorted(families))}"
@@ -43,8 +42,6 @@ def _listed(terminal: Terminal, family: str | None) -> Answer:
         "passes": [pass_data(info) for info in chosen],
         "pipelines": [] if family else [{"name": name, "text": text} for name, text in pipelines.items()],
         "failed": [] if family else [_failure_data(name, error) for name, error in failed.items()],
-        "missing": [] if family else [{"plugin": name, "close": list(close)} for name, close in missing.items()],
-        "left_out": [] if family else list(left_out),
     }
     return Answer(data, lambda terminal: _show_list(terminal, data))
 
@@ -87,12 +84,6 @@ def _show_list(terminal: Terminal, data: dict[str, list[Any]]) -> None:
         terminal.table(("pipeline", "passes"), [(row["name"], row["text"]) for row in data["pipelines"]])
     for row in data["failed"]:
         terminal.print(f"\nfailed: {row['error']}", style="red")
-    for row in data["missing"]:
-        hint = f"; did you mean {' or '.join(row['close'])}?" if row["close"] else ""
-        text = f"missing: FXOPT_PLUGINS names {row['plugin']!r}, which is not an installed plugin{hint}"
-        terminal.print(f"\n{text}", style="red")
-    if data["left_out"]:
-        terminal.print(f"\nleft out: FXOPT_PLUGINS does not name {', '.join(data['left_out'])}", style="yellow")
 
 
 PassArgument = Annotated[
