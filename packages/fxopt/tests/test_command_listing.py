@@ -57,6 +57,13 @@ class TestList:
         assert failed["plugin"] == "broken"
         assert "ImportError: no module named 'frobnicate'" in failed["error"]
 
+    def test_unknown_passes_come_with_the_allow_list(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("FXOPT_PLUGINS", "liner,norm")
+        use_registry(monkeypatch, Registry())
+        shown = fxopt("show", "merge-linears", code=2).stderr
+        assert "it is in fxopt-linear, which is not loaded" in shown
+        assert "FXOPT_PLUGINS allows these plugins only: liner,norm" in shown
+
     def test_tables_have_frames_and_colours_in_a_terminal(self, monkeypatch: pytest.MonkeyPatch) -> None:
         code, shown = on_screen(monkeypatch, "list")
         assert code == 0
