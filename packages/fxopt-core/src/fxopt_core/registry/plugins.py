@@ -98,8 +98,9 @@ def _named(hook: str, given: Mapping[str, Any], expected: str) -> Iterator[tuple
         is_function = callable(item) and not isinstance(item, (type, nn.Module))
         if not (is_layer if hook == "fxopt_layers" else is_function):
             raise TypeError(f"hook {hook} gave {describe(item)}, expected {expected}")
-        overloads = item.overloads() if isinstance(item, OpOverloadPacket) else ()
-        for each in (item, *(getattr(item, overload) for overload in overloads)):
+        packet: Any = item  # torch does not say what it returns
+        overloads = packet.overloads() if isinstance(item, OpOverloadPacket) else ()
+        for each in (item, *(getattr(packet, overload) for overload in overloads)):
             name = name_of(each)
             if name is None:
                 found = f"hook {hook} gave {describe(each)}, which files cannot name"

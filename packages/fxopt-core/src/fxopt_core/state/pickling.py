@@ -80,7 +80,7 @@ def fill(graph_module: GraphModule, state: tuple[dict[str, Any], GraphRows, list
 def _deepcopy(self: GraphModule, memo: dict[int, Any]) -> GraphModule:
     """Copy as torch does; the copy's tensors are plain ones in inference mode, too, so that writes are noticed."""
     with torch.inference_mode(False):
-        twin: GraphModule = super(own_classes(self)[-1], self).__deepcopy__(memo)  # type: ignore[misc]  # that of torch
+        twin: GraphModule = super(own_classes(self)[-1], self).__deepcopy__(memo)  # type: ignore[arg-type]  # that of torch
     return twin
 
 
