@@ -154,13 +154,14 @@ class Picked(nn.Module):
         return torch.where(mask[rows[:, None], torch.arange(ids.shape[1])][..., None], self.embedding(ids), 0.0)
 
 
-def test_nothing_of_one_input_is_refused_where_the_model_refuses_it() -> None:
+def test_nothing_of_all_inputs_is_taken_where_the_model_takes_it() -> None:
+    """Though nothing of the mask alone is refused."""
     model = Picked().eval()
     ids, mask = torch.zeros(2, 3, dtype=torch.int64), torch.ones(2, 3, dtype=torch.bool)
     captured = capture(model, (ids, mask))
-    for rows in (1, 2):
+    for rows in (0, 1, 2):
         assert torch.equal(captured(ids[:rows], mask[:rows]), model(ids[:rows], mask[:rows]))
     with pytest.raises(IndexError):
         model(ids, mask[:0])
-    with pytest.raises(CaptureError, match=r"mask.size\(\)\[0\] != 0 only"):
+    with pytest.raises(CaptureError, match=r"not \(mask.size\(\)\[0\] == 0 and ids.size\(\)\[0\] != 0\) only"):
         captured(ids, mask[:0])

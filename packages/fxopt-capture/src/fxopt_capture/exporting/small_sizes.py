@@ -44,26 +44,35 @@ class Question:
                 result[index] = tensor.narrow(dim, 0, size)
         return result
 
-    def refusal(self) -> str:
-        """Return the condition that refuses exactly these sizes.
+    def refusal(self, unless: Question | None = None) -> list[str]:
+        """Return the conditions that refuse exactly these sizes, except together with the further sizes of `unless`.
 
-        >>> Question({(1, 0): 0}).refusal(), Question({(0, 0): 0, (1, 0): 1}).refusal()
-        ('i[1].size()[0] != 0', 'not (i[0].size()[0] == 0 and i[1].size()[0] == 1)')
+        >>> alone, both = Question({(1, 0): 0}), Question({(0, 0): 0, (1, 0): 0})
+        >>> [*alone.refusal(), *alone.refusal(both)]
+        ['i[1].size()[0] != 0', 'not (i[1].size()[0] == 0 and i[0].size()[0] != 0)']
         """
         here = [f"i[{index}].size()[{dim}] == {size}" for (index, dim), size in self.sizes.items()]
-        return here[0].replace("==", "!=") if len(here) == 1 else f"not ({' and '.join(here)})"
+        more = {} if unless is None else unless.sizes
+        others = [f"i[{place[0]}].size()[{place[1]}] != {more[place]}" for place in more if place not in self.sizes]
+        if not others and len(here) == 1:
+            return [here[0].replace("==", "!=")]
+        return [f"not ({' and '.join([*here, *rest])})" for rest in ([[each] for each in others] or [[]])]
 
 
-def _groups(values: Sequence[object], guards: InputGuards) -> list[dict[Place, int]]:
-    """Group the dynamic dimensions whose sizes differ by a constant.
+def _groups(values: Sequence[object], guards: InputGuards, example: Sequence[object] | None) -> list[dict[Place, int]]:
+    """Group the dynamic dimensions whose sizes differ by a constant, by the guards or in one dimension of `example`.
 
     Returns for each group how much larger each of its sizes is than the smallest.
     """
     groups: dict[Place, dict[Place, int]] = {}
     by_symbol: dict[object, Place] = {}
+    by_size: dict[Place, Place] = {}
     for index, dim, expression in dynamic_sizes(values):
         groups[index, dim] = {(index, dim): 0}
         _join(groups, (index, dim), by_symbol.setdefault(expression, (index, dim)))
+        tensor = example[index] if example is not None else None
+        if isinstance(tensor, torch.Tensor):
+            _join(groups, (index, dim), by_size.setdefault((dim, tensor.size(dim)), (index, dim)))
     for condition in guards.conditions:
         if (found := dependence(condition)) is not None:
             _join(groups, *found)
@@ -81,12 +90,15 @@ def _join(groups: dict[Place, dict[Place, int]], place: Place, other: Place, mor
             groups[each] = group
 
 
-def open_questions(values: Sequence[object], guards: InputGuards, leaves: Sequence[object]) -> list[Question]:
+def open_questions(
+    values: Sequence[object], guards: InputGuards, leaves: Sequence[object], *, alike: bool = False
+) -> list[Question]:
     """Return the small sizes that `guards` accept.
 
     Asked about is each group of dependent dynamic sizes with its smallest at 1 and 0, then all groups at 1 together.
+    With `alike`, sizes that are equal in the example are only asked about together.
     """
-    groups = _groups(values, guards)
+    groups = _groups(values, guards, leaves if alike else None)
     asked = [{place: size + more for place, more in group.items()} for group in groups for size in _SMALL]
     if len(groups) > 1:
         asked.append({place: 1 + more for group in groups for place, more in group.items()})

@@ -191,9 +191,15 @@ def _export_for_all_sizes(request: Request, inputs: Mapping[str, object], shapes
     refused = [question for question in asked if strict is None or not strict.accepts(question.applied(leaves))]
     guards = guards if refused else found.guards
     asked = [question for question in asked if question in refused or 0 in question.sizes.values()]
-    wrong = refuted(asked, request.model, request.form, found.module, inputs)
-    conditions = distinct([*guards.conditions, *(question.refusal() for question in wrong)])
-    return replace(found, guards=InputGuards(guards.specs, conditions, guards.mode))
+    compared = request.model, request.form, found.module, inputs
+    conditions = list(guards.conditions)
+    for question in refuted(asked, *compared):
+        # A size may be wrong alone and right with others: an empty mask is wrong for texts, and right for none.
+        others = open_questions(found.values, guards, leaves, alike=True)
+        wider = [other for other in others if question.sizes.items() < other.sizes.items()][:1]
+        is_right = bool(wider) and not refuted(wider, *compared)
+        conditions += question.refusal(wider[0] if is_right else None)
+    return replace(found, guards=InputGuards(guards.specs, distinct(conditions), guards.mode))
 
 
 def _try(request: Request, inputs: Mapping[str, object], shapes: Any, *, small_sizes: bool) -> Export | None:
