@@ -234,17 +234,6 @@ def test_what_a_transformer_made_has_no_marks() -> None:
     assert difference(picture(graph_module), before) == []
 
 
-def test_a_graph_module_that_lost_its_ledger_is_refused() -> None:
-    """Nodes say that they were rewritten, and nothing says how."""
-    graph_module = saved(MergeLinears()(traced()))
-    graph_module.meta["fxopt"] = None
-    before = picture(graph_module)
-    for how in (undo, lambda gm: MergeLinears()(gm, reverse=True)):
-        with pytest.raises(FxoptError, match=r"no ledger that says how.*new.meta.update\(old.meta\)"):
-            how(graph_module)
-        assert difference(picture(graph_module), before) == []
-
-
 def test_numbers_of_nodes_from_elsewhere_are_not_taken_for_ones_own() -> None:
     """Passes on a graph module without a ledger count anew, and are undone by their own."""
     graph_module = MergeLinears()(traced())
