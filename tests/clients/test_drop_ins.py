@@ -227,9 +227,9 @@ def test_batches_of_texts_in_columns(made: Callable[[str], tuple[Any, Any]], tmp
             given.encode(wrong)  # type: ignore[arg-type]  # what a caller may get wrong
     with pytest.raises(fxopt.PreconditionError, match=r"has no column 'sentence', only 'text': .*column="):
         given({"text": TEXTS})
-    for wrong in (None, float("nan"), 7, numpy.zeros(2)):
+    for row in (None, float("nan"), 7, numpy.zeros(2)):
         with pytest.raises(fxopt.PreconditionError, match=r"row 1 of the batch.*column sentence.*, where a text is"):
-            given.encode(["one", wrong, "two"])
+            given.encode(["one", row, "two"])
 
 
 def test_batches_of_pairs(made: Callable[[str], tuple[Any, Any]], tmp_path: Path) -> None:
