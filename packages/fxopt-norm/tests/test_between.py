@@ -26,7 +26,6 @@ BETWEEN: dict[str, Callable[[Any, Tensor], Tensor]] = {
     "function": lambda m, x: F.dropout(x, 0.5, m.training),
     "copy": lambda m, x: x.clone(),
     "cast": lambda m, x: x.to(torch.float32, copy=True),
-    "several": lambda m, x: m.same(m.drop(x.clone())).reshape(x.shape),
 }
 
 
@@ -82,7 +81,7 @@ def test_linear_layers_on_rows(name: str, form: Form) -> None:
 NOT_ON_ROWS: dict[str, tuple[str, Callable[[Any, Tensor], Any]]] = {
     "other features": ("not-adjacent", lambda m, x: m.wide(m.dense(x).flatten(1))),
     "three dimensions": ("wrong-axis", lambda m, x: m.norm(m.dense(x).view(1, 6, 6))),
-    "transposed": ("not-adjacent", lambda m, x: m.norm(m.dense(x).flatten(0, 1).t())),
+    "transposed": ("not-adjacent", lambda m, x: m.norm(m.dense(x).transpose(1, 2))),
     "layer read": ("several-users", lambda m, x: m.norm((y := m.dense(x)).flatten(0, 1)) * y.sum()),
     "rows read": ("several-users", lambda m, x: m.norm(y := m.dense(x).flatten(0, 1)) * y),
 }
@@ -106,21 +105,9 @@ def test_another_pass_has_nothing_to_say() -> None:
         other(graph_module, strict=True, expect=0)
 
 
-@pytest.mark.parametrize("between", [lambda m, x: x.relu(), lambda m, x: x + 1, lambda m, x: x * x.clone()])
-def test_what_computes_is_no_near_miss(between: Callable[[Any, Tensor], Tensor]) -> None:
+@pytest.mark.parametrize("between", [lambda m, x: x.relu(), lambda m, x: x + 1, lambda m, x: m.same(m.drop(x))])
+def test_what_computes_and_chains_are_no_near_misses(between: Callable[[Any, Tensor], Tensor]) -> None:
     assert not refused(fold(Model(between), "modules", torch.randn(2, 3, 5, 5)))
-
-
-def test_long_chains_end() -> None:
-    graph_module = fold(Model(lambda m, x: m.same(x)), "modules", torch.randn(2, 3, 5, 5))
-    assert len(refused(graph_module)) == 1
-
-    def far(m: Any, x: Tensor) -> Tensor:
-        for _ in range(20):
-            x = m.same(x)
-        return x
-
-    assert not refused(fold(Model(far), "modules", torch.randn(2, 3, 5, 5)))
 
 
 class Decomposed(Model):

@@ -30,10 +30,7 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
     "linear": lambda: chain(nn.Linear(4, 6), nn.BatchNorm1d(6)),
     "norm first": lambda: chain(nn.BatchNorm1d(4), nn.Linear(4, 6)),
     "norm first, no bias": lambda: chain(nn.BatchNorm1d(4), nn.Linear(4, 3, bias=False)),
-    "norm first, tall": lambda: chain(nn.BatchNorm1d(4, affine=False), nn.Linear(4, 7, bias=False)),
-    "between": lambda: chain(
-        nn.BatchNorm1d(4), nn.Linear(4, 6, bias=False), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, 2)
-    ),
+    "between": lambda: chain(nn.BatchNorm1d(4), nn.Linear(4, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, 2)),
     "counter": lambda: chain(nn.Conv1d(4, 6, 3), nn.BatchNorm1d(6), nn.Conv1d(6, 2, 3), nn.BatchNorm1d(2)),
     "volume": lambda: chain(nn.Conv3d(4, 2, 3), nn.BatchNorm3d(2)),
 }
@@ -74,7 +71,7 @@ def test_loading_folds_on_the_way(name: str) -> None:
     torch.testing.assert_close(graph_module(inputs), new(inputs), rtol=1e-4, atol=1e-4)
 
 
-@every_model
+@pytest.mark.parametrize("name", [name for name in MODELS if "no bias" not in name])
 def test_what_is_saved_computes_the_same(name: str) -> None:
     graph_module, inputs = folded(made(name, 0)), inputs_of(made(name, 0))
     original, other = (graph_of(made(name, seed), "modules", inputs) for seed in (0, 1))
@@ -108,47 +105,9 @@ def test_dtypes(name: str, dtype: torch.dtype) -> None:
         assert_equal(graph_module.state_dict(), expected)
 
 
-@pytest.mark.parametrize("name", ["conv", "neither", "linear"])
-def test_wide_statistics_beside_half_weights_stay_wide(name: str) -> None:
-    def mixed(seed: int) -> nn.Module:
-        model = made(name, seed).half()
-        for module in model.modules():
-            if isinstance(module, nn.modules.batchnorm._BatchNorm):
-                module.float()
-        return model
-
-    checkpoint, reference = made(name, 1).state_dict(), mixed(0)
-    reference.load_state_dict(checkpoint)
-    graph_module = folded(mixed(0))
-    load_original_state_dict(graph_module, checkpoint)
-    assert_equal(graph_module.state_dict(), folded(reference).state_dict())
-    saved = original_state_dict(graph_module)
-    assert {key: value.dtype for key, value in saved.items()} == {k: v.dtype for k, v in reference.state_dict().items()}
-    before = {key: value.clone() for key, value in graph_module.state_dict().items()}
-    load_original_state_dict(graph_module, saved)
-    assert_equal(graph_module.state_dict(), before)
-
-
-def test_memory_format_is_kept() -> None:
-    model: Any = made("conv", 0)
-    model.to(memory_format=torch.channels_last)
-    graph_module = folded(model)
-    load_original_state_dict(graph_module, made("conv", 1).state_dict())
-    (weight,) = (value for key, value in graph_module.state_dict().items() if key.endswith("weight"))
-    assert weight.is_contiguous(memory_format=torch.channels_last)
-    assert original_state_dict(graph_module)["0.weight"].is_contiguous()
-
-
-def test_a_trained_bias_may_have_no_way_back() -> None:
-    """Seven equations for four numbers."""
-    graph_module = folded(made("norm first, tall", 0))
-    original_state_dict(graph_module)
-    with torch.no_grad():
-        graph_module.get_parameter("1_folded.bias").normal_()
-    with pytest.raises(
-        NotReversibleError, match=r"`1_folded\.bias` \(pass .*\): .* has no bias, .* no shift"
-    ) as caught:
-        original_state_dict(graph_module)
+def test_without_a_bias_nothing_holds_the_folded_one() -> None:
+    with pytest.raises(NotReversibleError, match=r"`1_folded\.bias` \(pass .*\): .* has no bias that") as caught:
+        original_state_dict(folded(made("norm first, no bias", 0)))
     assert caught.value.pass_name == "fuse-batch-norm1d-in-linear"
 
 
@@ -183,25 +142,17 @@ def test_folding_what_was_restored_gives_the_same_bits(
     assert torch.equal(again[0], weight) and torch.equal(again[1], bias)
 
 
-@given(dtype=DTYPES, biased=st.booleans(), affine=st.booleans(), rows=st.integers(1, 9), seed=st.integers(0, 2**20))
+@given(dtype=DTYPES, affine=st.booleans(), rows=st.integers(1, 9), seed=st.integers(0, 2**20))
 @settings(max_examples=settings().max_examples // 2, deadline=None)
-def test_folding_before_what_was_restored_gives_nearly_the_same(
-    dtype: torch.dtype, biased: bool, affine: bool, rows: int, seed: int
+def test_folding_before_what_was_restored_gives_the_same_bits(
+    dtype: torch.dtype, affine: bool, rows: int, seed: int
 ) -> None:
     generator = torch.Generator().manual_seed(seed)
-    original = [torch.randn(rows, 5, generator=generator), torch.randn(rows, generator=generator) if biased else None]
-    original += [torch.randn(5, generator=generator), torch.rand(5, generator=generator) + 0.5]
-    original += [torch.randn(5, generator=generator) if affine else None for _ in range(2)]
-    cast = [None if tensor is None else tensor.to(dtype) for tensor in original]
     names = ("weight", "bias", "mean", "var", "norm_weight", "norm_bias")
-    shapes = {name: None if t is None else tuple(t.shape) for name, t in zip(names, cast, strict=True)}
-    weight, bias = fold_before(*cast, eps=1e-5)  # type: ignore[arg-type]  # the weight is there
-    try:
-        found = {key: t.to(dtype) for key, t in restore_before(weight, bias, eps=1e-5, shapes=shapes).items()}
-    except NotReversibleError:
-        assert not biased and rows > 5  # the rounded bias is none that a shift gives
-        return
-    again = fold_before(**{name: found.get(name) for name in names}, eps=1e-5)  # type: ignore[arg-type]  # as above
-    assert torch.equal(again[0], weight)
-    tolerance = 20 * torch.finfo(dtype).eps * float(weight.abs().sum(1).max() + 1)
-    torch.testing.assert_close(again[1], bias, rtol=tolerance, atol=tolerance)
+    sizes = ((rows, 5), (rows,), (5,), (5,), *((5,) if affine else None for _ in range(2)))
+    shapes = dict(zip(names, sizes, strict=True))
+    weight, bias = (torch.randn(*size, generator=generator).to(dtype) for size in sizes[:2] if size)
+    found = {key: t.to(dtype) for key, t in restore_before(weight, bias, eps=1e-5, shapes=shapes).items()}
+    assert {key: tuple(value.shape) for key, value in found.items()} == {k: s for k, s in shapes.items() if s}
+    again = fold_before(**{name: found.get(name) for name in names}, eps=1e-5)  # type: ignore[arg-type]  # the weight is there
+    assert torch.equal(again[0], weight) and torch.equal(again[1], bias)

@@ -54,7 +54,6 @@ _MOVES = DROPOUTS | words(
     """
 )
 """Calls that only move or drop values, also of modules, by their names in small letters."""
-_MOST_MOVES = 8
 NORM_REASONS = {
     "wrong-axis": "The normalisation works on another axis than the one that the layer produces or consumes. "
     "Nothing to do: one layer cannot compute both.",
@@ -159,7 +158,7 @@ class FoldBatchNorm(SitePass[FoldSite]):
             layer = self.read_layer(index, value)
             if layer is not None:
                 yield _site(layer, norm, False, node)
-            elif (origin := _origin(value, index)) is not value:
+            elif (origin := _moved(value, index)) is not None:
                 layer = self.read_layer(index, origin)
                 if layer is not None and written is None and _is_on_rows(layer, norm, value):
                     yield _site(layer, norm, False, node, value)
@@ -245,15 +244,10 @@ def _parts(norm: BatchNormCall) -> tuple[Node, ...]:
     return norm.parts if isinstance(norm, WrittenBatchNorm) else ()
 
 
-def _origin(value: Node, index: GraphIndex) -> Node:
-    """Return the value before a chain of views, copies and dropouts; else the value itself."""
-    for _ in range(_MOST_MOVES):
-        before = input_of(value)
-        name = index.effects.effect(value).operation or ""
-        if before is None or name.removeprefix("nn.").lower() not in _MOVES:
-            break
-        value = before
-    return value
+def _moved(value: Node, index: GraphIndex) -> Node | None:
+    """Return what a view, copy or dropout moves; None for other calls."""
+    name = index.effects.effect(value).operation or ""
+    return input_of(value) if name.removeprefix("nn.").lower() in _MOVES else None
 
 
 def mode_refusal(site: FoldSite, index: GraphIndex) -> Refusal | None:
@@ -351,27 +345,10 @@ def _layer_features(layer: Layer, *, inputs: bool) -> int:
 def _range_refusal(site: FoldSite, index: GraphIndex) -> Refusal | None:
     """Refuse overflow: a variance near zero, say, gives weights too large for half precision."""
     weight = site.layer.weight.tensor
-    if weight.is_meta or _surely_finite(site) or all(bool(new.isfinite().all()) for new in _new_tensors(site)):
+    if weight.is_meta or all(bool(new.isfinite().all()) for new in _new_tensors(site)):
         return None
     message = f"folding `{site.first.label}` and `{site.second.label}` gives weights not finite in {weight.dtype}"
     return index.refuse(site.label, "out-of-range", message, *site.nodes)
-
-
-def _surely_finite(site: FoldSite) -> bool:
-    """Return whether a bound, cheaper than the new weights, proves that they are finite."""
-    weight, bias = site.layer.weight.tensor.detach(), _data(site.layer.bias)
-    if weight.numel() == 0:
-        return True
-    scale, shift = map(_largest, site.affine)
-    largest, own = _largest(weight), 0.0 if bias is None else _largest(bias.detach())
-    before = site.layer.weight.tensor.shape[1] * largest * shift + own
-    bound = max(scale * largest, before if site.norm_first else shift + scale * own)
-    return bound < torch.finfo(weight.dtype).max  # false for NaN
-
-
-def _largest(tensor: Tensor) -> float:
-    """Return the largest magnitude in a tensor; NaN if it contains one."""
-    return max(abs(bound.item()) for bound in torch.aminmax(tensor))  # without a copy of the magnitudes
 
 
 def _new_tensors(site: FoldSite) -> tuple[Tensor, Tensor]:

@@ -7,7 +7,7 @@ missing bias is zero. Everything is computed in float64 (float32 on devices with
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor, nn
@@ -75,7 +75,7 @@ def scaled_after(
         factors = scale.reshape(-1, *(1,) * (weight.dim() - 1))
     if bias is not None:
         shift = shift + scale * _precise(bias)
-    return _scaled(weight, factors), shift.to(weight.dtype)
+    return _by_rows(weight, lambda rows: _precise(weight[rows]) * factors[rows]), shift.to(weight.dtype)
 
 
 def fold_before(
@@ -108,23 +108,20 @@ _BLOCK = 1 << 17
 """Number of elements computed at once: in float64, they fit into a core's cache."""
 
 
-def _scaled(weight: Tensor, factors: Tensor) -> Tensor:
-    """Return ``weight * factors``, rounded once; ``factors`` has as many rows, or is broadcast over the rest.
+def _by_rows(like: Tensor, compute: Callable[[slice], Tensor]) -> Tensor:
+    """Return a tensor like another one, of rows that are computed in the widest dtype and rounded once.
 
-    In float64 a large weight takes twice its memory, and the product as much again. Computing it in blocks avoids that
+    In float64 a large weight takes twice its memory, and a product as much again. Computing it in blocks avoids that
     and takes a third of the time.
     """
-    whole = weight.numel() <= 2 * _BLOCK or weight.device.type != "cpu" or type(weight) not in (Tensor, nn.Parameter)
-    if whole or weight.dtype == torch.float64 or factors.shape[0] != weight.shape[0]:
-        return (_precise(weight) * factors).to(weight.dtype)
-    detached = weight.detach()
-    scaled = torch.empty_like(detached)
-    rows = max(1, _BLOCK * weight.shape[0] // weight.numel())
-    wide = torch.empty_like(detached[:rows], dtype=torch.float64)
-    parts = (torch.split(each, rows) for each in (detached, factors, scaled))
-    for part, factor, into in zip(*parts, strict=True):
-        into.copy_(wide[: len(part)].copy_(part).mul_(factor))
-    return scaled
+    if type(like) not in (Tensor, nn.Parameter):
+        return compute(slice(None)).to(like.dtype)
+    made = torch.empty_like(like, requires_grad=False)
+    step = max(1, _BLOCK * len(like) // max(1, like.numel()))
+    for start in range(0, len(like), step):
+        rows = slice(start, start + step)
+        made[rows] = compute(rows)
+    return made
 
 
 def restore_after(
@@ -165,15 +162,16 @@ def restore_before(
 ) -> dict[str, Tensor]:
     """Return tensors from which `fold_before` computes this weight and bias again.
 
-    As in `restore_after`, the layer gets the folded weights, and also the folded bias. If it has no bias, the batch
-    norm has to add some ``t`` with ``W t = b``. That exists if ``b`` is unchanged since folding, or if ``W`` has full
-    row rank.
+    As in `restore_after`, the layer gets the folded weights, and also the folded bias.
 
     Raises:
-        NotReversibleError: The layer has no bias, and no ``t`` gives the folded one.
+        NotReversibleError: The layer has no bias that could hold the folded one.
     """
     if shapes["bias"] is None:
-        return {"weight": weight, **_adding(_solution(weight, bias), eps, shapes)}
+        raise NotReversibleError(
+            "the linear layer after the batch norm has no bias that could hold the folded one. Save "
+            "graph_module.state_dict(), or give the original layer a bias of zeros before folding"
+        )
     return {"weight": weight, "bias": bias, **_adding(weight.new_zeros(weight.shape[1]), eps, shapes)}
 
 
@@ -208,15 +206,13 @@ def merge_branches(*, eps: tuple[float | None, ...], **tensors: Tensor | None) -
             scale = scale.reshape(-1, *(1,) * (largest.dim() - 1))
         kernels.append((_identity(largest) if weight is None else weight, scale))
         shifts += [] if shift is None else [shift]
-    merged = torch.empty_like(largest, requires_grad=False)
-    whole = type(largest) not in (Tensor, nn.Parameter) or largest.numel() <= 2 * _BLOCK
-    step = max(1, len(largest) if whole else _BLOCK * len(largest) // largest.numel())
-    for start in range(0, len(largest), step):
-        rows = slice(start, start + step)
+
+    def rows_of_sum(rows: slice) -> Tensor:
         wide = ((_precise(kernel[rows]), scale) for kernel, scale in kernels)
-        parts = (kernel if scale is None else kernel * scale[rows] for kernel, scale in wide)
-        merged[rows] = sum(_centred(part, largest) for part in parts)
-    return merged, sum(shifts[1:], shifts[0]).to(largest.dtype) if shifts else None
+        parts = [kernel if scale is None else kernel * scale[rows] for kernel, scale in wide]
+        return sum((_centred(part, largest) for part in parts[1:]), _centred(parts[0], largest))
+
+    return _by_rows(largest, rows_of_sum), sum(shifts[1:], shifts[0]).to(largest.dtype) if shifts else None
 
 
 def restore_branches(
@@ -278,24 +274,6 @@ def _adding(shift: Tensor, eps: float, shapes: Mapping[str, tuple[int, ...] | No
     found = {"mean": -shift if shapes["norm_bias"] is None else zeros, "var": zeros + (1.0 - eps)}
     found |= {} if shapes["norm_weight"] is None else {"norm_weight": zeros + 1.0}
     return found | ({} if shapes["norm_bias"] is None else {"norm_bias": shift})
-
-
-def _solution(weight: Tensor, bias: Tensor) -> Tensor:
-    """Return the smallest ``t`` with ``weight @ t = bias``, in the widest dtype."""
-    if weight.is_meta:
-        return weight.new_empty(weight.shape[1])
-    wide, wanted = _precise(weight).cpu(), _precise(bias).cpu()
-    shift: Tensor = torch.linalg.lstsq(wide, wanted.unsqueeze(1), driver="gelsd").solution.squeeze(1)
-    # The error of rounding `bias`, and `t` to the dtype of the batch norm, and that of solving.
-    precision = 2 * torch.finfo(weight.dtype).eps + 16 * len(shift) * torch.finfo(wide.dtype).eps
-    bound = precision * (wide.abs() @ shift.abs() + wanted.abs())
-    if not bool(((wide @ shift.to(weight.dtype).to(wide.dtype) - wanted).abs() <= bound).all()):
-        raise NotReversibleError(
-            "the linear layer after the batch norm has no bias, and no shift of its input gives the folded bias, "
-            "which was trained or loaded since. Save graph_module.state_dict(), or give the original layer a bias of "
-            "zeros before folding"
-        )
-    return shift.to(weight.device, _precise(weight).dtype)
 
 
 def _precise(tensor: Tensor) -> Tensor:

@@ -54,11 +54,6 @@ def _norm(
     return x * scale + (bias - mean * scale)
 
 
-def _bare_norm(x: Tensor, bias: nn.Parameter, mean: nn.Parameter, variance: nn.Parameter, eps: float) -> Tensor:
-    scale = 1 / torch.sqrt(variance + eps)
-    return x * scale + (bias - mean * scale)
-
-
 def read_written_batch_norm(index: GraphIndex, node: Node) -> tuple[Node, WrittenBatchNorm | Obstacle] | None:
     """Read ``x * scale + shift`` with a scale that the graph computes only from registered tensors.
 
@@ -71,15 +66,14 @@ def read_written_batch_norm(index: GraphIndex, node: Node) -> tuple[Node, Writte
 
 def _read(index: GraphIndex, node: Node, affine: Match) -> WrittenBatchNorm | Obstacle:
     value, scale, shift = affine.values["x"], affine.values["scale"][-1], affine.values["shift"][-1]
-    matches = (match for norm in _patterns()[1:] for match in norm.matches(index, node))
-    found = next((match for match in matches if match.values["x"] is value), None)
+    found = next((match for match in _patterns()[1].matches(index, node) if match.values["x"] is value), None)
     if found is None:
         message = f"`{scale.name}` and `{shift.name}`, scale and shift of node `{node.name}`, are computed, but not as"
         formula = "weight / sqrt(variance + eps) and bias - mean * scale"
         return Obstacle(node.name, "computed-weight", f"{message} {formula} of a batch norm")
     refs: list[TensorRef | None] = []
     for key in ("weight", "bias", "mean", "variance"):
-        ref = tensor_ref(index, node, found.values.get(key), "tensor", parameter=False)
+        ref = tensor_ref(index, node, found.values[key], "tensor", parameter=False)
         if isinstance(ref, Obstacle):
             return ref
         if ref is not None and ref.key in index.modules[owner_of(ref.name)]._non_persistent_buffers_set:
@@ -136,7 +130,6 @@ def _factors(constants: list[Node], scale: Node, shift: Node) -> tuple[TensorFac
 
 @cache
 def _patterns() -> tuple[Pattern, ...]:
-    """Return the pattern of a product and a sum with constants, and those of batch norms with weights and without."""
+    """Return the patterns of a product and a sum with constants, and of a batch norm."""
     kinds = {"scale": Annotated[list[Node], _computed], "shift": Annotated[list[Node], _constants]}
-    norms = (Pattern(norm, through=_VIEWS | _CASTS) for norm in (_norm, _bare_norm))
-    return Pattern(lambda x, scale, shift: x * scale + shift, kinds=kinds), *norms
+    return Pattern(lambda x, scale, shift: x * scale + shift, kinds=kinds), Pattern(_norm, through=_VIEWS | _CASTS)
