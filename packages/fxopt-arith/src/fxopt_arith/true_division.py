@@ -2,15 +2,15 @@
 
 Unless ``c`` is a power of two, a product with the rounded inverse differs from the quotient in the last bit for some
 values. That matters where the quotient is rounded to an integer or compared, so a division is refused if its readers
-do so, also behind views, copies, choices among its elements, and through memory that is written. After arithmetic, the
-last bit is uncertain anyway, and readers are not looked at.
+do so, also behind views, copies and choices among its elements, or store it, and so is a division in place: what else
+reads that memory is not followed. After arithmetic, the last bit is uncertain anyway, and readers are not looked at.
 """
 
 from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any, ClassVar
@@ -55,8 +55,8 @@ class ChangeTrueDivToMulByInverse(ReversibleSitePass[ConstantDivision]):
     """``x / c`` -> ``x * (1 / c)`` for a Python number ``c``, where that is safe.
 
     Refused if ``1 / c`` is not finite and normal in the dtype of the computation, if ``x`` is shape arithmetic, and if
-    what reads the quotient floors, rounds or compares it or makes it an integer (except for powers of two, whose
-    inverse is exact). Undoing restores the exact constant.
+    what reads the quotient floors, rounds, compares or stores it or makes it an integer (except for powers of two,
+    whose inverse is exact; other divisions in place stay). Undoing restores the exact constant.
 
     Source:
         IEEE 754-2019, section 5.4.1: quotient and product are each rounded once, so a product with a rounded inverse
@@ -79,8 +79,8 @@ class ChangeTrueDivToMulByInverse(ReversibleSitePass[ConstantDivision]):
         "Compute in a wider dtype, if there is one that holds it.",
         "shape-arithmetic": "The dividend is a Python number that is computed from shapes; a product would round. "
         "Nothing to do: no tensor is divided.",
-        "rounded-quotient": "An operation that reads the quotient rounds it, compares it or makes it an integer. "
-        "Nothing to do, except to divide by a power of two, whose inverse is exact.",
+        "rounded-quotient": "An operation that reads the quotient rounds, compares or stores it, or makes it an "
+        "integer. Nothing to do, except to divide by a power of two, whose inverse is exact.",
     }
 
     def match(self, index: GraphIndex) -> Iterator[ConstantDivision | Refusal]:
@@ -108,9 +108,14 @@ class ChangeTrueDivToMulByInverse(ReversibleSitePass[ConstantDivision]):
                 return index.refuse(name, "shape-unknown", message, *site.nodes)
             message = f"the inverse of {site.constant} at node `{name}` is not finite and normal in {dtype}"
             return index.refuse(name, "unsafe-constant", message, *site.nodes)
-        reader = None if _is_power_of_two(site.constant) else site.rounding().get(site.call.node)
+        if math.frexp(abs(site.constant))[0] == 0.5:  # powers of two are exact
+            return None
+        if site.call.inplace:
+            message = f"node `{name}` divides in place, and what reads that memory may round or compare the quotient"
+            return index.refuse(name, "rounded-quotient", message, *site.nodes)
+        reader = site.rounding().get(site.call.node)
         if reader is not None:
-            message = f"node `{reader.name}` rounds or compares the result of node `{name}`, or may do so"
+            message = f"node `{reader.name}` rounds, compares or stores the result of node `{name}`, or may do so"
             return index.refuse(name, "rounded-quotient", message, *site.nodes)
         return None
 
@@ -141,10 +146,6 @@ def _has_safe_inverse(constant: int | float, dtype: torch.dtype) -> bool:
     return math.isfinite(constant) and limits.tiny <= inverse <= limits.max
 
 
-def _is_power_of_two(constant: int | float) -> bool:
-    return math.frexp(abs(constant))[0] == 0.5
-
-
 def _names(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
@@ -161,12 +162,12 @@ _ROUNDING = _names(
 )
 """Operations that round or compare a value, by their names in `fxopt_rewrite.Effects`."""
 
-_STORING = _names("setitem copy fill index_put index_copy scatter masked_scatter")
-_PASSING = _STORING | _names(
+_PASSING = _names(
     """
     clone _to_copy cat concat concatenate stack hstack vstack dstack repeat repeat_interleave tile flip roll index
     gather index_select take take_along_dim masked_select masked_fill where pad constant_pad_nd nan_to_num abs neg relu
     nn.ReLU clamp clip max min amax amin maximum minimum median sort topk kthvalue mode tril triu
+    setitem copy fill index_put index_copy scatter masked_scatter
     """
 )
 """Operations whose results hold elements of their inputs, or bounds and signs of them."""
@@ -176,41 +177,25 @@ _ELEMENTS = (torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torc
 
 
 def _rounding_readers(index: GraphIndex) -> Mapping[Node, Node]:
-    """Return the nodes whose value, or memory that they write, is rounded later or may be, each with a node that does.
+    """Return the nodes whose value is rounded later or may be, each with a node that does.
 
-    Rounding means to floor, to compare, or to make integers.
+    Rounding means to floor, to compare, to store, or to make integers.
     """
     found: dict[Node, Node] = {}
-    memory: dict[Hashable, Node] = {}  # what rounds a value in this memory, after the node at hand
     for node in reversed(index.nodes):
         effect = index.effects.effect(node)
-        stored = [memory[place] for place in map(index.effects.memory_of, effect.writes) if place in memory]
-        if stored:
-            found.setdefault(node, stored[0])
         name, rounds = _plain_name(effect.operation), _rounds(node, index)
         for value in node.all_input_nodes:
-            is_view = value in effect.aliases and not effect.writes
-            if rounds or (name in _STORING and _makes_integers(effect.writes, value)):
+            stores = effect.writes and value not in effect.writes
+            if rounds or (stores and name in _PASSING):
                 found[value] = node
-            elif node in found and (is_view or name in _PASSING):
+            elif node in found and (value in effect.aliases or name in _PASSING):
                 found[value] = found[node]
-            else:
-                continue
-            if not is_view:
-                memory[index.effects.memory_of(value)] = found[value]
     return found
 
 
 def _plain_name(operation: str | None) -> str:
     return (operation or "").removeprefix("_foreach_").removeprefix("special_").rstrip("_")
-
-
-def _makes_integers(written: Sequence[Node], value: Node) -> bool:
-    """Return whether a value is converted to integers when it is stored in this memory, or may be."""
-    if not written or value in written:
-        return False
-    facts = tensor_facts(written[0])
-    return facts is None or facts.dtype in _ELEMENTS
 
 
 def _rounds(node: Node, index: GraphIndex) -> bool:
