@@ -10,7 +10,6 @@ from checkpoint_passes import Fold, Join, model, traced
 from torch import Tensor, nn
 from torch.fx import GraphModule
 
-from fxopt_checkpoints.key_map import KeyMap
 from fxopt_checkpoints.tensor_map import Assembly, Derivation, Destination, OriginalTensor
 from fxopt_checkpoints.trace import key_map
 from fxopt_core import Derived, FxoptError, compose, undo
@@ -35,7 +34,6 @@ class TestWhatItSays:
         assert rows["out.bias"] == OriginalTensor("out.bias", (3,), torch.float32)
         assert rows["k.bias"].shape is None and not rows["k.bias"].in_state_dict
         assert rows["scratch"] == OriginalTensor("scratch", (2,), torch.float32, "buffer", persistent=False)
-        assert rows["norm.num_batches_tracked"].beside == "mid_folded.weight"
 
     def test_steps_say_how_new_tensors_come_about(self) -> None:
         found = key_map(rewritten(*BOTH))
@@ -120,13 +118,6 @@ class JoinAll(Join):
 def twice_joined(seed: int = 0) -> GraphModule:
     result: GraphModule = compose(JoinTwo(), JoinAll())(torch.fx.symbolic_trace(Twice(seed)))
     return result
-
-
-class TestJson:
-    def test_settings_without_a_form_are_told(self) -> None:
-        step = Derivation("a:b", (), (("with", object()),), ())
-        with pytest.raises(FxoptError, match="data cannot express"):
-            KeyMap((), (step,)).to_json()
 
 
 class TestVllm:

@@ -234,8 +234,7 @@ class OriginalTensors:
         if self.has(row):
             values = self._values[self._map.source_of(row.key)]
             return values.clone(memory_format=torch.contiguous_format)
-        beside = None if row.beside is None else self._values.get(row.beside)
-        return torch.zeros(row.shape or (), dtype=row.dtype, device=None if beside is None else beside.device)
+        return torch.zeros(row.shape or (), dtype=row.dtype)
 
     def _put(self, label: str, values: Tensor) -> None:
         row = self._map.by_key.get(label)

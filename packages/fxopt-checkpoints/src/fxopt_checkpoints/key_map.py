@@ -1,17 +1,14 @@
-"""`KeyMap`: which original tensors became which of the rewritten model; as JSON, as a table, for vLLM."""
+"""`KeyMap`: which original tensors became which of the rewritten model; as a table, for vLLM."""
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from fxopt_checkpoints.tensor_map import Assembly, Derivation, Destination, NewTensor, OriginalTensor, Part, TensorMap
+from fxopt_checkpoints.tensor_map import Derivation, Destination, OriginalTensor, TensorMap
 from fxopt_core import FxoptError, text_table
-from fxopt_rewrite import Fields, Neutral, Piece, ValueWriter
-
-KEY_MAP_VERSION = 2
+from fxopt_rewrite import Piece
 
 
 @dataclass(frozen=True)
@@ -26,17 +23,6 @@ class KeyMap(TensorMap):
         steps: the steps that make the new tensors, each after those that it reads from.
         ties: groups of original keys that are one tensor.
     """
-
-    def to_json(self) -> str:
-        """Write the map as JSON text for scripts; docs/checkpoints.md describes the format.
-
-        Raises:
-            FxoptError: JSON cannot express a setting of a function.
-
-        >>> KeyMap(()).to_json()
-        '{"fxopt_key_map": 2, "originals": []}'
-        """
-        return json.dumps({"fxopt_key_map": KEY_MAP_VERSION, **ValueWriter(_FIELDS.writers).write(self)["KeyMap"]})
 
     def vllm_packed_modules_mapping(self) -> dict[str, list[str]]:
         """Return vLLM's ``packed_modules_mapping``: each merged layer, and the layers whose rows it holds, in order.
@@ -90,9 +76,6 @@ class KeyMap(TensorMap):
             names = ", ".join(target.name for step in functions for target in step.targets)
             texts.append(f"{names} by {functions[0].function.rpartition(':')[2]}")
         return "; ".join(texts) or "not kept"
-
-
-_FIELDS = Fields((KeyMap, OriginalTensor, NewTensor, Part, Assembly, Derivation, Neutral, Piece))
 
 
 def _place_text(place: Destination, *inside: Piece) -> str:

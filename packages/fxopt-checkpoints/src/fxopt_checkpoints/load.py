@@ -20,7 +20,6 @@ from fxopt_checkpoints.trace import is_baked, key_map
 from fxopt_checkpoints.validation import Validation, copying_problem
 from fxopt_core import check_graph_module, type_text
 from fxopt_core.errors import CheckpointError
-from fxopt_rewrite import dtype_kind
 
 
 def load_original_state_dict(
@@ -202,7 +201,12 @@ def unsaved(
     lost = [
         f"`{row.key}` was removed, and nothing holds its values; keep the original checkpoint"
         for row in names.originals
-        if row.in_state_dict and not row.kept and row.shape is not None and not has(row) and not is_counter(row)
+        if row.in_state_dict
+        and not row.kept
+        and row.shape is not None
+        and not has(row)
+        # Batch norms count again from zero.
+        and not row.key.endswith("num_batches_tracked")
     ]
     known = {target.name for target in names.new_tensors} | names.by_key.keys()
     return lost + [
@@ -211,11 +215,6 @@ def unsaved(
         for key in saved
         if key in current and key not in known and not is_baked(key)
     ]
-
-
-def is_counter(row: OriginalTensor) -> bool:
-    """Return whether a tensor is the counter of a folded batch norm, which starts again at zero."""
-    return row.beside is not None and row.dtype is not None and dtype_kind(row.dtype) in ("integer", "bool")
 
 
 def in_order(rows: list[OriginalTensor], saved: Mapping[str, Any], made: set[str]) -> OrderedDict[str, Any]:

@@ -30,7 +30,6 @@ class OriginalTensor:
         kind: "parameter", "buffer", or "extra-state" for anything else that a module saves.
         persistent: whether it is in the ``state_dict``; buffers need not be.
         kept: whether the rewritten module still has it, under the same key.
-        beside: for a removed tensor whose values nothing holds, a new tensor made in its place.
     """
 
     key: str
@@ -39,7 +38,6 @@ class OriginalTensor:
     kind: Kind = "parameter"
     persistent: bool = True
     kept: bool = True
-    beside: str | None = None
 
     @property
     def in_state_dict(self) -> bool:

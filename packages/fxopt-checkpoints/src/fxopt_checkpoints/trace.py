@@ -107,7 +107,6 @@ class _Tensor:
     parts: list[tuple[_Tensor, Piece]] = field(default_factory=list)  # the tensors that fill its regions
     fills: list[Neutral] = field(default_factory=list)  # the constants in its other regions
     derivation: _Derivation | None = None  # the function that computes it
-    beside: _Tensor | None = None  # if its values were dropped, a new tensor made in its place
 
 
 @dataclass(eq=False)
@@ -163,7 +162,6 @@ class _Tree(EditVisitor):
         self._pass_name = pass_name
         self._added: dict[str, list[_Tensor]] = {}  # by name
         self._dropped: dict[str, list[_Tensor]] = {}  # by name
-        self._beside_next: list[_Tensor] = []  # dropped after the module that is visited next
         self._parts: dict[str, list[tuple[_Tensor, Piece]]] = {}  # by the name of the new tensor that they fill
         self._fills: dict[str, list[Neutral]] = {}  # likewise
 
@@ -214,9 +212,6 @@ class _Tree(EditVisitor):
                 self._added.setdefault(tensor.name, []).append(tensor)
                 made.append(tensor)
         self._made += reversed(made)
-        for dropped in self._beside_next:
-            dropped.beside = made[0] if made else None
-        self._beside_next = []
 
     def module_removed(self, edit: ModuleRemoved) -> None:
         """Restore the module."""
@@ -253,7 +248,6 @@ class _Tree(EditVisitor):
             self._parts.setdefault(row.piece.key, []).append((tensor, row.piece))
         else:
             self._dropped.setdefault(row.name, []).append(tensor)
-            self._beside_next.append(tensor)
         return tensor
 
     def _derive(self, derived: Derived) -> None:
@@ -271,9 +265,6 @@ class _Tree(EditVisitor):
         for output in outputs:
             if output is not None:
                 output.derivation = item
-        for each in inputs:
-            if each is not None:
-                each.beside = None
 
     def key_map(self) -> KeyMap:
         """Return the map, after all records have been taken back."""
@@ -281,14 +272,10 @@ class _Tree(EditVisitor):
         self._made.reverse()
         entries = list(_entries(self._top, ""))
         ties = _set_labels(entries, self._made)
-        originals = (
-            row if tensor is None or tensor.beside is None else replace(row, beside=tensor.beside.label)
-            for row, tensor in entries
-        )
         # A tensor is made from earlier ones, so in the order in which they were made each comes after its sources.
         items = dict.fromkeys(tensor.derivation or tensor for tensor in self._made)
         steps = (_step(item) for item in items if isinstance(item, _Derivation) or item.parts or item.fills)
-        return KeyMap(tuple(originals), tuple(steps), ties)
+        return KeyMap(tuple(row for row, _ in entries), tuple(steps), ties)
 
 
 def _earliest(found: Mapping[str, list[_Tensor]], name: str) -> _Tensor | None:

@@ -90,8 +90,6 @@ class NoOpReader:
     # -- views
 
     def _is_same_view(self, call: Operation, value: Node) -> bool:
-        if call.name == "positive":
-            return True
         if call.name == "getitem":
             return _takes_everything(call.arguments["index"]) and self._kind(value) is Kind.TENSOR
         if call.name in _SHAPING:
@@ -262,6 +260,6 @@ def _is_expanded(node: Node, value: Node) -> bool:
 
 _READ = words(
     """
-    identity positive getitem clone where masked_fill scaled_dot_product_attention
+    identity getitem clone where masked_fill scaled_dot_product_attention
     """
 ).union(_SHAPING, _ANDS, _ORS, _NEUTRAL, DROPOUTS, CONVERSIONS, CASTS)
