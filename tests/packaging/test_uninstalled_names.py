@@ -23,7 +23,7 @@ def test_the_table_has_what_the_distributions_offer() -> None:
 def test_a_pass_whose_distribution_is_not_installed() -> None:
     installed = importlib.metadata.entry_points(group="fxopt")
     few = Registry([point for point in installed if point.name in ("core", "linear", "fxopt")])
-    found = "it is in fxopt-simplify, which is not installed: pip install fxopt-simplify"
+    found = "it is in fxopt-simplify, which is not loaded; unless it is installed: pip install fxopt-simplify"
     with pytest.raises(UnknownPassError, match=found):
         few.pipeline("inference")
     with pytest.raises(UnknownPassError, match="did you mean merge-linears"):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import functools
 import threading
 from collections.abc import Callable
@@ -92,28 +91,13 @@ def test_a_copy_is_equal_and_shares_nothing(make: Callable[[], Any]) -> None:
     assert twin.code == original.code
 
 
-def test_next_names_are_the_same() -> None:
-    original = traced()
-    with original.graph.inserting_before(original.graph.output_node()):
-        erased = original.graph.call_function(torch.relu, (next(iter_nodes(original.graph)),))
-    original.graph.erase_node(erased)
-    twin = faithful_copy(original)
-    new = [gm.graph.call_function(torch.relu, (next(iter_nodes(gm.graph)),)).name for gm in (original, twin)]
-    assert new == ["relu_1", "relu_1"]
-    assert copy.deepcopy(original).graph._graph_namespace._used_names != set()
-
-
-def test_users_and_node_attributes() -> None:
+def test_users_and_code_generators() -> None:
     original = traced()
     first, *_, last = iter_nodes(original.graph)
     first.users = {last: None, **first.users}
-    vars(first)["ad_hoc"] = [1]
     original.graph.on_generate_code(lambda _: lambda body: ["\n", *body])
     twin = faithful_copy(original)
-    mirrored = next(iter_nodes(twin.graph))
-    assert list(map(str, mirrored.users)) == list(map(str, first.users))
-    assert vars(mirrored) == {"ad_hoc": [1]}
-    assert vars(mirrored)["ad_hoc"] is not vars(first)["ad_hoc"]
+    assert list(map(str, next(iter_nodes(twin.graph)).users)) == list(map(str, first.users))
     twin.graph.on_generate_code(lambda _: lambda body: body)
     assert original.graph._codegen._body_transformer(["x"]) == ["\n", "x"]
 
@@ -144,18 +128,8 @@ def register_all(module: Any, callback: Any) -> None:
     module.register_load_state_dict_post_hook(callback)
 
 
-HOOKS = [
-    "_forward_pre_hooks",
-    "_forward_pre_hooks_with_kwargs",
-    "_forward_hooks",
-    "_forward_hooks_with_kwargs",
-    "_forward_hooks_always_called",
-    "_backward_pre_hooks",
-    "_backward_hooks",
-    "_state_dict_pre_hooks",
-    "_state_dict_hooks",
-    "_load_state_dict_post_hooks",
-]
+# But for the one whose hooks torch wraps.
+HOOKS = [key for key in vars(nn.Module()) if "_hooks" in key and key != "_load_state_dict_pre_hooks"]
 
 
 @pytest.mark.parametrize("make", [make for make in SAMPLES if make is not subclass])
@@ -221,14 +195,10 @@ def test_deepcopy_hooks_run_on_the_copy() -> None:
 
 
 def test_plain_attributes() -> None:
-    original = traced()
-    lock, table = threading.Lock(), {"a": [1, {2}], "b": torch.ones(2)}
-    original.lock, original.table, original.same_table = lock, table, table
+    original, table = traced(), {"a": [1, {2}], "b": torch.ones(2)}
+    original.table, original.same_table = table, table
     original.node, original.part, original.me = next(iter_nodes(original.graph)), original.linear, original
-    original.mixed = [lock, [3]]
-    original.linear.note = {"x": lock}
     twin = faithful_copy(original)
-    assert twin.lock is lock
     assert twin.table["a"] == [1, {2}]
     assert twin.table["a"] is not table["a"]
     assert twin.table["b"].equal(table["b"])
@@ -236,9 +206,6 @@ def test_plain_attributes() -> None:
     assert twin.same_table is twin.table
     assert twin.node is next(iter_nodes(twin.graph))
     assert (twin.part, twin.me) == (twin.linear, twin)
-    assert twin.mixed[0] is lock
-    assert twin.mixed[1] is not original.mixed[1]
-    assert twin.linear.note["x"] is lock
 
 
 def test_tensors_keep_ties_flags_gradients_and_shared_memory() -> None:
@@ -316,17 +283,16 @@ def test_a_parametrized_root() -> None:
 
 
 def test_what_cannot_be_copied_is_named() -> None:
-    class Stubborn(nn.Module):
-        def __deepcopy__(self, memo: object) -> nn.Module:
-            raise TypeError("no")
-
     original = traced()
     original.linear.register_buffer("derived", original.linear.weight * 2)
     with pytest.raises(FxoptError, match=r"linear\.derived is the result of a computation"):
         faithful_copy(original)
     del original.linear.derived
-    original.stubborn = Stubborn()
-    with pytest.raises(FxoptError, match="module Stubborn cannot be copied: no"):
+    original.linear.note = {"x": threading.Lock()}
+    with pytest.raises(FxoptError, match=r"module 'linear' cannot be copied: .*lock"):
+        faithful_copy(original)
+    original.linear.note, original.mixed = None, [threading.Lock(), [3]]
+    with pytest.raises(FxoptError, match=r"attribute 'mixed' cannot be copied: .*lock"):
         faithful_copy(original)
 
 

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import json
-import math
 import pickle
 
-import pytest
 import torch
 from torch import nn
-from torch.fx import GraphModule, symbolic_trace
+from torch.fx import symbolic_trace
 
-from fxopt_core import History, Ledger, LintAndRecompile, Record, Refusal, Rewrite, compose, history, undo
+from fxopt_core import History, Ledger, Record, Refusal, Rewrite, history
 
 RECORD = Record(
     pass_name="merge-linears",
     transformation="fxopt_linear.merge:MergeLinears",
-    options=(("min_group", 3), ("where", "layer.*"), ("dtype", torch.float16), ("limit", math.inf)),
+    options=(("min_group", 3), ("where", "layer.*"), ("dtype", torch.float16)),
     signature="a1b2",
     rewrites=(Rewrite("q + k", ("q", "k"), ("q_k", "narrow"), ("att.q", "att.k"), ("att.q_k",)),),
     refusals=(Refusal("v", "hooks", "module `v` has <hooks>", ("v",)),),
@@ -60,27 +58,16 @@ def test_what_a_pass_notes_stands_beside_the_rewrite() -> None:
     assert json.loads(History((record,)).to_json())["passes"][0]["rewritten"][0]["note"] == "measured: 1.2"
 
 
-def test_long_lists_are_cut_in_the_table_alone() -> None:
-    rewrites = tuple(Rewrite(f"site{n}", (f"n{n}",)) for n in range(60))
-    record = Record("a-pass", "m:A", (), "s", rewrites, tuple(Refusal(f"s{n}", "hooks", "has") for n in range(51)))
-    lines = str(History((record,))).splitlines()
-    assert len(lines) == 2 + 51 + 51
-    assert lines[52] == "     ... and 10 more rewritten; to_json() has them all"
-    assert lines[-1] == "     ... and 1 more refused; to_json() has them all"
-    assert len(json.loads(History((record,)).to_json())["passes"][0]["rewritten"]) == 60
-
-
 def test_json_for_scripts() -> None:
     text = History((RECORD,)).to_json(indent=2)
-    data = json.loads(text, parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
-    assert data == {
+    assert json.loads(text) == {
         "history_version": 1,
         "ledger_version": 1,
         "passes": [
             {
                 "pass": "merge-linears",
                 "class": "fxopt_linear.merge:MergeLinears",
-                "options": {"min_group": 3, "where": "layer.*", "dtype": "torch.float16", "limit": "inf"},
+                "options": {"min_group": 3, "where": "layer.*", "dtype": "torch.float16"},
                 "signature": "a1b2",
                 "state": "applied",
                 "run": 2,
@@ -102,10 +89,3 @@ def test_json_for_scripts() -> None:
             }
         ],
     }
-
-
-def test_runs_and_places() -> None:
-    graph_module: GraphModule = compose(LintAndRecompile(), LintAndRecompile())(symbolic_trace(nn.ReLU()))
-    undo(LintAndRecompile()(graph_module))
-    lines = str(history(graph_module)).splitlines()[1:]
-    assert [line.split()[0] for line in lines] == ["0.0", "0.1", "1"]

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import threading
 from typing import Any
 
 import pytest
@@ -41,7 +40,6 @@ class Log(Instrument):
 
     def __init__(self, name: str, log: list[str], *, vetoes: str = "", skips: str = "") -> None:
         self.name, self.log, self.vetoes, self.skips = name, log, vetoes, skips
-        self.may_veto = bool(vetoes)
         self.runs: list[PassRun] = []
 
     def should_run(self, run: PassRun, graph_module: GraphModule) -> bool:
@@ -75,24 +73,15 @@ class TestScope:
         Swap()(traced())
         assert len(log) == 6
 
-    def test_other_threads_are_not_seen(self) -> None:
-        log: list[str] = []
-        with instrumented(Log("a", log)):
-            worker = threading.Thread(target=Swap(), args=(traced(),))
-            worker.start()
-            worker.join(30)
-        assert log == []
-
 
 class TestWhatTheySee:
-    def test_place_and_predecessors(self) -> None:
+    def test_names_and_places(self) -> None:
         log = Log("a", [])
         passes = compose(Swap(), compose(Swap("mul", "sub"), compose()), Swap("sub", "truediv"))
         with instrumented(log):
             passes(traced())
-        assert [(run.name, run.index, run.before, run.reverse) for run in log.runs] == [
-            ("swap", 0, (), False), ("swap", 1, ("swap",), False), ("swap", 2, ("swap", "swap"), False)
-        ]  # fmt: skip
+        found = [(run.name, run.index, run.reverse) for run in log.runs]
+        assert found == [("swap", 0, False), ("swap", 1, False), ("swap", 2, False)]
 
     def test_the_record_of_the_pass(self) -> None:
         seen: list[Record] = []
@@ -116,30 +105,14 @@ class TestSkipping:
             graph_module = compose(Swap(), Fails(), Swap("mul", "sub"))(traced())
         assert " - " in graph_module.code
         assert [record.index for record in history(graph_module)] == [0, 2]
-        assert [(run.index, run.before) for run in watch.runs] == [(0, ()), (2, ("swap",))]
-
-    def test_all_are_asked(self) -> None:
-        asked: list[str] = []
-
-        class Ask(Instrument):
-            def should_run(self, run: PassRun, graph_module: GraphModule) -> bool:
-                asked.append(run.name)
-                return False
-
-        with instrumented(Ask(), Ask()):
-            graph_module = Swap()(traced())
-        assert asked == ["swap", "swap"]
-        assert history(graph_module) == ()
+        assert [run.index for run in watch.runs] == [0, 2]
 
 
 class TestFailures:
-    @pytest.mark.parametrize("may_veto", [False, True])
-    def test_are_told_in_place_of_the_result(self, may_veto: bool) -> None:
+    def test_are_told_in_place_of_the_result(self) -> None:
         log: list[str] = []
-        outer = Log("a", log)
-        outer.may_veto = may_veto
-        expected = r"pass `fails` \(pass 1 of the composition after `swap`\) failed, and it was rolled back: ValueError"
-        with pytest.raises(PassError, match=expected), instrumented(outer, Log("b", log)):
+        expected = r"pass `fails` \(pass 1 of the composition\) failed, and it was rolled back: ValueError"
+        with pytest.raises(PassError, match=expected), instrumented(Log("a", log), Log("b", log)):
             compose(Swap(), Fails())(traced())
         assert log[4:] == [
             "a before fails",
@@ -176,20 +149,6 @@ class TestFailures:
         assert log[-2:] == ["b after swap", "a failed swap: VerificationError"]
         assert (graph_module.code, history(graph_module)) == (code, ())
 
-    def test_while_being_told_of_one_are_warnings(self) -> None:
-        class Breaks(Instrument):
-            def after_pass_failed(self, run: PassRun, graph_module: GraphModule, error: BaseException) -> None:
-                raise RuntimeError("broken instrument")
-
-        log: list[str] = []
-        with (
-            pytest.warns(RuntimeWarning, match=r"Breaks raised RuntimeError.*broken.*no luck.*in pass `fails`"),
-            pytest.raises(PassError, match="no luck"),
-            instrumented(Log("a", log), Breaks()),
-        ):
-            Fails()(traced())
-        assert log[-1] == "a failed fails: ValueError"
-
 
 class TestVetoes:
     def test_take_back_one_pass_of_a_composition(self) -> None:
@@ -206,8 +165,6 @@ class TestVetoes:
 
     def test_the_others_go_on(self) -> None:
         class Second(Instrument):
-            may_veto = True
-
             def after_pass(self, run: PassRun, graph_module: GraphModule, record: Record) -> bool:
                 return run.index != 1
 
@@ -228,15 +185,6 @@ class TestVetoes:
         graph_module = traced()
         with instrumented(Log("a", [], vetoes="anew")):
             assert Anew()(graph_module) is graph_module
-        assert " + " in graph_module.code
-
-    def test_by_an_instrument_that_does_not_declare_it_are_errors(self) -> None:
-        graph_module = traced()
-        instrument = Log("a", [], vetoes="swap")
-        instrument.may_veto = False
-        expected = r"vetoed by Log, but no snapshot had been taken.*may_veto = True"
-        with pytest.raises(PassError, match=expected), instrumented(instrument):
-            Swap()(graph_module)
         assert " + " in graph_module.code
 
     def test_that_cannot_bring_values_back_are_errors(self) -> None:
@@ -304,13 +252,6 @@ class TestRunningTheModuleAnywhere:
         with instrumented(RunsAnywhere(where)):
             self.PASSES(graph_module, lint_and_recompile=lint_and_recompile)
         assert graph_module.code == expected.code
-
-    def test_where_it_is_not_said_nothing_is_compiled(self) -> None:
-        graph_module = traced()
-        forward = vars(type(graph_module))["forward"]
-        with instrumented(Instrument()):
-            self.PASSES(graph_module, lint_and_recompile=False)
-        assert vars(type(graph_module))["forward"] is forward
 
     def test_before_a_veto_or_an_error_goes_back_to_the_code_before(self) -> None:
         graph_module = traced()

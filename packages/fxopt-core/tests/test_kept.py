@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from typing import Any
 
 import pytest
@@ -41,31 +40,6 @@ def test_a_model_that_raises_starts_anew() -> None:
     assert (model.calls, model.seen, model.total.item()) == (0, [], 0)
 
 
-def test_whatever_comes_goes_and_whatever_goes_comes_back() -> None:
-    module = nn.Sequential(nn.Linear(2, 2), nn.ReLU())
-    module.mapping, module.queue, module.names = {"a": 1}, deque([1, 2], 2), {"a"}  # type: ignore[assignment]  # plain attributes
-    module.gone = "there"  # type: ignore[assignment]  # a plain attribute
-    before, keys = dict(vars(module)), list(module.state_dict())
-    weight = module[0].weight
-    found: Any = module
-    with kept(module):
-        found.mapping["b"] = 2
-        found.queue.append(3)
-        found.names.clear()
-        found.added = torch.ones(2)
-        found.late = nn.Linear(1, 1)
-        found.register_buffer("buffer", torch.ones(1))
-        found[0].weight = nn.Parameter(torch.zeros(2, 2))
-        found.register_forward_hook(lambda *_: None)
-        del found.gone
-        found.eval()
-    assert dict(vars(module)) == before and list(module.state_dict()) == keys
-    assert (
-        found.mapping == {"a": 1} and list(found.queue) == [1, 2] and found.queue.maxlen == 2 and found.names == {"a"}
-    )
-    assert module[0].weight is weight and not module._forward_hooks and module.training and found.gone == "there"
-
-
 def test_one_tensor_at_two_places_gets_its_values_back() -> None:
     class Shares(nn.Module):
         def __init__(self) -> None:
@@ -92,13 +66,6 @@ def test_random_numbers_go_on_as_if_nothing_had_been_drawn() -> None:
     with kept(nn.ReLU()):
         torch.rand(3)
     assert torch.equal(torch.rand(2), expected)
-
-
-def test_values_of_parameters_are_not_copied() -> None:
-    module = nn.Linear(2, 2)
-    with kept(module), torch.no_grad():
-        module.weight.zero_()
-    assert not module.weight.any()
 
 
 def test_values_in_nested_containers_come_back() -> None:

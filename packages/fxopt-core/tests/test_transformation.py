@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.fx import GraphModule, Node, symbolic_trace
+from traced_blocks import node_rows
 
 from fxopt_core import (
     NotReversibleError,
@@ -83,13 +84,6 @@ def traced() -> GraphModule:
     return symbolic_trace(Model().eval())
 
 
-def structure(graph_module: GraphModule) -> list[tuple[object, ...]]:
-    """Return all that makes up a graph, in plain values."""
-    return [
-        (n.name, n.op, n.target, str(n.args), str(n.kwargs), list(map(str, n.users))) for n in graph_nodes(graph_module)
-    ]
-
-
 def graph_nodes(graph_module: GraphModule) -> list[Node]:
     return list(iter_nodes(graph_module.graph))
 
@@ -121,24 +115,24 @@ class TestPlainPass:
 
     def test_cannot_be_reversed(self) -> None:
         graph_module = MulToAdd()(traced())
-        before = structure(graph_module)
+        before = node_rows(graph_module.graph)
         with pytest.raises(NotReversibleError, match="`mul-to-add` is not reversible") as caught:
             MulToAdd()(graph_module, reverse=True)  # type: ignore[arg-type]  # that is the point
         assert caught.value.pass_name == "mul-to-add"
         with pytest.raises(NotReversibleError, match="`mul-to-add` cannot be undone"):
             undo(graph_module)
-        assert structure(graph_module) == before
+        assert node_rows(graph_module.graph) == before
 
 
 class TestReversiblePass:
     def test_there_and_back(self) -> None:
         graph_module, x = traced(), torch.randn(2, 3)
-        before, expected = structure(graph_module), graph_module(x)
+        before, expected = node_rows(graph_module.graph), graph_module(x)
         ScaleArgument()(graph_module, expect=1)
         assert len(graph_nodes(graph_module)) == len(before) + 2
         assert torch.equal(graph_module(x), expected)
         ScaleArgument()(graph_module, reverse=True)
-        assert structure(graph_module) == before
+        assert node_rows(graph_module.graph) == before
         assert torch.equal(graph_module(x), expected)
         assert not any("fxopt" in node.meta for node in graph_nodes(graph_module))
         assert [record.state for record in history(graph_module)] == ["undone"]

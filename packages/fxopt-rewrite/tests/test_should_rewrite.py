@@ -85,8 +85,6 @@ class Decide(Instrument):
 class WithoutTheMethod:
     """All that the protocol asks for."""
 
-    may_veto = False
-
     def should_run(self, run: PassRun, graph_module: GraphModule) -> bool:
         return True
 

@@ -1,4 +1,4 @@
-"""`Verify` gates what `undo` takes back, pass by pass, and rolls all of it back where one step computes otherwise."""
+"""`Verify` gates reversals, pass by pass, and rolls all of it back where one step computes otherwise."""
 
 from __future__ import annotations
 
@@ -18,7 +18,6 @@ from fxopt_core import (
     history,
     instrumented,
     iter_nodes,
-    undo,
 )
 from fxopt_tools import Verify
 
@@ -63,19 +62,20 @@ def test_every_pass_that_is_taken_back_is_checked() -> None:
     ReluToClamp()(graph_module)
     gate = Verify(X)
     with instrumented(gate):
-        undo(graph_module)
+        ReluToClamp()(graph_module, reverse=True)
         compose(ReluToClamp(), LintAndRecompile())(ReluToClamp()(graph_module), reverse=True)
     assert str(gate.checks[0]) == "undoing relu-to-clamp: passed" and all(check.passed for check in gate.checks)
     assert [check.reverse for check in gate.checks] == [True, False, True, True]
 
 
 def test_one_that_computes_otherwise_is_an_error_and_nothing_is_taken_back() -> None:
-    graph_module = compose(BadlyUndone(), ReluToClamp())(traced())
+    passes = compose(BadlyUndone(), ReluToClamp())
+    graph_module = passes(traced())
     code, made, before = graph_module.code, history(graph_module), graph_module(X)
     gate = Verify(X)
     changed = pytest.raises(VerificationError, match="pass `badly-undone` changed what the module computes")
     with changed as caught, instrumented(gate):
-        undo(graph_module)
+        passes(graph_module, reverse=True)
     assert (caught.value.pass_name, caught.value.index) == ("badly-undone", 0)
     assert [check.passed for check in gate.checks] == [True, False] and all(check.reverse for check in gate.checks)
     assert (graph_module.code, history(graph_module)) == (code, made) and torch.equal(graph_module(X), before)

@@ -10,7 +10,6 @@ from fxopt_core._torch import (
     names_of as names_of,
     require_torch,
     set_arguments as set_arguments,
-    set_order as set_order,
 )
 from fxopt_core.changes import changed as changed, latest_change as latest_change
 from fxopt_core.errors import (
@@ -83,7 +82,6 @@ from fxopt_core.passes.compose import (
     Composition,
     DeepCopy,
     LintAndRecompile,
-    ReversibleComposition,
     check_is_transformation as check_is_transformation,
     compose,
 )
@@ -104,7 +102,7 @@ from fxopt_core.passes.run import (
 )
 from fxopt_core.passes.signature import signature_of as signature_of, uuid_of as uuid_of
 from fxopt_core.passes.transformation import ReversibleTransformation, Transformation
-from fxopt_core.passes.undo import RecordedPass, undo, undo_pass as undo_pass
+from fxopt_core.passes.undo import undo, undo_pass as undo_pass
 from fxopt_core.registry.hookspec import (
     FunctionsPlugin,
     LayersPlugin,
@@ -154,11 +152,9 @@ __all__ = [
     "PostconditionError",
     "PreconditionError",
     "Record",
-    "RecordedPass",
     "Refusal",
     "Registry",
     "RegistryError",
-    "ReversibleComposition",
     "ReversibleTransformation",
     "Rewrite",
     "Transformation",

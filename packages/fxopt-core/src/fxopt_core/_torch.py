@@ -23,15 +23,11 @@ OWN_GRAPH_FIELDS = ("_used_names", "_co_fields", "_tracer_cls", "_tracer_extras"
 def _check() -> None:
     """Raise an `ImportError` if this torch lacks a name that this file reads."""
     graph = Graph()
-    wanted: list[tuple[object, Iterable[str]]] = [
-        (torch.fx.graph, ("_ExportCodeGen", "_PyTreeCodeGen", "_PyTreeInfo")),
-        (torch.fx.graph_module, ("_WrappedCall",)),
-        (graph, (*STRUCTURE, "_codegen", "_co_fields", "_tracer_cls")),
-        (getattr(graph, "_graph_namespace", None), ("_used_names", "_base_count", "associate_name_with_obj")),
-        (getattr(graph, "_find_nodes_lookup_table", None), ("insert",)),
-        (graph.placeholder("x"), ("_input_nodes", "_update_args_kwargs")),
-    ]
-    require_torch("fxopt-core", [(part, names) for part, names in wanted if part is not None])
+    own = (*STRUCTURE, "_codegen", "_co_fields", "_tracer_cls")
+    require_torch("fxopt-core", [(torch.fx.graph, ("_ExportCodeGen", "_PyTreeCodeGen", "_PyTreeInfo")), (graph, own)])
+    names = ("_used_names", "_base_count", "associate_name_with_obj")
+    require_torch("fxopt-core", [(graph._graph_namespace, names), (graph._find_nodes_lookup_table, ("insert",))])
+    require_torch("fxopt-core", [(graph.placeholder("x"), ("_input_nodes", "_update_args_kwargs"))])
 
 
 def require_torch(distribution: str, wanted: Iterable[tuple[object, Iterable[str]]]) -> None:
@@ -65,7 +61,6 @@ _check()
 PyTreeCodeGen = torch.fx.graph._PyTreeCodeGen
 PyTreeInfo: TypeAlias = torch.fx.graph._PyTreeInfo
 ExportCodeGen = torch.fx.graph._ExportCodeGen
-WrappedCall = torch.fx.graph_module._WrappedCall
 
 
 # --- Nodes
@@ -79,13 +74,6 @@ def inputs_of(node: Node) -> dict[Node, None]:
 def set_arguments(node: Node, args: Any, kwargs: Any) -> None:
     """Set a node's arguments without the copy and the search for symbolic numbers that torch's properties make."""
     node._update_args_kwargs(args, kwargs)
-
-
-def set_order(nodes: dict[Node, None], order: Iterable[Node]) -> None:
-    """Reorder the users or the inputs of a node; ``order`` has the same nodes."""
-    ordered = dict.fromkeys(order)
-    nodes.clear()
-    nodes.update(ordered)
 
 
 def add_node(graph: Graph, op: str, target: Any, name: str, type_expr: Any = None) -> Node:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from torch import nn
 from torch.fx import Graph, GraphModule, Node
 
 from fxopt_core.errors import PreconditionError
@@ -29,15 +28,6 @@ def check_graph_module(graph_module: object, doing: str) -> None:
     """Check that an argument is a graph module; ``doing`` names the operation in the message."""
     if isinstance(graph_module, GraphModule):
         return
-    modules = graph_module.named_modules() if isinstance(graph_module, nn.Module) else ()
-    graphs = [name for name, each in modules if isinstance(each, GraphModule)]
-    outer = (name for name in graphs if not any(name.startswith(f"{other}.") for other in graphs))
-    inner = [f"get_submodule({name!r})" for name in outer]
-    remedy = (
-        "capture the model first, for example by fxopt.symbolic_trace(model) or fxopt.capture(model, args). What "
-        "fxopt.optimize returns for a SentenceTransformer or a pipeline holds one as `transformers_model` or `model`"
-    )
-    if inner:
-        those = "the one in it" if len(inner) == 1 else "the ones in it one by one"
-        remedy = f"give {those}, its {', '.join(inner)}"
+    remedy = "capture the model first, for example by fxopt.symbolic_trace(model) or fxopt.capture(model, args). What "
+    remedy += "fxopt.optimize returns for a SentenceTransformer or a pipeline has it as `transformers_model` or `model`"
     raise PreconditionError(f"{doing} is given {type_text(graph_module)}, expected a torch.fx.GraphModule: {remedy}")

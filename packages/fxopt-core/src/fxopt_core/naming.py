@@ -55,17 +55,6 @@ def type_text(value: object) -> str:
     return with_article(type(value).__name__)
 
 
-def misfit_text(found: object, expected: str) -> str:
-    """Say that an argument is a class where an instance is expected, or something else.
-
-    >>> misfit_text(int, "a number"), misfit_text(3, "a text")
-    ('the class int, expected an instance: write int()', 'an int, expected a text')
-    """
-    if isinstance(found, type):
-        return f"the class {found.__name__}, expected an instance: write {found.__name__}()"
-    return f"{type_text(found)}, expected {expected}"
-
-
 def with_article(noun: str) -> str:
     """Return a noun with "a" or "an", chosen by its first letter.
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from torch.fx import GraphModule
@@ -17,8 +16,6 @@ HISTORY_VERSION = 1
 """Incremented when scripts that read `History.to_json` have to change."""
 
 _COLUMNS = ("run", "pass", "options", "state", "rewritten", "refused", "ms")
-_NUMBERS = (4, 5, 6)
-_SHOWN = 50
 
 
 class History(tuple[Record, ...]):
@@ -40,13 +37,13 @@ class History(tuple[Record, ...]):
     __slots__ = ()
 
     def __str__(self) -> str:
-        return self.table(_sites)
+        return self.table(lambda record: [*map(site_text, record.rewrites), *map(site_text, record.refusals)])
 
     def table(self, sites: Callable[[Record], Iterable[str]]) -> str:
         """Return a table as ``print`` shows it, with these lines about the sites of each pass beneath it."""
         if not self:
             return "nothing was applied"
-        heading, *rows = text_table([_COLUMNS, *map(_cells, self)], right=_NUMBERS)
+        heading, *rows = text_table([_COLUMNS, *map(_cells, self)], right=(4, 5, 6))
         lines = [heading]
         for record, row in zip(self, rows, strict=True):
             lines += [row, *(f"     {line}" for line in sites(record))]
@@ -70,7 +67,7 @@ class History(tuple[Record, ...]):
         '{"history_version": 1, "ledger_version": 1, "passes": []}'
         """
         versions = {"history_version": HISTORY_VERSION, "ledger_version": LEDGER_VERSION}
-        return json.dumps({**versions, "passes": list(map(_entry, self))}, indent=indent)
+        return json.dumps({**versions, "passes": list(map(_entry, self))}, indent=indent, default=repr)
 
 
 def history(graph_module: GraphModule) -> History:
@@ -98,14 +95,6 @@ def _cells(record: Record) -> tuple[str, ...]:
     return run, record.pass_name, shortened, record.state, *counts
 
 
-def _sites(record: Record) -> Iterator[str]:
-    kinds: dict[str, Sequence[Rewrite | Refusal]] = {"rewritten": record.rewrites, "refused": record.refusals}
-    for what, sites in kinds.items():
-        yield from map(site_text, sites[:_SHOWN])
-        if len(sites) > _SHOWN:
-            yield f"... and {len(sites) - _SHOWN} more {what}; to_json() has them all"
-
-
 def site_text(site: Rewrite | Refusal) -> str:
     """Return a line about a site: what became of it, or why it was left alone."""
     if isinstance(site, Refusal):
@@ -128,17 +117,8 @@ def _entry(record: Record) -> dict[str, Any]:
     return {
         "pass": record.pass_name,
         "class": record.transformation,
-        "options": {name: _plain(value) for name, value in record.options},
+        "options": dict(record.options),
         **{name: getattr(record, name) for name in _FIELDS},
         "rewritten": [{_REWRITE.get(name, name): getattr(r, name) for name in r.__slots__} for r in record.rewrites],
         "refused": [{name: getattr(r, name) for name in r.__slots__} for r in record.refusals],
     }
-
-
-def _plain(value: object) -> object:
-    """Return a value that JSON can hold, or its text."""
-    if isinstance(value, (list, tuple)):
-        return [_plain(item) for item in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return repr(value)
-    return value if value is None or type(value) in (bool, int, float, str) else repr(value)

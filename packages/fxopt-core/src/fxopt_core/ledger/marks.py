@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import Any
 
 from torch.fx import Node
 
@@ -32,10 +31,6 @@ class NodeTag:
     origin: tuple[str, tuple[str, ...]] | None = None
     name: str | None = None
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> NodeTag:
-        """Return itself: a tag is immutable."""
-        return self
-
 
 _EMPTY = NodeTag()
 
@@ -52,11 +47,6 @@ def set_tag(node: Node, tag: NodeTag) -> None:
         node.meta.pop(META_KEY, None)
     else:
         node.meta[META_KEY] = tag
-
-
-def has_mark(node: Node, signature: str) -> bool:
-    """Return whether the pass with this signature marked the node."""
-    return signature in tag_of(node).marks
 
 
 def forget_ids(nodes: Iterable[Node]) -> None:

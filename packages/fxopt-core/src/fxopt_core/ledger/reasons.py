@@ -23,7 +23,7 @@ def meaning(reason: str, record: Record) -> str:
 
 
 def refusals_text(records: Iterable[Record]) -> str:
-    """List refused sites, one a line: up to 20, with at least one for each reason, then the remedies.
+    """List refused sites, one a line, up to 20, then the remedies of all.
 
     >>> from fxopt_core import Refusal
     >>> refusals = tuple(Refusal(f"k{i}", "lazy", f"module `k{i}` is lazy") for i in range(22))
@@ -35,12 +35,9 @@ def refusals_text(records: Iterable[Record]) -> str:
       What to do for lazy: The module is lazy and has no weights yet. Run the model once before capturing it.
     """
     listed = [(record, refusal) for record in records for refusal in record.refusals]
-    firsts = {refusal.reason: refusal for _, refusal in reversed(listed)}
-    others = [refusal for _, refusal in listed if refusal is not firsts[refusal.reason]]
-    shown = [*firsts.values(), *others][: max(_SHOWN, len(firsts))]
-    lines = [f"{refusal.site}: {refusal.reason}: {refusal.message}" for refusal in shown]
-    if len(listed) > len(shown):
-        lines.append(f"and {len(listed) - len(shown)} more")
+    lines = [f"{refusal.site}: {refusal.reason}: {refusal.message}" for _, refusal in listed[:_SHOWN]]
+    if len(listed) > _SHOWN:
+        lines.append(f"and {len(listed) - _SHOWN} more")
     meanings = {refusal.reason: meaning(refusal.reason, record) for record, refusal in listed}
     lines += [f"What to do for {reason}: {text}" for reason, text in meanings.items() if text]
     return "\n".join(f"  {line}" for line in lines)

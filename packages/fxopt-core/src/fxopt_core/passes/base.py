@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from torch.fx import GraphModule, Node
 
 from fxopt_core.graph import check_graph_module, iter_nodes
-from fxopt_core.ledger.marks import META_KEY, has_mark, tag_of
+from fxopt_core.ledger.marks import META_KEY, tag_of
 from fxopt_core.names import note_class
 from fxopt_core.naming import kebab_case
 from fxopt_core.passes.options import bind
@@ -114,7 +114,7 @@ class Pass(ABC):
 
     def transformed(self, node: Node) -> bool:
         """Return whether this pass, or one of a composition, marked a node."""
-        return any(has_mark(node, each.signature) for each in leaves(self))
+        return any(each.signature in tag_of(node).marks for each in leaves(self))
 
     def get_transformed_nodes(self, graph_module: GraphModule) -> list[Node]:
         """Return the nodes that this pass, or one of a composition, marked, in order."""

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import time
-import warnings
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -26,7 +25,7 @@ from fxopt_core.ledger.records import (
 from fxopt_core.names import class_path
 from fxopt_core.naming import type_text
 from fxopt_core.passes.base import Pass, leaves, signature_or_empty
-from fxopt_core.passes.instruments import InstrumentProtocol, active_instruments, may_veto
+from fxopt_core.passes.instruments import Instrument, InstrumentProtocol, active_instruments
 from fxopt_core.passes.run import PassRun, inside, named, new_run, transaction
 from fxopt_core.state.copying import faithful_copy
 from fxopt_core.state.outline import Outline
@@ -40,21 +39,6 @@ class Demands(NamedTuple):
     strict: bool = False
     protect_values: bool = False
 
-    def check_direction(self, transformation: Pass, reverse: bool) -> None:
-        """Check that a pass can be run in this direction, and that a reversal comes without demands."""
-        name, culprits = transformation.name, [each.name for each in leaves(transformation) if not each.reversible]
-        if reverse and culprits:
-            because = "" if culprits == [name] else f": {', '.join(f'`{each}`' for each in culprits)} cannot be undone"
-            remedy = "keep a copy of the graph module before the pass (compose(..., inplace=False)) to return to it"
-            found = f"pass `{name}` is not reversible{because}. Nothing was changed"
-            raise NotReversibleError(f"{found}; {remedy}", pass_name=name)
-        if self.expect is not None and (type(self.expect) is not int or self.expect < 0):
-            found = f"`{name}` got expect={self.expect!r}, expected a number from 0"
-            raise PreconditionError(found, pass_name=name)
-        if reverse and (self.strict or self.expect is not None):
-            message = f"`{name}` is to be reversed, and expect and strict are demands on applying it: omit them"
-            raise PreconditionError(message, pass_name=name)
-
     def check(self, name: str, records: Sequence[Record]) -> None:
         """Check the records of a run."""
         applied = [record for record in records if record.state == "applied"]
@@ -62,8 +46,7 @@ class Demands(NamedTuple):
         listed = f"\n{refusals_text(applied)}" if refused else ""
         if self.strict and refused:
             found = f"`{name}` refused {refused} of {refused + count} site{'s' * (refused + count > 1)}"
-            remedy = f"nothing was changed. Fix the sites, or run without strict:{listed}"
-            raise PreconditionError(f"{found}, and strict=True allows none; {remedy}")
+            raise PreconditionError(f"{found}, and strict=True allows none; nothing was changed:{listed}")
         if self.expect is not None and count != self.expect:
             found = f"`{name}` rewrote {count} site{'s' * (count != 1)}, expected exactly {self.expect}"
             raise PostconditionError(f"{found}; nothing was changed. Refused: {refused}{listed}")
@@ -74,7 +57,10 @@ def execute(
 ) -> GraphModule:
     """Run a pass, or undo it, as one transaction; see `Transformation.__call__`."""
     check_graph_module(graph_module, f"pass `{transformation.name}`")
-    demands.check_direction(transformation, reverse)
+    culprits = [each.name for each in leaves(transformation) if not each.reversible]
+    if reverse and culprits:
+        found = f"pass `{transformation.name}` is not reversible: `{'`, `'.join(culprits)}` cannot be undone"
+        raise NotReversibleError(f"{found}. Nothing was changed; keep a copy first", pass_name=transformation.name)
     if transformation._copies:
         graph_module = faithful_copy(graph_module)
     run, known = new_run(transformation, graph_module, reverse=reverse), len(ledger_of(graph_module).records)
@@ -107,8 +93,7 @@ def perform(run: PassRun, root: PassRun) -> GraphModule:
     """Run a pass, or the members of a composition one after the other, within the transaction of ``root``."""
     members, graph_module = run.transformation.members, run.graph_module
     if members is None:
-        result, record = observed(run, lambda: apply_pass(run))
-        root.ran += [run.name] * (record is not None)
+        result, record = observed(run)
         if record is not None and not run.reverse:
             ledger = ledger_of(result)
             next_run = max(ledger.next_run, record.run + 1)
@@ -118,8 +103,7 @@ def perform(run: PassRun, root: PassRun) -> GraphModule:
     for member in reversed(members) if run.reverse else members:
         if member._copies:
             graph_module = faithful_copy(graph_module)
-        step = PassRun(member, graph_module, None, tuple(root.ran), run.reverse, run, root.number)
-        step.protect_values = root.protect_values
+        step = PassRun(member, graph_module, None, run.reverse, run, root.number, protect_values=root.protect_values)
         if member.members is None:
             step.index = next(root.places)
             step.since = step.index if member in passes[: step.index] else 0
@@ -127,67 +111,50 @@ def perform(run: PassRun, root: PassRun) -> GraphModule:
     return graph_module
 
 
-def observed(
-    run: PassRun, body: Callable[[], tuple[GraphModule, Record]], *, as_a_whole: bool = False
-) -> tuple[GraphModule, Record | None]:
+def observed(run: PassRun) -> tuple[GraphModule, Record | None]:
     """Run one pass within an open transaction, and let instruments see it, skip it or veto it.
 
-    With ``as_a_whole``, skipping or vetoing the pass is an error, because a run is undone as a whole.
-
     Returns:
-        The result and the record of ``body``; no record if the pass was skipped. After a veto, the graph module as it
-        was, and a record in state "vetoed".
+        The result and the record; no record if the pass was skipped. After a veto, the graph module as it was, and a
+        record in state "vetoed".
     """
     instruments, seen, veto = active_instruments(), run.graph_module, None
     entered: list[InstrumentProtocol] = []
     runs_module = any(getattr(each, "runs_module", False) for each in instruments)
-    is_prepared = not as_a_whole and any(map(may_veto, instruments))
-    what = f"{'undoing ' * run.reverse}pass `{run.name}` was"
+    may_veto = any(getattr(type(each), "after_pass", None) is not Instrument.after_pass for each in instruments)
     try:
         if runs_module:
             seen.recompile()  # a run does so at its end only
-        against = [each for each in instruments if not each.should_run(run, seen)]  # all are asked
-        if against and as_a_whole:
-            raise VetoError(f"{what} declined by {type(against[0]).__name__} (should_run){_AS_A_WHOLE}")
-        if against:
+        if not all(each.should_run(run, seen) for each in instruments):
             return seen, None
-        with transaction(run) if is_prepared else inside(run):  # only the vetoed pass is rolled back
+        with transaction(run) if may_veto else inside(run):  # only the vetoed pass is rolled back
             for instrument in instruments:
                 instrument.before_pass(run, seen)
                 entered.append(instrument)
-            seen, record = body()
+            seen, record = apply_pass(run)
             if runs_module:
                 lint_and_recompile(seen, run.transformation)
             while entered:
                 instrument = entered.pop()
                 if instrument.after_pass(run, seen, record) is False:
-                    remedy = "" if is_prepared else _AS_A_WHOLE if as_a_whole else _UNPREPARED
-                    veto = VetoError(f"{what} vetoed by {type(instrument).__name__}{remedy}")
+                    veto = VetoError(f"pass `{run.name}` was vetoed by {type(instrument).__name__}")
                     raise veto
         return seen, record
     except BaseException as error:
         failure = named(error, run)
         for instrument in reversed(entered):
-            try:
-                instrument.after_pass_failed(run, seen, error)
-            except Exception as own:
-                found = f"instrument {type(instrument).__name__} raised {own!r} while handling {error!r}"
-                warnings.warn(f"{found} in pass `{run.name}`", RuntimeWarning, stacklevel=2)
-        if error is veto and is_prepared and not run.written:
+            instrument.after_pass_failed(run, seen, error)
+        if error is veto and not run.written:
             error.__traceback__ = None  # its frames hold what was taken back
             return run.graph_module, replace(record, state="vetoed", journal=None, derived=())
         raise failure from failure.__cause__
-
-
-_UNPREPARED = ", but no snapshot had been taken: an instrument that vetoes has to set may_veto = True"
-_AS_A_WHOLE = "; undo takes back whole runs, so nothing was changed. To reverse one pass, call it with reverse=True"
 
 
 def apply_pass(run: PassRun) -> tuple[GraphModule, Record]:
     """Call ``transform`` or ``reverse``, and return its result with the record of it."""
     transformation, graph_module, before = run.transformation, run.graph_module, Outline(run.graph_module)
     known, signature = len(ledger_of(graph_module).records), signature_or_empty(transformation)
-    marked = {node.name for node in transformation.get_transformed_nodes(graph_module)} if signature else set[str]()
+    marked = bool(signature and transformation.get_transformed_nodes(graph_module))
     taken_back = _to_take_back(run, signature, marked) if run.reverse else []
     # A user's `reverse` may not check whether there is anything to undo. Records and marks show it, unless the pass has
     # no signature to find them by.
@@ -202,11 +169,6 @@ def apply_pass(run: PassRun) -> tuple[GraphModule, Record]:
         raise PostconditionError(f"{found}, expected a torch.fx.GraphModule: return the graph module at its end")
     if result is not graph_module and META_KEY not in result.meta and META_KEY in graph_module.meta:
         set_ledger(result, ledger_of(graph_module))
-    ledger = ledger_of(result)
-    called = [replace(record, run=run.number) for record in ledger.records[known:]]  # what it called is undone with it
-    if called:
-        records = (*ledger.records[:known], *called)
-        set_ledger(result, replace(ledger, records=records, next_run=run.number + 1))
     changed = bool(run.journal) or result is not graph_module or before.changed(result)
     rekeyed, rewrites = False, run.rewrites
     if not rewrites and run.journal is None and signature:  # what a pass has marked counts as its sites
@@ -214,11 +176,11 @@ def apply_pass(run: PassRun) -> tuple[GraphModule, Record]:
         rewrites = [
             Rewrite(site=node.name, before=(node.name,) if node.name in names else (), after=(node.name,))
             for node in transformation.get_transformed_nodes(result)
-            if node in run.marked or node.name not in marked
+            if node in run.marked
         ]
     if changed and run.journal is None:  # other names or shapes, for which no record of a called pass accounts
         shapes = before.shapes()
-        for each in called:
+        for each in ledger_of(result).records[known:]:
             shapes = shapes if each.journal is None else each.journal.shapes_after(shapes)
         rekeyed = shapes != Outline(result).shapes()
     record = Record(
@@ -237,13 +199,14 @@ def apply_pass(run: PassRun) -> tuple[GraphModule, Record]:
         derived=tuple(run.derived),
         rekeyed=rekeyed,
     )
-    if run.reverse:
+    if run.reverse:  # its record says what was taken back, in place of what the reversal itself did
         mark_undone(result, taken_back)
-        record = as_undone(record, taken_back)
+        undone = tuple(rewrite for each in taken_back for rewrite in each.rewrites)
+        record = replace(record, state="undone", rewrites=undone, journal=None, derived=())
     return result, record
 
 
-def _to_take_back(run: PassRun, signature: str, marked: Collection[str]) -> list[Record]:
+def _to_take_back(run: PassRun, signature: str, marked: bool) -> list[Record]:
     """Return the records that reversing a pass takes back: all, or the last that changed something, oldest first.
 
     A pass that core undoes by its journals, or that finds its nodes by their marks, takes back all of its runs. Any
@@ -259,9 +222,3 @@ def _to_take_back(run: PassRun, signature: str, marked: Collection[str]) -> list
         return records
     changed = [place for place, record in enumerate(records) if record.changed]
     return records[changed[-1] :] if changed else records
-
-
-def as_undone(record: Record, taken_back: Sequence[Record]) -> Record:
-    """Return the record of a reversal: what was taken back, in place of what the reversal itself did."""
-    rewrites = tuple(rewrite for each in taken_back for rewrite in each.rewrites)
-    return replace(record, state="undone", rewrites=rewrites, journal=None, derived=())

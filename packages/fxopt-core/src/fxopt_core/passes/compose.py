@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import reprlib
 from typing import overload
 
 from torch.fx import GraphModule
 
 from fxopt_core.errors import PreconditionError
-from fxopt_core.naming import misfit_text
 from fxopt_core.passes.call import Demands, execute, lint_and_recompile
 from fxopt_core.passes.transformation import ReversibleTransformation, Transformation
 from fxopt_core.state.copying import faithful_copy
@@ -34,7 +34,7 @@ class Composition(Transformation):
         return execute(self, graph_module, False, False, Demands())
 
     def __repr__(self) -> str:
-        members = [repr(t) for t in self.transformations] + ([] if self.inplace else ["inplace=False"])
+        members = [*map(repr, self.transformations), *(() if self.inplace else ("inplace=False",))]
         return f"compose({', '.join(members)})"
 
 
@@ -81,8 +81,7 @@ def compose(*transformations: Transformation, inplace: bool = True) -> Transform
 def check_is_transformation(item: object, where: str) -> None:
     """Check that an argument is a pass; if not, raise a `PreconditionError` that says what it is."""
     if not isinstance(item, Transformation):
-        expected = "a Transformation: derive passes from fxopt_core.Transformation"
-        raise PreconditionError(f"{where} is {misfit_text(item, expected)}")
+        raise PreconditionError(f"{where} is {reprlib.repr(item)}, expected an instance of fxopt_core.Transformation")
 
 
 class DeepCopy(ReversibleTransformation):

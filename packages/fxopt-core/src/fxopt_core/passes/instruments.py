@@ -9,29 +9,25 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Protocol, runtime_checkable
+from typing import Protocol
 
 from torch.fx import GraphModule, Node
 
-from fxopt_core.errors import PreconditionError
 from fxopt_core.ledger.records import Record
-from fxopt_core.naming import misfit_text
 from fxopt_core.passes.run import PassRun
 
 
-@runtime_checkable
 class InstrumentProtocol(Protocol):
     """The interface of an instrument; `Instrument` implements it with methods that do nothing.
 
     One more method is optional: `Instrument.should_rewrite`, which decides on single sites.
 
-    Two attributes are optional. ``may_veto``: whether ``after_pass`` may return False, so that core prepares to roll
-    the pass back; True if missing. ``runs_module``: whether the instrument runs the module, so that core recompiles it
+    One attribute is optional. ``runs_module``: whether the instrument runs the module, so that core recompiles it
     first; False if missing, and the code may then be older than the graph.
     """
 
     def should_run(self, run: PassRun, graph_module: GraphModule) -> bool:
-        """Return False to skip the pass; under `undo`, which takes back a run as a whole, skipping is an error."""
+        """Return False to skip the pass."""
         return True
 
     def before_pass(self, run: PassRun, graph_module: GraphModule) -> None:
@@ -41,8 +37,8 @@ class InstrumentProtocol(Protocol):
     def after_pass(self, run: PassRun, graph_module: GraphModule, record: Record) -> bool | None:
         """See the result; return False to have the pass rolled back, raise to have the whole run rolled back.
 
-        When a pass is undone, the record has state "undone", the rewrites that were taken back, and the time that this
-        took. Under `undo`, which takes back a run as a whole, False also rolls everything back.
+        When a pass is reversed, the record has state "undone", the rewrites that were taken back, and the time that
+        this took.
         """
         return None
 
@@ -64,8 +60,6 @@ class Instrument(InstrumentProtocol):
     lint-and-recompile
     """
 
-    may_veto: bool
-    """Whether `after_pass` may return False; unless a subclass sets it, whether it overrides `after_pass`."""
     runs_module: bool = False
     """Whether it runs the module, so that core checks and recompiles it first."""
 
@@ -84,12 +78,6 @@ class Instrument(InstrumentProtocol):
         return True
 
 
-def may_veto(instrument: InstrumentProtocol) -> bool:
-    """Return whether an instrument may veto what a pass did."""
-    sees_results = getattr(type(instrument), "after_pass", None) is not Instrument.after_pass
-    return bool(getattr(instrument, "may_veto", sees_results))
-
-
 _ACTIVE: ContextVar[tuple[InstrumentProtocol, ...]] = ContextVar("fxopt_instruments", default=())
 
 
@@ -100,18 +88,11 @@ def active_instruments() -> tuple[InstrumentProtocol, ...]:
 
 @contextmanager
 def instrumented(*instruments: InstrumentProtocol) -> Iterator[None]:
-    """Let instruments see every pass that runs inside the ``with`` block, compositions and `undo` included.
+    """Let instruments see every pass that runs inside the ``with`` block, those of compositions included.
 
     The first one is outermost: `should_run` and `before_pass` are called first to last, `after_pass` and
     `after_pass_failed` last to first. Blocks may be nested.
-
-    Raises:
-        PreconditionError: An argument is not an instrument, or is a class and not an instance.
     """
-    for instrument in instruments:
-        if isinstance(instrument, type) or not isinstance(instrument, InstrumentProtocol):
-            expected = "an instrument: derive it from fxopt_core.Instrument"
-            raise PreconditionError(f"instrumented() is given {misfit_text(instrument, expected)}")
     token = _ACTIVE.set((*_ACTIVE.get(), *instruments))
     try:
         yield

@@ -4,22 +4,19 @@
 name are plain values: numbers, text, True, False, None, and lists and tuples of these. They are checked against the
 annotation of the parameter, and converted where text cannot express the exact type: ``["a"]`` given for a
 ``tuple[str, ...]`` becomes ``("a",)``, and ``1`` given for a ``float`` becomes ``1.0``. Nothing else is converted: a
-``bool`` is not an ``int``, and a ``str`` is not a sequence of strings. Annotations that say nothing (``Any``, a name
-that cannot be resolved) are not checked.
+``bool`` is not an ``int``, and a ``str`` is not a sequence of strings. ``Any`` is not checked.
 """
 
 from __future__ import annotations
 
 import collections.abc as abc
-import dataclasses
 import inspect
 import reprlib
 import types
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from inspect import Parameter
 from types import MappingProxyType
-from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin
+from typing import Any, Literal, NamedTuple, Union, get_args, get_origin
 
 import torch
 from torch import nn
@@ -29,8 +26,6 @@ from fxopt_core.errors import PassOptionError
 from fxopt_core.naming import option_text
 
 _VARIADIC = (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD)
-# What stands in a dataclass's constructor where the default is made anew each time.
-_FACTORY = dataclasses._HAS_DEFAULT_FACTORY  # type: ignore[attr-defined]  # private, and nothing else tells it
 _PLAIN = (type(None), bool, int, float, str)
 PLAIN_VALUES = "a number, text, True, False, None, or a list or tuple of such"
 # Sequence types of annotations, each with the type that a list or tuple is converted to; None: it keeps its own.
@@ -43,7 +38,7 @@ class OptionInfo(NamedTuple):
 
     Attributes:
         name: the constructor's parameter, in snake_case.
-        annotation: its type, resolved where that is possible; ``inspect.Parameter.empty`` where there is none.
+        annotation: its type; ``inspect.Parameter.empty`` where there is none.
         default: its default; ``inspect.Parameter.empty`` where there is none.
     """
 
@@ -68,10 +63,9 @@ class OptionInfo(NamedTuple):
         plain = is_plain(value)
         fitted = _fit(value, self.annotation) if plain else _MISFIT
         if fitted is _MISFIT:
-            where = f"pass {pass_name!r}, option {option_text(self.name)!r}"
+            found = f"pass {pass_name!r}, option {option_text(self.name)!r}: found {reprlib.repr(value)}"
             expected = show_annotation(self.annotation) if plain else PLAIN_VALUES
-            found = f"{reprlib.repr(value)} ({type(value).__qualname__})"
-            raise PassOptionError(f"{where}: found {found}, expected {expected}")
+            raise PassOptionError(f"{found} ({type(value).__qualname__}), expected {expected}")
         return fitted
 
 
@@ -80,18 +74,16 @@ def options_of(cls: type) -> Mapping[str, OptionInfo]:
 
     ``*args`` and ``**kwargs`` are not options: they have no name by which text could set them.
 
+    Raises:
+        NameError: an annotation names what only a type checker knows; import it at run time.
+
     >>> class Pad:
     ...     def __init__(self, *, multiple_of: int = 8) -> None: ...
     >>> options_of(Pad)["multiple_of"]
     OptionInfo(name='multiple_of', annotation=<class 'int'>, default=8)
     """
-    return MappingProxyType(
-        {
-            name: OptionInfo(name, each.annotation, each.default)
-            for name, each in _signature(cls).parameters.items()
-            if each.kind not in _VARIADIC
-        }
-    )
+    named = [each for each in _signature(cls, eval_str=True).parameters.values() if each.kind not in _VARIADIC]
+    return MappingProxyType({each.name: OptionInfo(each.name, each.annotation, each.default) for each in named})
 
 
 def bind(cls: type, args: tuple[object, ...], kwargs: Mapping[str, object]) -> dict[str, object]:
@@ -142,51 +134,33 @@ def show_annotation(annotation: object) -> str:
     return str(annotation).replace("typing.", "").replace("collections.abc.", "")
 
 
-def _signature(cls: type) -> inspect.Signature:
-    """Return the constructor's signature without ``self``, its annotations and defaults as values."""
+def _signature(cls: type, *, eval_str: bool = False) -> inspect.Signature:
+    """Return the constructor's signature without ``self``; with ``eval_str``, annotations are not left as text."""
     constructor: Callable[..., object] = cls.__init__  # type: ignore[misc]  # meant: the one that this very class runs
     if constructor is object.__init__:
         return inspect.Signature()
-    names = getattr(inspect.unwrap(constructor), "__globals__", {})
-    parameters = []
-    for each in list(inspect.signature(constructor).parameters.values())[1:]:
-        annotation, default = each.annotation, each.default
-        if isinstance(annotation, str):
-            with suppress(Exception):  # where only a type checker knows a name, it stays text
-                annotation = eval(annotation, names)
-        if default is _FACTORY:
-            default = cls.__dataclass_fields__[each.name].default_factory()  # type: ignore[attr-defined]  # a dataclass
-        parameters.append(each.replace(annotation=annotation, default=default))
-    return inspect.Signature(parameters)
+    return inspect.Signature([*inspect.signature(constructor, eval_str=eval_str).parameters.values()][1:])
 
 
 def _fit(value: Any, annotation: Any) -> object:
     """Return the value converted to the annotation, or `_MISFIT`."""
-    origin, arguments = get_origin(annotation), get_args(annotation)
-    if origin is Annotated:
-        return _fit(value, arguments[0])
-    wanted = origin or annotation
-    if origin in (Union, types.UnionType):
+    wanted, arguments = get_origin(annotation) or annotation, get_args(annotation)
+    if wanted in (Union, types.UnionType):
         fitted = [each for each in (_fit(value, member) for member in arguments) if each is not _MISFIT]
         return next((each for each in fitted if type(each) is type(value)), fitted[0] if fitted else _MISFIT)
     if wanted in _SEQUENCES:
-        return _fit_sequence(value, wanted, arguments)
+        is_fixed = wanted is tuple and arguments and arguments[-1] is not Ellipsis
+        if type(value) not in (list, tuple) or (is_fixed and len(arguments) != len(value)):
+            return _MISFIT
+        fitted = list(map(_fit, value, arguments if is_fixed else (arguments[:1] or (Any,)) * len(value)))
+        made: Any = _SEQUENCES[wanted] or type(value)
+        return _MISFIT if any(each is _MISFIT for each in fitted) else made(fitted)
     if wanted is float and type(value) is int:
         return float(value) if abs(value) <= 2**53 else _MISFIT
-    if origin is Literal:
+    if wanted is Literal:
         fits = any(type(value) is type(choice) and value == choice for choice in arguments)
     elif wanted is None or wanted in _PLAIN:
         fits = type(value) is (wanted or type(None))
     else:
         fits = not isinstance(wanted, type) or wanted in (object, Any, Parameter.empty)
     return value if fits else _MISFIT
-
-
-def _fit_sequence(value: Any, kind: Any, items: tuple[Any, ...]) -> object:
-    fixed = kind is tuple and items and items[-1] is not Ellipsis
-    if type(value) not in (list, tuple) or (fixed and len(items) != len(value)):
-        return _MISFIT
-    members = items if fixed else (items[:1] or (Any,)) * len(value)
-    fitted = list(map(_fit, value, members))
-    made: Any = _SEQUENCES[kind] or type(value)
-    return _MISFIT if any(each is _MISFIT for each in fitted) else made(fitted)

@@ -29,14 +29,12 @@ class PassRun:
     """One pass about to run, running or over.
 
     Attributes:
-        transformation: the pass. Where `undo` takes back a pass that cannot be made again from its record, this is a
-            stand-in with the record's name, options and signature.
+        transformation: the pass.
         graph_module: what it works on.
         index: position among all single passes of the outermost composition, or None outside one.
-        before: names of the passes of the composition that ran before it, in this direction.
         reverse: whether it is being undone.
-        parent: the run that this one is part of: of a composition, of a pass that calls others, or of `undo`. None for
-            an outermost run. Instruments see compositions and `undo` only here, not as runs of their own.
+        parent: the run that this one is part of: of a composition, or of a pass that calls others. None for an
+            outermost run. Instruments see compositions only here, not as runs of their own.
 
     The other attributes are core's and the editors'.
     """
@@ -44,7 +42,6 @@ class PassRun:
     transformation: Pass
     graph_module: GraphModule
     index: int | None = None
-    before: tuple[str, ...] = ()
     reverse: bool = False
     parent: PassRun | None = None
     number: int = 0  # in the ledger
@@ -64,7 +61,6 @@ class PassRun:
     # What a transaction keeps.
     snapshots: list[Snapshot] = field(default_factory=list)
     protect_values: bool = False
-    ran: list[str] = field(default_factory=list)  # names of the passes of this composition that ran
     places: Iterator[int] = field(default_factory=lambda: iter(()))  # of its passes that have not had their turn
     written: tuple[str, ...] = ()  # tensors that a rollback could not bring back
 
@@ -108,9 +104,13 @@ def editing_run(graph_module: GraphModule | None = None) -> PassRun | None:
 
 
 def new_run(transformation: Pass, graph_module: GraphModule, *, reverse: bool = False) -> PassRun:
-    """Return a new run of a pass, whose parent is the current run, if there is one."""
-    run = PassRun(transformation, graph_module, reverse=reverse, parent=_CURRENT.get())
-    run.number, places = ledger_of(graph_module).next_run, range(len(leaves(transformation)))
+    """Return a new run of a pass, whose parent is the current run, if there is one.
+
+    What a pass calls on its own graph module gets its number, and is undone with it.
+    """
+    parent, places = _CURRENT.get(), range(len(leaves(transformation)))
+    run = PassRun(transformation, graph_module, reverse=reverse, parent=parent)
+    run.number = parent.number if parent and parent.graph_module is graph_module else ledger_of(graph_module).next_run
     run.places = reversed(places) if reverse else iter(places)
     return run
 
@@ -143,19 +143,19 @@ def transaction(run: PassRun) -> Iterator[None]:
         with inside(run):
             yield
     except BaseException as error:
-        run.written, note = run.snapshots[-1].restore(), ""
+        run.written = run.snapshots[-1].restore()
         error = halted_by(error, handled) or error
         if outer is None or outer.is_editing:  # else the call that this is part of says so
             error = named(error, run)
-        if run.written:
-            names = ", ".join(run.written)
-            note = f". The pass wrote values in place, which a rollback does not restore: {names}. Run it with "
-            note += "protect_values=True to have them copied first."
-        if isinstance(error, PassError) and note not in str(error):
-            error.args = (f"{str(error).rstrip('.')}{note}",)
+        if run.written and isinstance(error, PassError) and _WRITTEN not in str(error):
+            found = f"{str(error).rstrip('.')}{_WRITTEN}: {', '.join(run.written)}"
+            error.args = (f"{found}. Run it with protect_values=True to have them copied first.",)
         raise error
     finally:
         del run.snapshots[-1]  # no call, which an interrupt could end after the rollback had its chance
+
+
+_WRITTEN = ". The pass wrote values in place, which a rollback does not restore"
 
 
 def named(error: BaseException, run: PassRun) -> BaseException:
@@ -163,14 +163,13 @@ def named(error: BaseException, run: PassRun) -> BaseException:
     if isinstance(error, PassError):
         error.pass_name = error.pass_name or run.name
         error.index = run.index if error.index is None else error.index
-    if isinstance(error, PassError) or not isinstance(error, Exception):
-        return error
-    before = f" after {', '.join(f'`{name}`' for name in run.before)}" if run.before else ""
-    place = f" (pass {run.index} of the composition{before})" if run.index is not None else ""
-    failed = f"pass `{run.name}`{place} failed, and {'undoing ' * run.reverse}it was rolled back"
-    found = PassError(f"{failed}: {type(error).__name__}: {error}", pass_name=run.name, index=run.index)
-    found.__cause__ = error
-    return found
+    elif isinstance(error, Exception):
+        place = f" (pass {run.index} of the composition)" if run.index is not None else ""
+        failed = f"pass `{run.name}`{place} failed, and {'undoing ' * run.reverse}it was rolled back"
+        found = PassError(f"{failed}: {type(error).__name__}: {error}", pass_name=run.name, index=run.index)
+        found.__cause__ = error
+        return found
+    return error
 
 
 RELEASED_FROM = 1 << 18  # bytes: smaller tensors cost little, and come back as the same objects

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
-import importlib.metadata
 import json
 import sys
-from collections import OrderedDict
 from collections.abc import Mapping
 from contextlib import suppress
 from functools import partial
@@ -49,13 +47,14 @@ def uuid_of(cls: type, options: Mapping[str, object]) -> str:
     """Return a hex digest of class and options, as `signature_of`, and of code and version: a key for caches.
 
     The code is that of the class, of its bases, and of the passes, functions and classes among its options, as far as
-    their source can be read.
+    their source can be read; the version is ``__version__`` of the package.
 
     Raises:
         TypeError: an option has no stable value; the message names it.
     """
-    bases = [base for base in cls.__mro__ if base.__module__ not in ("builtins", "abc")]
-    return _digest(cls, options, [[class_path(base), source_of(base), _version_of(base)] for base in bases])
+    packages = {base: sys.modules.get(base.__module__.partition(".")[0]) for base in cls.__mro__}
+    versions = {base: str(getattr(package, "__version__", "")) for base, package in packages.items()}
+    return _digest(cls, options, [[class_path(base), source_of(base), versions[base]] for base in versions])
 
 
 def same_value(left: object, right: object) -> bool:
@@ -96,9 +95,8 @@ def _form(value: Any, with_code: bool) -> Any:
         return {cls.__name__: list(map(write, value))}
     if cls in (set, frozenset):
         return {cls.__name__: sorted(map(write, value), key=_text)}
-    if cls in (dict, OrderedDict):
-        pairs = [[write(key), write(item)] for key, item in value.items()]
-        return {cls.__name__: sorted(pairs, key=_text) if cls is dict else pairs}
+    if cls is dict:
+        return {"dict": sorted(([write(key), write(item)] for key, item in value.items()), key=_text)}
     if isinstance(value, Tensor):
         return _tensor_form(value)
     if isinstance(value, type) or isinstance(getattr(value, "__qualname__", None), str):
@@ -127,12 +125,3 @@ def _tensor_form(value: Tensor) -> Any:
     content = ctypes.string_at(address, dense.numel() * dense.element_size())
     kind = "parameter" if isinstance(value, nn.Parameter) else "tensor"
     return {kind: [str(value.dtype), list(value.shape), hashlib.sha256(content).hexdigest()]}
-
-
-def _version_of(cls: type) -> str:
-    """Return the version of the distribution that a class comes from, or an empty text if it has none."""
-    package = cls.__module__.partition(".")[0]
-    version = getattr(sys.modules.get(package), "__version__", None)
-    with suppress(importlib.metadata.PackageNotFoundError, ValueError):
-        return str(version or importlib.metadata.version(package.replace("_", "-")))
-    return ""

@@ -41,8 +41,6 @@ class Transformation(Pass):
     tensor(6.)
     """
 
-    members: tuple[Transformation, ...] | None = None
-
     def __call__(
         self,
         graph_module: GraphModule,
@@ -122,8 +120,7 @@ class ReversibleTransformation(Transformation):
         """
         tag, signature = tag_of(node), self.signature
         if signature not in tag.marks:
-            remedy = "only nodes of get_transformed_nodes() can be marked as restored"
-            raise ValueError(f"node `{node.name}` was not transformed by {self!r}: {remedy}")
+            raise ValueError(f"node `{node.name}` was not transformed by {self!r}: see get_transformed_nodes()")
         set_tag(node, replace(tag, marks=tuple(mark for mark in tag.marks if mark != signature)))
         if (run := editing_run()) is not None:
             run.marked.pop(node, None)

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
-from functools import partial
-from types import MappingProxyType
 from typing import Any
 
 import torch
 from torch.fx import GraphModule
 
-from fxopt_core.errors import NotReversibleError, PreconditionError, UndoError
+from fxopt_core.errors import NotReversibleError, UndoError
 from fxopt_core.graph import check_graph_module, iter_nodes
-from fxopt_core.ledger.marks import forget_ids, has_mark, tag_of
+from fxopt_core.ledger.marks import forget_ids, tag_of
 from fxopt_core.ledger.records import (
     Memo,
     Record,
@@ -26,8 +24,9 @@ from fxopt_core.ledger.records import (
     undo_error,
 )
 from fxopt_core.names import known_class, providers
-from fxopt_core.passes.call import apply_pass, as_undone, lint_and_recompile as check_and_compile, observed
-from fxopt_core.passes.run import PassRun, editing_run, new_run, transaction
+from fxopt_core.passes.base import Pass
+from fxopt_core.passes.call import apply_pass, lint_and_recompile as check_and_compile
+from fxopt_core.passes.run import PassRun, editing_run, named, new_run, transaction
 from fxopt_core.passes.transformation import ReversibleTransformation
 from fxopt_core.state.pickling import install_pickling
 
@@ -35,8 +34,7 @@ from fxopt_core.state.pickling import install_pickling
 def undo(graph_module: GraphModule, lint_and_recompile: bool = True) -> GraphModule:
     """Undo the last run that changed a graph module: a pass, or a whole composition.
 
-    Instruments see each pass as a run in reverse, last first. A run is undone as a whole, so it is an error if an
-    instrument skips or vetoes a pass.
+    Instruments see nothing of it but the passes that are undone by a `reverse` of their own, if they call others.
 
     Args:
         graph_module: the module; it is edited in place.
@@ -48,7 +46,6 @@ def undo(graph_module: GraphModule, lint_and_recompile: bool = True) -> GraphMod
     Raises:
         NotReversibleError: One of the passes of that run is not reversible.
         UndoError: The graph module has since been changed in a way that makes undoing impossible.
-        VetoError: An instrument skipped or vetoed one of the passes; nothing was changed.
 
     >>> import torch
     >>> undo(torch.fx.symbolic_trace(torch.nn.ReLU())).code.strip().splitlines()[-1]
@@ -63,31 +60,33 @@ def undo(graph_module: GraphModule, lint_and_recompile: bool = True) -> GraphMod
     for record in last:
         if not record.reversible:
             found = f"pass `{record.pass_name}` cannot be undone, and it belongs to the last run; nothing was changed"
-            remedy = "Keep a copy of the graph module before such a pass (compose(..., inplace=False))"
-            raise NotReversibleError(f"{found}. {remedy}", pass_name=record.pass_name)
+            raise NotReversibleError(f"{found}. Keep a copy from before such a pass", pass_name=record.pass_name)
 
-    run = new_run(RecordedPass(Record("undo", "", (), "")), graph_module, reverse=True)
+    run = new_run(_Undo(), graph_module, reverse=True)
     with transaction(run):
         for record in reversed(last):
             if not any(each is record for each in ledger_of(graph_module).records):
                 continue  # a pass that called it has undone it
-            step = PassRun(_pass_of(record), graph_module, record.index, tuple(run.ran), True, run, run.number)
-            graph_module, _ = observed(step, partial(_undo_step, step, record), as_a_whole=True)
-            run.ran.append(record.pass_name)
+            transformation = _pass_of(record) if record.journal is None else run.transformation
+            step = PassRun(transformation, graph_module, record.index, True, run, run.number)
+            try:
+                if record.journal is None:
+                    graph_module, _ = apply_pass(step)
+                else:
+                    _take_back(graph_module, [record])
+            except Exception as error:
+                raise named(error, step)  # noqa: B904  # it has its cause
         if lint_and_recompile:
             check_and_compile(graph_module, run.transformation)
         install_pickling(graph_module)
     return graph_module
 
 
-def _undo_step(run: PassRun, record: Record) -> tuple[GraphModule, Record]:
-    """Undo one record by its journal, or by its pass; return the result and the record of undoing it."""
-    if record.journal is None:
-        return apply_pass(run)
-    started = time.perf_counter()
-    _take_back(run.graph_module, [record])
-    seconds = time.perf_counter() - started
-    return run.graph_module, replace(as_undone(record, (record,)), refusals=(), seconds=seconds, run=run.number)
+class _Undo(Pass):
+    """What a run of `undo` is named after in errors."""
+
+    def transform(self, graph_module: GraphModule) -> GraphModule:
+        return graph_module
 
 
 def undo_pass(graph_module: GraphModule, signature: str) -> GraphModule:
@@ -136,70 +135,21 @@ def _check_not_lost(graph_module: GraphModule, signature: str | None = None) -> 
     if find_ledger(graph_module) is not None:
         return
     for node in iter_nodes(graph_module.graph):
-        if tag_of(node).id is not None and (signature is None or has_mark(node, signature)):
+        if tag_of(node).id is not None and (signature is None or signature in tag_of(node).marks):
             found = f"node `{node.name}` was rewritten, and this graph module has no ledger that says how"
-            remedy = "If it was made from another one's graph, copy that one's ledger: `new.meta.update(old.meta)`"
-            raise UndoError(f"cannot undo: {found}. Nothing was changed. {remedy}")
+            raise UndoError(f"cannot undo: {found}; copy that of the original: `new.meta.update(old.meta)`")
 
 
 def _pass_of(record: Record) -> ReversibleTransformation:
-    """Return a pass equal to the one that made a record, or, where a journal says how to undo it, a stand-in."""
+    """Return a pass equal to the one that made a record."""
     # The record may be a stranger's: its name selects among the passes that are there, and nothing is imported by it.
     cls: Any = known_class(record.transformation)
-    for provide in providers if cls is None and record.journal is None else ():
+    for provide in providers if cls is None else ():
         provide()  # imports the plugins
         cls = known_class(record.transformation)
-    found = f"its class {record.transformation} has not been imported"
-    if cls is not None:
-        try:
-            transformation = cls(**dict(record.options))
-            if isinstance(transformation, ReversibleTransformation) and transformation.signature == record.signature:
-                return transformation
-            found = "its pass has options that a record cannot hold"
-        except Exception as error:
-            found = f"its pass cannot be made from its record ({error})"
-    if record.journal is None:
-        raise undo_error(record.pass_name, found, "import the module that has it, or reverse it by the pass itself")
-    return RecordedPass(record)
-
-
-class RecordedPass(ReversibleTransformation):
-    """Stand-in for a recorded pass that cannot be created here, for example because it is not installed.
-
-    It has the pass's name, options and signature, so it equals the pass, and undoes what the ledger has journals for.
-
-    >>> RecordedPass(Record("fold", "elsewhere:Fold", (("times", 2),), "a1b2")).name
-    'fold'
-    """
-
-    def __init__(self, record: Record) -> None:
-        self._record = record
-
-    def transform(self, graph_module: GraphModule) -> GraphModule:
-        """Raise a `PreconditionError`: a record cannot be applied."""
-        found = f"only its record is left, and no class {self._record.transformation}"
-        remedy = "Install the package that has it, and make the pass anew"
-        raise PreconditionError(f"pass `{self.name}` cannot be applied: {found}. {remedy}", pass_name=self.name)
-
-    def reverse(self, graph_module: GraphModule) -> GraphModule:
-        """Undo all that an equal pass did to a graph module, as far as its records say how."""
-        if editing_run(graph_module) is None:
-            return self(graph_module, lint_and_recompile=False, reverse=True)
-        return undo_pass(graph_module, self.signature)
-
-    @property
-    def name(self) -> str:
-        """The name in the record."""
-        return self._record.pass_name
-
-    @property
-    def options(self) -> Mapping[str, object]:
-        """The options in the record, with text for values that are not plain data."""
-        return MappingProxyType(dict(self._record.options))
-
-    @property
-    def signature(self) -> str:
-        """The signature in the record; a `TypeError` where the pass had none."""
-        if not self._record.signature:
-            raise TypeError(f"pass `{self.name}` had options without a stable value, and hence no signature")
-        return self._record.signature
+    with suppress(Exception):  # there is no such class, or it does not take what a record can hold of its options
+        made: object = cls(**dict(record.options))
+        if isinstance(made, ReversibleTransformation) and made.signature == record.signature:
+            return made
+    found = f"no equal pass can be made of the class {record.transformation} and the options in the record"
+    raise undo_error(record.pass_name, found, "import the module that has it, or reverse it by the pass itself")

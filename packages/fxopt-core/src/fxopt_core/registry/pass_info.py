@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from inspect import Parameter
 
 from fxopt_core.errors import PassOptionError
 from fxopt_core.naming import close_names, option_text
-from fxopt_core.passes.options import OptionInfo, show_annotation
+from fxopt_core.passes.options import OptionInfo
 from fxopt_core.passes.transformation import Transformation
 
 
@@ -38,18 +37,6 @@ class PassInfo:
     options: Mapping[str, OptionInfo] = field(hash=False)
     transformation: type[Transformation]
 
-    def __str__(self) -> str:
-        """Return everything as text, with one line for each option."""
-        origin = f"{self.distribution} {self.version}".strip() or self.family
-        traits = "reversible" if self.reversible else "not reversible"
-        traits += ", keeps what the graph computes" * self.preserves_computation
-        heading = f"{self.name}: {self.summary}".rstrip(" :")
-        lines = [heading, f"  from {origin}, plugin {self.family}", f"  {traits}"]
-        for option in self.options.values():
-            kind = "" if option.annotation is Parameter.empty else f": {show_annotation(option.annotation)}"
-            lines.append(f"  {option_text(option.name)}{kind} = {option.default!r}")
-        return "\n".join(lines)
-
     def option(self, name: str) -> OptionInfo:
         """Return the option of this name, in snake_case or kebab-case.
 
@@ -68,12 +55,8 @@ class PassInfo:
         Raises:
             PassOptionError: the pass has no such option, or does not accept the value.
         """
-        checked: dict[str, object] = {}
-        for name, value in options.items():
-            option = self.option(name)
-            if option.name in checked:
-                raise PassOptionError(f"pass {self.name!r} is given option {option_text(name)!r} twice; give it once")
-            checked[option.name] = option.checked(value, pass_name=self.name)
+        given = [(self.option(name), value) for name, value in options.items()]
+        checked = {option.name: option.checked(value, pass_name=self.name) for option, value in given}
         try:
             return self.transformation(**checked)
         except Exception as error:

@@ -19,40 +19,30 @@ defaults, in the constructor's order, and uses double quotes. Parsing and format
 from __future__ import annotations
 
 import ast
-import math
 import re
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from typing import NamedTuple
 
 from fxopt_core.errors import PassOptionError, PipelineOptionError, PipelineSyntaxError, RegistryError
 from fxopt_core.names import describe
 from fxopt_core.naming import NAME, option_text
 from fxopt_core.passes.compose import Composition
-from fxopt_core.passes.options import PLAIN_VALUES, OptionInfo, is_plain, show_annotation
+from fxopt_core.passes.options import PLAIN_VALUES, is_plain
 from fxopt_core.passes.signature import same_value
 from fxopt_core.passes.transformation import Transformation
 from fxopt_core.registry.pass_info import PassInfo
 
-_OPTION = re.compile(r"[\w-]+")
-_EQUALS = re.compile("=")
+_OPTION = re.compile(r"([\w-]+)=")
 _STRING = re.compile(r""""(?:\\.|[^"\\])*"|'(?:\\.|[^'\\])*'""", re.DOTALL)
 
 
-class OptionText(NamedTuple):
-    """One option as it is written; columns are counted from 0."""
-
-    name: str
-    value: object  # not yet checked against the pass
-    column: int  # of the name
-    value_column: int
-
-
 class PipelineItem(NamedTuple):
-    """One pass or named pipeline as it is written, with its options."""
+    """One pass or named pipeline as it is written; columns are counted from 0."""
 
     name: str
-    options: tuple[OptionText, ...]
+    options: Mapping[str, tuple[object, int]]  # by name: its value, not yet checked against the pass, and its column
     column: int
 
 
@@ -66,8 +56,8 @@ def parse_pipeline(text: str) -> tuple[PipelineItem, ...]:
         PipelineSyntaxError: the text does not follow the grammar; the error says where.
 
     >>> [item] = parse_pipeline("merge-linears{min-group=3}")
-    >>> item.name, item.options[0].name, item.options[0].value, item.options[0].value_column
-    ('merge-linears', 'min-group', 3, 24)
+    >>> item.name, item.options
+    ('merge-linears', {'min-group': (3, 14)})
     """
     items: list[PipelineItem] = []
     at = _after_space(text, 0)
@@ -83,24 +73,21 @@ def parse_pipeline(text: str) -> tuple[PipelineItem, ...]:
     return tuple(items)
 
 
-def _options(text: str, opening: int) -> tuple[tuple[OptionText, ...], int]:
+def _options(text: str, opening: int) -> tuple[dict[str, tuple[object, int]], int]:
     """Return the options in the braces that open at a place, if any, and the place after them."""
+    options: dict[str, tuple[object, int]] = {}
     if not text.startswith("{", opening):
-        return (), opening
-    options: dict[str, OptionText] = {}
+        return options, opening
     at = _after_space(text, opening + 1)
     while not text.startswith("}", at):
-        if at == len(text):
-            raise PipelineSyntaxError("the brace is never closed; expected '}'", text=text, column=opening)
-        name = _match(_OPTION, text, at, "the name of an option; options are separated by spaces")
-        key = option_text(name.group())
+        name = _match(_OPTION, text, at, "'}', or an option and its value, as in {min-group=3 strict=True}")
+        key = option_text(name[1])
         if key in options:
             raise PipelineOptionError(f"option {key!r} is given twice", text=text, column=at)
-        start = _match(_EQUALS, text, name.end(), f"'=' and a value right after option {name.group()!r}").end()
-        end = _value_end(text, start)
-        options[key] = OptionText(name.group(), _value(text, start, end), at, start)
+        end = _value_end(text, name.end())
+        options[key] = _value(text, name.end(), end), at
         at = _after_space(text, end)
-    return tuple(options.values()), _after_space(text, at + 1)
+    return options, _after_space(text, at + 1)
 
 
 def _value_end(text: str, at: int) -> int:
@@ -148,14 +135,12 @@ def pipeline_passes(text: str, lookup: Lookup, inside: tuple[str, ...] = ()) -> 
         column, given = item.column, dict[str, object]()
         try:
             found = lookup(item.name)
-            for option in item.options:
-                column = option.column
+            for name, (value, place) in item.options.items():
+                column = place
                 if isinstance(found, str):
                     what = f"{item.name!r} is a named pipeline, which takes no options; write out its passes: {found}"
                     raise PassOptionError(what)
-                known = found.option(option.name)
-                column = option.value_column
-                given[known.name] = known.checked(option.value, pass_name=found.name)
+                given[name] = found.option(name).checked(value, pass_name=found.name)
             column = item.column
             made = () if isinstance(found, str) else (found.create(given),)
         except PassOptionError as error:
@@ -174,31 +159,20 @@ def format_pipeline(transformation: Transformation, info_of: Callable[[type[Tran
             raise PassOptionError("text cannot express compose(..., inplace=False); print one that works in place")
         texts = [format_pipeline(member, info_of) for member in transformation.transformations]
         return ",".join(filter(None, texts))
-    info, values = info_of(type(transformation)), transformation.options
-    for name, value in values.items():
-        if name not in info.options and value:
-            what = f"{name!r} of pass {info.name!r}, which is not a named parameter of its constructor"
-            raise PassOptionError(f"text cannot express {what}")
-    texts = [
-        f"{option_text(option.name)}={_value_text(info, option, values[option.name])}"
-        for option in info.options.values()
-        if option.name in values and not same_value(values[option.name], option.default)
-    ]
+    info, texts = info_of(type(transformation)), []
+    for name, value in transformation.options.items():
+        option = info.options.get(name)  # None: what `*args` or `**kwargs` gathered, which text cannot name
+        if same_value(value, option.default if option else type(value)()):
+            continue
+        text, read = "", object()
+        with suppress(ValueError, SyntaxError):  # not plain, not a finite number, or of thousands of digits
+            text = _literal(value)
+            read = option and option.checked(ast.literal_eval(text), pass_name=info.name)
+        if not same_value(read, value):  # reading the text has to give this very value
+            found = f"option {option_text(name)!r} of pass {info.name!r}: text cannot express {describe(value)}"
+            raise PassOptionError(f"{found}; give a named parameter {PLAIN_VALUES}, of the annotated type")
+        texts.append(f"{option_text(name)}={text}")
     return f"{info.name}{{{' '.join(texts)}}}" if texts else info.name
-
-
-def _value_text(info: PassInfo, option: OptionInfo, value: object) -> str:
-    text, read = "", object()
-    try:
-        text = _literal(value)
-        read = option.checked(ast.literal_eval(text), pass_name=info.name)
-    except (ValueError, SyntaxError):  # no plain value, not a number, or an int of thousands of digits
-        pass
-    if not same_value(read, value):  # reading the text has to give this very value
-        where = f"option {option_text(option.name)!r} of pass {info.name!r}"
-        wanted = f"{PLAIN_VALUES}, of the type {show_annotation(option.annotation)}"
-        raise PassOptionError(f"{where}: text cannot express {describe(value)}; construct the pass with {wanted}")
-    return text
 
 
 def _literal(value: object) -> str:
@@ -206,7 +180,5 @@ def _literal(value: object) -> str:
     if isinstance(value, (list, tuple)):
         items = ", ".join(map(_literal, value))
         return f"[{items}]" if isinstance(value, list) else f"({items},)" if len(value) == 1 else f"({items})"
-    if isinstance(value, float) and math.isinf(value):
-        return "1e999" if value > 0 else "-1e999"
     text = repr(value)
     return f'"{text[1:-1]}"' if text[0] == "'" and '"' not in text else text

@@ -62,14 +62,15 @@ def read_plugin(load: Callable[[], object], source: PluginSource) -> Offer:
     """Load a plugin, call its hooks, and check everything that they return."""
     try:
         given = {hook: function() for hook, function in _implementations(load()).items()}
-        pipelines = given.get("fxopt_pipelines", {})
-        if not isinstance(pipelines, Mapping):
-            raise TypeError(f"hook fxopt_pipelines returned {describe(pipelines)}, expected a mapping of texts")
-        passes = [_pass_info(cls, source) for cls in dict.fromkeys(_items("fxopt_transformations", given))]
+        for hook, result in given.items():
+            if not isinstance(result, Iterable):
+                raise TypeError(f"hook {hook} returned {describe(result)}, expected an iterable")
+        passes = [_pass_info(cls, source) for cls in dict.fromkeys(given.get("fxopt_transformations", ()))]
+        pipelines = map(_checked_pipeline, given.get("fxopt_pipelines", {}).items())
         return Offer(
-            [*((info.name, info) for info in passes), *map(_checked_pipeline, pipelines.items())],
-            dict(_named("fxopt_layers", given, _is_layer, "a subclass of torch.nn.Module")),
-            dict(_named("fxopt_functions", given, _is_function, "a function or an operator")),
+            [*((info.name, info) for info in passes), *pipelines],
+            dict(_named("fxopt_layers", given, "a subclass of torch.nn.Module")),
+            dict(_named("fxopt_functions", given, "a function or an operator")),
         )
     except BaseException as error:  # foreign code may raise anything: SystemExit, a cancelled task, a skipped test
         if (interrupt := halted_by(error)) is not None:
@@ -85,26 +86,17 @@ def _implementations(plugin: object) -> dict[str, Callable[[], Any]]:
     manager.register(plugin)
     manager.check_pending()
     found = {hook: impl.function for hook in HOOKS for impl in getattr(manager.hook, hook).get_hookimpls()}
-    unmarked = [hook for hook in HOOKS if hasattr(plugin, hook) and hook not in found]
-    if unmarked or not found:
-        problem = f"{unmarked[0]} is not marked as a hook" if unmarked else f"it has no hook, as {', '.join(HOOKS)} are"
-        raise TypeError(f"{problem}; decorate the function with @fxopt_core.hookimpl")
+    if not found:
+        raise TypeError(f"it has no hook, as {', '.join(HOOKS)} are; decorate the function with @fxopt_core.hookimpl")
     return found
 
 
-def _items(hook: str, given: Mapping[str, Any]) -> list[Any]:
-    result = given.get(hook, ())
-    if not isinstance(result, Iterable) or isinstance(result, (str, bytes)):
-        raise TypeError(f"hook {hook} returned {describe(result)}, expected an iterable")
-    return list(result)
-
-
-def _named(
-    hook: str, given: Mapping[str, Any], fits: Callable[[object], bool], expected: str
-) -> Iterator[tuple[str, Any]]:
+def _named(hook: str, given: Mapping[str, Any], expected: str) -> Iterator[tuple[str, Any]]:
     """Yield the objects that files may name; an operator is followed by its overloads, which most graphs call."""
-    for item in _items(hook, given):
-        if not fits(item):
+    for item in given.get(hook, ()):
+        is_layer = isinstance(item, type) and issubclass(item, nn.Module) and not issubclass(item, GraphModule)
+        is_function = callable(item) and not isinstance(item, (type, nn.Module))
+        if not (is_layer if hook == "fxopt_layers" else is_function):
             raise TypeError(f"hook {hook} gave {describe(item)}, expected {expected}")
         packet: Any = item
         overloads = packet.overloads() if isinstance(item, OpOverloadPacket) else ()
@@ -114,14 +106,6 @@ def _named(
                 found = f"hook {hook} gave {describe(each)}, which files cannot name"
                 raise TypeError(f"{found}; define it at the top of a module")
             yield name, each
-
-
-def _is_layer(item: object) -> bool:
-    return isinstance(item, type) and issubclass(item, nn.Module) and not issubclass(item, GraphModule)
-
-
-def _is_function(item: object) -> bool:
-    return callable(item) and not isinstance(item, (type, nn.Module))
 
 
 def _pass_info(cls: Any, source: PluginSource) -> PassInfo:

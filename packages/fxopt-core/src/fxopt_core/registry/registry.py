@@ -7,12 +7,11 @@ exactly one of them is, and otherwise to neither.
 
 from __future__ import annotations
 
-import difflib
 import importlib.metadata
 import os
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import EntryPoint
 from types import MappingProxyType
@@ -20,17 +19,16 @@ from typing import Any, TypeVar
 
 from torch import nn
 
-from fxopt_core.errors import DuplicatePassError, PluginLoadError, PreconditionError, RegistryError, UnknownPassError
+from fxopt_core.errors import DuplicatePassError, PluginLoadError, RegistryError, UnknownPassError
 from fxopt_core.names import providers
-from fxopt_core.naming import close_names, kebab_case, type_text
-from fxopt_core.passes.compose import check_is_transformation, compose
+from fxopt_core.naming import close_names, kebab_case
+from fxopt_core.passes.compose import compose
 from fxopt_core.passes.transformation import Transformation
 from fxopt_core.registry.hookspec import PROJECT, Plugin
 from fxopt_core.registry.pass_info import PassInfo
 from fxopt_core.registry.pipeline import format_pipeline, pipeline_passes
 from fxopt_core.registry.plugins import Offer, PluginSource, read_plugin, source_of
 from fxopt_core.registry.shipped import SHIPPED_NAMES
-from fxopt_core.text import text_table
 
 ALLOW_LIST = "FXOPT_PLUGINS"
 """Environment variable: entry-point names to load, separated by commas. Unset: all; empty: none."""
@@ -63,8 +61,6 @@ class _Contents:
 
     offers: Mapping[PluginSource, Offer]
     broken: Mapping[str, PluginLoadError]  # what could not be read, and names that several plugins have
-    found: Set[str]  # names of entry points
-    allowed: Set[str]
 
     def __post_init__(self) -> None:
         claims: defaultdict[str, list[tuple[PluginSource, PassInfo | str]]] = defaultdict(list)
@@ -93,7 +89,7 @@ def _read(points: Iterable[EntryPoint]) -> _Contents:
     for point in points:
         by_name[point.name].append((source_of(point), point))
     value = os.environ.get(ALLOW_LIST)
-    allowed = by_name.keys() if value is None else {name.strip() for name in value.split(",")} - {""}
+    allowed = by_name.keys() if value is None else {name.strip() for name in value.split(",")}
     chosen, contested = _settle({name: by_name[name] for name in by_name.keys() & allowed})
     broken = {name: _clash(text) for name, text in contested.items()}
     offers: dict[PluginSource, Offer] = {}
@@ -103,7 +99,7 @@ def _read(points: Iterable[EntryPoint]) -> _Contents:
             offers[source] = read_plugin(point.load, source)
         except PluginLoadError as error:
             broken[name] = error
-    return _Contents(offers, broken, by_name.keys(), allowed)
+    return _Contents(offers, broken)
 
 
 class Registry:
@@ -126,9 +122,7 @@ class Registry:
     >>> passes = Registry(entry_points=[])
     >>> passes.register(Plugin())
     >>> passes
-    fxopt registry: passes 1, pipelines 0, failed plugins 0
-    passes:
-      noop  Plugin  graph module -> the same one.
+    fxopt registry: noop; failed: none
     >>> passes.pipeline_text(passes.pipeline("noop{times=2}, noop"))
     'noop{times=2},noop'
     """
@@ -163,19 +157,6 @@ class Registry:
         """Errors by plugin: it could not be loaded, or another one claims the same names."""
         return self._contents().failed
 
-    @property
-    def left_out(self) -> tuple[str, ...]:
-        """The installed plugins that ``FXOPT_PLUGINS`` does not name, sorted."""
-        return tuple(sorted(self._contents().found - self._contents().allowed))
-
-    @property
-    def missing(self) -> Mapping[str, tuple[str, ...]]:
-        """The names in ``FXOPT_PLUGINS`` that no installed plugin has, each with the plugins of close names."""
-        contents = self._contents()
-        known = sorted({*(source.name for source in contents.offers), *contents.found})
-        missing = sorted(contents.allowed - set(known))
-        return MappingProxyType({name: tuple(difflib.get_close_matches(name, known)) for name in missing})
-
     def lookup(self, name: str) -> PassInfo | str:
         """Return the pass of this name, or the text of the pipeline of this name; raises as `create` does."""
         contents = self._contents()
@@ -185,28 +166,25 @@ class Registry:
             raise DuplicatePassError(contents.contested[name])
         if name in contents.broken and isinstance(contents.broken[name].__cause__, DuplicatePassError):
             raise DuplicatePassError(str(contents.broken[name]))
-        home = SHIPPED_NAMES.get(kebab_case(name))
-        if home is not None and home.removeprefix("fxopt-") not in contents.found:
-            hint = f": it is in {home}, which is not installed: pip install {home}"
+        home = SHIPPED_NAMES.get(kebab_case(name), "")
+        loaded = {source.name for source in contents.offers}
+        if home and home.removeprefix("fxopt-") not in loaded:
+            hint = f": it is in {home}, which is not loaded; unless it is installed: pip install {home}"
         else:
             hint = close_names(name, contents.names) or "; print(registry()) or `fxopt list` shows those that are there"
-        lines = [f"no pass or pipeline is named {name!r}{hint}"]
-        for names, what in (
-            (self.failed, "these plugins failed, see registry().failed"),
-            (self.left_out, f"{ALLOW_LIST} leaves out these plugins"),
-            (self.missing, f"{ALLOW_LIST} names plugins that are not installed"),
-        ):
-            lines += [f"{what}: {', '.join(names)}"] if names else []
-        raise UnknownPassError("\n  ".join(lines))
+        if contents.failed:
+            hint += f"\n  these plugins failed, see registry().failed: {', '.join(contents.failed)}"
+        if ALLOW_LIST in os.environ:
+            hint += f"\n  {ALLOW_LIST} allows these plugins only: {os.environ[ALLOW_LIST]}"
+        raise UnknownPassError(f"no pass or pipeline is named {name!r}{hint}")
 
     def info_of(self, cls: type[Transformation]) -> PassInfo:
         """Return the pass that a class is registered as, or raise an `UnknownPassError`."""
         for info in self.available().values():
             if info.transformation is cls:
                 return info
-        remedy = "offer it in a plugin's fxopt_transformations, or register one with registry().register(plugin)"
-        message = f"{cls.__qualname__} of {cls.__module__} is not registered, so that text cannot name it"
-        raise UnknownPassError(f"{message}; {remedy}")
+        found = f"{cls.__qualname__} of {cls.__module__} is not registered, so that text cannot name it"
+        raise UnknownPassError(f"{found}; offer it in a plugin's fxopt_transformations")
 
     def create(self, name: str, /, **options: object) -> Transformation:
         """Return the pass of this name.
@@ -232,13 +210,10 @@ class Registry:
             PipelineSyntaxError: the text cannot be read, or gives a pass options that it does not take.
             RegistryError: a name in it is unknown or claimed twice, or a named pipeline contains itself.
         """
-        if not isinstance(text, str):
-            raise PreconditionError(f"a pipeline is {type_text(text)}, expected text such as 'merge-linears'")
         return compose(*pipeline_passes(text, self.lookup))
 
     def pipeline_text(self, composition: Transformation) -> str:
         """Return the canonical text of a composition or a pass, or raise a `PassOptionError` or `UnknownPassError`."""
-        check_is_transformation(composition, "the pipeline to print")
         return format_pipeline(composition, self.info_of)
 
     def register(self, plugin: Plugin, name: str | None = None) -> None:
@@ -260,23 +235,15 @@ class Registry:
                 taken = f"a plugin is already named {source.name!r} ({known[source.name]})"
                 raise DuplicatePassError(f"{taken}; register the other under another name")
             offer = read_plugin(lambda: plugin, source)
-            extended = _Contents({**now.offers, source: offer}, now.broken, now.found, now.allowed)
+            extended = _Contents({**now.offers, source: offer}, now.broken)
             for name, _ in offer.items:
                 if name in extended.contested:
                     raise DuplicatePassError(extended.contested[name])
             self._loaded = extended
 
     def __repr__(self) -> str:
-        """List passes, pipelines and failed plugins, one line each."""
-        passes, pipelines, failed = self.available(), self.pipelines(), self.failed
-        lines = [f"fxopt registry: passes {len(passes)}, pipelines {len(pipelines)}, failed plugins {len(failed)}"]
-        for heading, rows in (
-            ("passes:", [(info.name, info.family, info.summary) for info in passes.values()]),
-            ("pipelines:", [*pipelines.items()]),
-            ("failed:", [(name, str(error).partition("\n")[0]) for name, error in failed.items()]),
-        ):
-            lines += [heading, *(f"  {line}" for line in text_table(rows))] if rows else []
-        return "\n".join(lines)
+        """Name passes, pipelines and failed plugins."""
+        return f"fxopt registry: {', '.join(self._contents().names)}; failed: {', '.join(self.failed) or 'none'}"
 
     def _contents(self) -> _Contents:
         """Return the contents, loading plugins on the first call; a call from a plugin being loaded is an error."""
@@ -286,9 +253,8 @@ class Registry:
             if self._loaded is None:
                 self._loading = True
                 try:
-                    points = self._entry_points
-                    found = importlib.metadata.entry_points(group=PROJECT) if points is None else points
-                    self._loaded = _read(found)
+                    given = self._entry_points
+                    self._loaded = _read(importlib.metadata.entry_points(group=PROJECT) if given is None else given)
                 finally:
                     self._loading = False
             return self._loaded

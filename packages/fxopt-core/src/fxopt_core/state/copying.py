@@ -1,14 +1,13 @@
 """Copies of graph modules that lose nothing: `copy.deepcopy` drops hooks, plain attributes and input checks.
 
 A copy shares no mutable state with the original. It shares only what cannot change or belongs to others: hook
-functions, the values in `meta` of nodes and of the module, compiled code, and attributes that refuse to be copied.
+functions, the values in `meta` of nodes and of the module, and compiled code.
 """
 
 from __future__ import annotations
 
 import copy
 import functools
-from collections import ChainMap, OrderedDict
 from types import MethodType
 from typing import Any, TypeVar
 
@@ -18,17 +17,18 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx import Graph, GraphModule
 from torch.utils._pytree import TreeSpec
 
-from fxopt_core._torch import OWN_GRAPH_FIELDS, WrappedCall, codegen_of
+from fxopt_core._torch import OWN_GRAPH_FIELDS, codegen_of
 from fxopt_core.errors import FxoptError
-from fxopt_core.graph import check_graph_module, iter_nodes
-from fxopt_core.state.containers import ATOMS, Containers
+from fxopt_core.graph import check_graph_module
+from fxopt_core.state.containers import Containers
 from fxopt_core.state.gc_pause import collector_paused
 from fxopt_core.state.graph import GraphRows, own_classes
 
 _GraphModuleT = TypeVar("_GraphModuleT", bound=GraphModule)
 
 _SHALLOW = frozenset({"meta", "range_constraints", "_tracer_extras", "_lineno_map"})
-_CLASS_FIELDS_LEFT_OUT = frozenset({"__dict__", "__weakref__", "__module__", "__doc__", "_wrapped_call"})
+# Without `__call__` and `_wrapped_call`, calls are those of `nn.Module` until torch recompiles the copy.
+_CLASS_FIELDS_LEFT_OUT = frozenset({"__dict__", "__weakref__", "__module__", "__doc__", "__call__", "_wrapped_call"})
 
 
 def faithful_copy(graph_module: _GraphModuleT) -> _GraphModuleT:
@@ -41,7 +41,7 @@ def faithful_copy(graph_module: _GraphModuleT) -> _GraphModuleT:
     Hooks stay the same callables; one that is bound to a module of the tree is bound to that module's copy.
 
     Raises:
-        FxoptError: a tensor or module in it cannot be copied; the message says which.
+        FxoptError: a tensor, a module or an attribute cannot be copied; the message says which.
 
     >>> linear = torch.fx.symbolic_trace(nn.Linear(2, 2))
     >>> linear.note = "kept"
@@ -61,21 +61,23 @@ class _Copier:
     """One run of copying. `_memo` maps the id of each original to its copy, as `copy.deepcopy` has it."""
 
     def __init__(self, root: GraphModule) -> None:
-        self._memo: dict[int, Any] = {id(None): None}
-        self._root, modules = root, list(root.modules())
-        self._in_tree = {id(module) for module in modules}
-        held = [value for each in modules for key, value in vars(each).items() if key.endswith("_hooks") and value]
-        hooks = Containers().add(held)  # but for functions, which deepcopy shares
+        self._memo: dict[int, Any] = {}
+        modules = dict(root.named_modules())
+        self._in_tree = set(map(id, modules.values()))
+        states = [vars(module) for module in modules.values()]
+        hooks = Containers().add(value for state in states for key, value in state.items() if key.endswith("_hooks"))
         hooks += [hook.hook for hook in hooks if hasattr(hook, "with_module")]
         self._memo.update((id(hook), hook) for hook in hooks if not self._is_bound(hook))
-        ordinary = [module for module in modules if _is_ordinary(module)]
-        self._memo.update((id(module), type(module).__new__(type(module))) for module in ordinary)
-        for tensor in (*root.parameters(), *root.buffers()):  # before objects that deepcopy references to them
-            self._memo[id(tensor)] = self._part(tensor)
-        for graph in [module.graph for module in ordinary if isinstance(module, GraphModule)]:
+        graph_modules = [module for module in modules.values() if isinstance(module, GraphModule)]
+        self._memo.update((id(module), type(module).__new__(type(module))) for module in graph_modules)
+        for name, tensor in (*root.named_parameters(), *root.named_buffers()):  # before what refers to them
+            self._memo[id(tensor)] = self._tensor(tensor, name)
+        for graph in [module.graph for module in graph_modules]:
             if id(graph) not in self._memo:
                 self._copy_graph(graph)
-        for module in ordinary:
+        for name, module in reversed(modules.items()):  # children first, so that an error names the one that is meant
+            self._value(module, f"module {name!r}")
+        for module in graph_modules:
             self._fill(module, self._memo[id(module)])
         self.twin = self._memo[id(root)]
 
@@ -84,62 +86,47 @@ class _Copier:
         for node, new in GraphRows(graph).fill(twin, self._shared).items():
             self._memo[id(node)] = new
             new.meta.update(node.meta)
-        for node in filter(vars, iter_nodes(graph)):
-            vars(self._memo[id(node)]).update(self._value(vars(node)))
         own = {key: value for key, value in vars(graph).items() if key not in vars(twin) or key in OWN_GRAPH_FIELDS}
-        vars(twin).update(self._value(own))
+        vars(twin).update(self._value(own, "an attribute of the graph"))
         twin.set_codegen(copy.copy(codegen_of(graph)))
-        vars(codegen_of(twin)).update(self._value(vars(codegen_of(graph))))
+        vars(codegen_of(twin)).update(self._value(vars(codegen_of(graph)), "the code generator"))
 
     def _shared(self, value: Any) -> Any:
         """Return what stands for a target or an argument: copies of tensors and of the tree's methods, else itself."""
-        is_bound = isinstance(value, MethodType) and id(value.__self__) in self._in_tree
-        return self._value(value) if is_bound or isinstance(value, Tensor) else self._memo.get(id(value), value)
+        if isinstance(value, Tensor) or (isinstance(value, MethodType) and id(value.__self__) in self._in_tree):
+            return self._value(value, f"{value!r} in the graph")
+        return self._memo.get(id(value), value)
 
-    def _fill(self, module: nn.Module, twin: Any) -> None:
-        if not isinstance(module, GraphModule):
-            state = module.__getstate__()  # type: ignore[no-untyped-call]  # torch has no type for it
-            twin.__setstate__({key: self._value(value) for key, value in state.items()})
-            return
-        _copy_class(module, twin)
+    def _fill(self, module: GraphModule, twin: GraphModule) -> None:
+        # The class that torch makes for each graph module has its name, compiled `forward` and pickling.
+        type(twin).__name__ = type(module).__name__
+        for own in reversed(own_classes(module)):
+            for key, value in vars(own).items():
+                # The call of a swapped class, from which torch derives the copy's own, works for both.
+                if key not in _CLASS_FIELDS_LEFT_OUT or isinstance(twin, getattr(value, "cls", ())):
+                    setattr(type(twin), key, value)
         for key, value in vars(module).items():
             if key in _SHALLOW:
                 vars(twin)[key] = copy.copy(value)
             elif key != "_compiled_call_impl":  # what torch.compile made of the original
-                vars(twin)[key] = value if key == "shape_env" else self._value(value)
+                vars(twin)[key] = value if key == "shape_env" else self._value(value, f"attribute {key!r}")
         twin.graph.owning_module = self._memo.get(id(module.graph.owning_module), twin)
 
-    def _value(self, value: Any) -> Any:
-        """Copy an attribute; what refuses to be copied is shared, and containers around it are not."""
-        if type(value) in ATOMS or isinstance(value, TreeSpec):
-            return value
-        if type(value) in (dict, OrderedDict) and all(id(item) in self._memo for item in value.values()):
-            known = ((self._memo.get(id(key), key), self._memo[id(item)]) for key, item in value.items())
-            return self._memo.setdefault(id(value), type(value)(known))
+    def _value(self, value: Any, what: str) -> Any:
+        """Copy an attribute, or raise an `FxoptError` that says what refuses to be copied."""
         for part in Containers().add((value,)):
-            if id(part) not in self._memo:
-                self._memo[id(part)] = self._part(part)
-        return copy.deepcopy(value, self._memo)
-
-    def _part(self, part: Any) -> Any:
-        """Copy what is no container: a tensor, or any object by its own means."""
-        if isinstance(part, Tensor):
-            return self._tensor(part)
-        layer = ChainMap({}, self._memo)  # a copy that fails half-way leaves nothing behind in the memo
+            if isinstance(part, TreeSpec):  # immutable, and torch warns of copying it
+                self._memo[id(part)] = part
+            elif isinstance(part, Tensor) and id(part) not in self._memo:
+                self._memo[id(part)] = self._tensor(part, what)
         try:
-            twin = part if isinstance(part, TreeSpec) else copy.deepcopy(part, layer)  # type: ignore[arg-type]  # any mutable mapping does
-        except Exception as error:
-            if isinstance(part, nn.Module):
-                raise FxoptError(f"module {type(part).__name__} cannot be copied: {error}") from error
-            return part  # a lock, a file, a process group: shared
-        self._memo.update(layer.maps[0])
-        return twin
+            return copy.deepcopy(value, self._memo)
+        except Exception as error:  # such as a lock, a file, a process group, whatever holds it
+            raise FxoptError(f"{what} cannot be copied: {error}") from error
 
-    def _tensor(self, tensor: Tensor) -> Tensor:
+    def _tensor(self, tensor: Tensor, name: str) -> Tensor:
         """Copy a tensor; unlike with `copy.deepcopy`, copies of parameters that share memory share memory, too."""
         if not tensor.is_leaf:
-            held = (*self._root.named_parameters(), *self._root.named_buffers())
-            name = next((name for name, each in held if each is tensor), "a tensor")
             found = f"{name} is the result of a computation that autograd recorded"
             raise FxoptError(f"{found}, from which a copy would be cut off; detach it, or compute it in the graph")
         if type(tensor) not in (Tensor, nn.Parameter) and not isinstance(tensor, FakeTensor):
@@ -150,39 +137,15 @@ class _Copier:
         is_parameter, flag = isinstance(tensor, nn.Parameter), tensor.requires_grad
         twin: Tensor = nn.Parameter(data, flag) if is_parameter else data.requires_grad_(flag)
         self._memo[id(tensor)] = twin
-        vars(twin).update(self._value(vars(tensor)))
-        twin.grad = self._value(tensor.grad)
+        vars(twin).update(self._value(vars(tensor), f"an attribute of {name}"))
+        twin.grad = self._value(tensor.grad, f"the gradient of {name}")
         return twin
 
     def _is_bound(self, hook: Any) -> bool:
         """Return whether a hook refers to a module of the tree, so that its copy has to refer to the module's copy."""
-        parts = [*getattr(hook, "__dict__", {}).values()]
+        inside = getattr(hook, "__dict__", {}).values()
         if isinstance(hook, functools.partial):
-            parts += (hook.func, *hook.args, *hook.keywords.values())
-        owners = [getattr(part, "__self__", None) for part in (hook, *parts)]
-        if any(isinstance(part, functools.partial) and self._is_bound(part) for part in parts):
-            return True
+            inside = (hook.func, *hook.args, *hook.keywords.values())
+        owners = [getattr(part, "__self__", part) for part in (hook, *inside)]
         # torch's wrapper around a hook may refer to its module weakly.
-        return hasattr(hook, "with_module") or any(id(part) in self._in_tree for part in (*parts, *owners))
-
-
-def _is_ordinary(module: nn.Module) -> bool:
-    """Return whether a module is copied attribute by attribute, because its class defines no other way."""
-    cls: Any = type(module)
-    own_way = hasattr(cls, "__deepcopy__") or cls.__reduce_ex__ is not object.__reduce_ex__
-    return isinstance(module, GraphModule) or not (own_way or cls.__reduce__ is not object.__reduce__)
-
-
-def _copy_class(module: GraphModule, twin: GraphModule) -> None:
-    """Give the copy's own class the name, compiled `forward` and pickling of the original's."""
-    cls = type(twin)
-    cls.__name__ = type(module).__name__
-    for own in reversed(own_classes(module)):
-        for name, value in vars(own).items():
-            if name not in _CLASS_FIELDS_LEFT_OUT:
-                setattr(cls, name, value)
-    wrapped = getattr(module, "_wrapped_call", None)
-    if isinstance(wrapped, WrappedCall):
-        # torch derives the class of a copy from a swapped class, else from its base.
-        call = wrapped if isinstance(twin, wrapped.cls) else WrappedCall(cls, wrapped.cls_call)
-        setattr(cls, "_wrapped_call", call)  # noqa: B010  # torch adds it late too, unknown to type checkers
+        return hasattr(hook, "with_module") or any(id(owner) in self._in_tree for owner in owners)

@@ -11,7 +11,7 @@ from typing import Any
 from torch.fx import Graph, GraphModule, Node
 from torch.fx.node import map_aggregate
 
-from fxopt_core._torch import STRUCTURE, add_node, codegen_of, names_of, set_arguments, set_order
+from fxopt_core._torch import STRUCTURE, add_node, codegen_of, names_of, set_arguments
 from fxopt_core.graph import iter_nodes
 from fxopt_core.state.containers import Containers, put_back
 
@@ -21,8 +21,6 @@ _CLASS_FIELDS_LEFT_ALONE = frozenset({"__dict__", "__weakref__"})
 
 class NodeAt(int):
     """A node by its position, in rows that are to be pickled."""
-
-    __slots__ = ()
 
 
 class GraphRows:
@@ -80,7 +78,7 @@ class GraphRows:
             set_arguments(new[node], map_aggregate(args, leaf), map_aggregate(kwargs, leaf))
         for node, users in zip(self.nodes, self._users, strict=True):
             if len(users) > 1 or len(users) != len(new[node].users):
-                set_order(new[node].users, (new[user] for user in users if user in new))
+                put_back(new[node].users, dict.fromkeys([new[user] for user in users if user in new]))
         put_back(names_of(graph).taken, self._names[0])
         put_back(names_of(graph).counts, self._names[1])
         return new

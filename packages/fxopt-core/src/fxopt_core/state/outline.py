@@ -41,8 +41,8 @@ class Outline:
 
     def changed(self, graph_module: GraphModule) -> bool:
         """Return whether a graph module differs: in nodes, modules, tensors, writes into tensors, or code generator."""
-        same = codegen_of(graph_module.graph) is self._generator
-        if not (same and self.nodes.are_in(graph_module.graph, exactly=False)):
+        graph = graph_module.graph
+        if codegen_of(graph) is not self._generator or not self.nodes.are_in(graph, exactly=False):
             return True
         modules, references = _modules(graph_module)
         return modules != self._modules or not all(map(is_, references, self._references))

@@ -64,20 +64,6 @@ class _TensorState:
         self.hooks = tensor._backward_hooks, dict(tensor._backward_hooks or {})
         self.grad = tensor.grad if self.leaf else None
 
-    def can_be_rebuilt(self) -> bool:
-        """Return whether it fills its memory in order, so that contents are all there is to bring back."""
-        alias = self.alias
-        return alias is not None and alias.is_contiguous() and self.nbytes in (None, alias.nbytes)
-
-    def release(self, rebuild: Rebuild) -> None:
-        """Hold the tensor and its memory only weakly."""
-        assert self.tensor is not None
-        assert self.alias is not None
-        storage = _storage(self.alias)
-        self.memory = None if storage is None else weakref.ref(storage)
-        self.rebuild, self.reference = rebuild, weakref.ref(self.tensor)
-        self.tensor = self.alias = None
-
     def restore_contents(self) -> bool:
         """Restore object and memory; return whether the contents are unchanged."""
         tensor = self.tensor if self.tensor is not None or self.reference is None else self.reference()
@@ -304,12 +290,16 @@ class Snapshot:
         A tensor that is newer than the snapshot is left alone, and one whose strides or shared memory would be lost.
         """
         state = self._tensors.get(id(tensor))
-        if state is None or state.tensor is not tensor or state.protected or not state.can_be_rebuilt():
+        alias = None if state is None or state.tensor is not tensor or state.protected else state.alias
+        if state is None or alias is None or not alias.is_contiguous() or state.nbytes not in (None, alias.nbytes):
             return
         for module in () if self._is_weak else list(self._modules.values())[1:]:
             module.to_weak()
         self._is_weak = True
-        state.release(rebuild)
+        storage = _storage(alias)
+        state.memory = None if storage is None else weakref.ref(storage)
+        state.rebuild, state.reference = rebuild, weakref.ref(tensor)
+        state.tensor = state.alias = None
 
     def restore(self) -> tuple[str, ...]:
         """Restore everything.
@@ -379,8 +369,4 @@ def kept(module: nn.Module) -> Iterator[None]:
         with torch.random.fork_rng(devices=[]):
             yield
     finally:
-        try:
-            snapshot.restore()
-        except KeyboardInterrupt:
-            snapshot.restore()  # once more, from the beginning
-            raise
+        snapshot.restore()

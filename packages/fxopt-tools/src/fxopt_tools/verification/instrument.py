@@ -93,7 +93,7 @@ class Verify(Instrument):
             raise PreconditionError(f"on_failure is {on_failure!r}, expected 'raise' or 'veto'")
         self._bounds = read_bounds(rtol, atol, sqnr)
         self.checks: list[Check] = []
-        self.may_veto = on_failure == "veto"
+        self._vetoes = on_failure == "veto"
         self._inputs = read_inputs(inputs)
         # By the run's id, since a pass may call another: what the module did, the module, and its records
         self._pending: dict[int, tuple[list[Baseline], GraphModule, tuple[Record, ...]]] = {}
@@ -125,7 +125,7 @@ class Verify(Instrument):
         except Exception as error:
             reason = f"it now refuses inputs that it took before: {type(error).__name__}: {error}"
             self.checks.append(replace(check, passed=False, reason=reason))
-            if self.may_veto:
+            if self._vetoes:
                 return False
             raise VerificationError(
                 f"pass `{run.name}` broke the graph module: {reason}. Expected it to run as before. Leave the pass out "
@@ -136,7 +136,7 @@ class Verify(Instrument):
         bounds = self._bounds.between(known, (*records_of(graph_module), record))
         report = report_on(zip(expected, found, strict=True), bounds, (record,))
         self.checks.append(replace(check, passed=report.passed, report=report))
-        if not self.may_veto:
+        if not self._vetoes:
             report.raise_if_failed(pass_name=run.name, index=run.index)
         return None if report.passed else False
 

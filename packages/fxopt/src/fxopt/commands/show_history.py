@@ -50,7 +50,7 @@ def history_text(records: Sequence[Record], verbose: bool) -> str:
     from fxopt_core import History
 
     if verbose:
-        return History(records).table(_all_sites)
+        return str(History(records))
     busy = History(record for record in records if _did_something(record))
     idle = dict.fromkeys(record.pass_name for record in records if not _did_something(record))
     lines = [busy.table(_summary)] if busy or not idle else []
@@ -74,10 +74,3 @@ def _summary(record: Record) -> Iterator[str]:
         more = counts.pop(refusal.reason, 0) - 1
         if more >= 0:
             yield site_text(refusal) + (f" (and {counted(more, 'more site')})" if more else "")
-
-
-def _all_sites(record: Record) -> Iterator[str]:
-    from fxopt_core import site_text
-
-    yield from map(site_text, record.rewrites)
-    yield from map(site_text, record.refusals)
