@@ -177,8 +177,8 @@ class TestErrors:
         passes = compose(MulToAdd(), Stuck())
         graph_module = passes(traced())
         before = state(graph_module)
-        ways: list[Callable[[], object]] = [lambda: passes(graph_module, reverse=True), lambda: undo(graph_module)]
-        for reverse in ways:
+        back: list[Callable[[], object]] = [lambda: passes(graph_module, reverse=True), lambda: undo(graph_module)]
+        for reverse in back:
             with pytest.raises(PassError, match="undoing it was rolled back: ValueError: stuck") as caught:
                 reverse()
             assert (caught.value.pass_name, caught.value.index) == ("stuck", 1)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable
-from itertools import chain
 from typing import Any
 
 from torch.fx import GraphModule
@@ -38,7 +37,7 @@ class History(tuple[Record, ...]):
     __slots__ = ()
 
     def __str__(self) -> str:
-        return self.table(lambda record: chain(map(site_text, record.rewrites), map(site_text, record.refusals)))
+        return self.table(lambda record: [*map(site_text, record.rewrites), *map(site_text, record.refusals)])
 
     def table(self, sites: Callable[[Record], Iterable[str]]) -> str:
         """Return a table as ``print`` shows it, with these lines about the sites of each pass beneath it."""

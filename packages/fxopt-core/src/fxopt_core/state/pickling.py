@@ -79,8 +79,9 @@ def fill(graph_module: GraphModule, state: tuple[dict[str, Any], GraphRows, list
 
 def _deepcopy(self: GraphModule, memo: dict[int, Any]) -> GraphModule:
     """Copy as torch does; the copy's tensors are plain ones in inference mode, too, so that writes are noticed."""
+    own: Any = own_classes(self)[-1]  # the class that torch makes
     with torch.inference_mode(False):
-        twin: GraphModule = super(own_classes(self)[-1], self).__deepcopy__(memo)  # type: ignore[arg-type]  # that of torch
+        twin: GraphModule = super(own, self).__deepcopy__(memo)
     return twin
 
 
