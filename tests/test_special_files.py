@@ -16,9 +16,8 @@ from torch import nn
 
 from fxopt_capture import capture, load, save
 from fxopt_checkpoints import load_checkpoint
-from fxopt_core import CaptureError, CheckpointError, PreconditionError
+from fxopt_core import CaptureError, CheckpointError
 from fxopt_rewrite import special_kind
-from fxopt_tools import reproduce
 
 
 def fifo(path: Path) -> Path:
@@ -87,8 +86,6 @@ def test_regular_and_missing_files_are_not_special(tmp_path: Path) -> None:
 def test_archives(tmp_path: Path, make: Callable[[Path], Path]) -> None:
     with pytest.raises(CaptureError, match=r"is a \w+, not a file"):
         load(make(tmp_path / "model.fxopt"))
-    with pytest.raises(PreconditionError, match=r"is a \w+, expected a file of write_reproducer"):
-        reproduce(make(tmp_path / "model.reproducer"))
 
 
 def test_an_open_device_is_no_archive() -> None:
