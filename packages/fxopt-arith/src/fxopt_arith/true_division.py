@@ -150,6 +150,7 @@ def _names(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
+#: Operations that round or compare a value, by their names in `fxopt_rewrite.Effects`.
 _ROUNDING = _names(
     """
     floor ceil round trunc fix frac fmod mod imod remainder floor_divide floordiv ifloordiv divmod sign sgn signbit
@@ -160,8 +161,8 @@ _ROUNDING = _names(
     logical_not all any one_hot bernoulli multinomial unique fake_quantize_per_tensor_affine quantize_per_tensor
     """
 )
-"""Operations that round or compare a value, by their names in `fxopt_rewrite.Effects`."""
 
+#: Operations whose results hold elements of their inputs, or bounds and signs of them.
 _PASSING = _names(
     """
     clone _to_copy cat concat concatenate stack hstack vstack dstack repeat repeat_interleave tile flip roll index
@@ -170,7 +171,6 @@ _PASSING = _names(
     setitem copy fill index_put index_copy scatter masked_scatter
     """
 )
-"""Operations whose results hold elements of their inputs, or bounds and signs of them."""
 
 _CONVERTING = frozenset({"to", "type", "type_as", "_to_copy"})
 _ELEMENTS = (torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)

@@ -31,8 +31,8 @@ from fxopt_rewrite import (
     unregistered,
 )
 
+#: The arguments of a function, by the names of its parameters.
 Inputs = Mapping[str, Tensor | None]
-"""The arguments of a function, by the names of its parameters."""
 
 
 class WrongWayBackError(NotReversibleError, CheckpointError):

@@ -264,8 +264,8 @@ def _function(run: Compiled) -> Compiled:
     return call
 
 
+#: All graphs that dynamo still keeps.
 GRAPHS: weakref.WeakSet[LiveGraph] = weakref.WeakSet()
-"""All graphs that dynamo still keeps."""
 
 
 def sweep() -> None:

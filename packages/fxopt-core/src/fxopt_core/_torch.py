@@ -14,8 +14,8 @@ import torch
 from torch.fx import Graph, Node
 from torch.fx.graph import CodeGen
 
+#: The attributes of a graph that hold its nodes.
 STRUCTURE = ("_root", "_insert", "_len", "_graph_namespace", "_find_nodes_lookup_table")
-"""The attributes of a graph that hold its nodes."""
 # Fields that a new graph has too, and that a copy takes over.
 OWN_GRAPH_FIELDS = ("_used_names", "_co_fields", "_tracer_cls", "_tracer_extras")
 

@@ -120,8 +120,8 @@ def operator_path(value: object) -> list[str]:
     return ["higher_order", value.__name__] if isinstance(value, HigherOrderOperator) else []
 
 
+#: Called when an operator is missing; the registry adds a function that imports the plugins.
 providers: list[Callable[[], object]] = []
-"""Called when an operator is missing; the registry adds a function that imports the plugins."""
 
 
 def load_operator(*path: str) -> object:

@@ -7,8 +7,8 @@ import re
 from collections.abc import Iterable
 from functools import cache
 
+#: A valid name of a pass or pipeline in pipeline text.
 NAME = re.compile(r"[^\W\d][\w-]*")
-"""A valid name of a pass or pipeline in pipeline text."""
 
 _WORD_START = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
 

@@ -11,8 +11,8 @@ from torch import nn
 from fxopt_core import Refusal
 from fxopt_rewrite import GraphIndex, LinearCall, read_call
 
+#: Operations that contain linear layers: attention as one call, and torch's fast path in eval mode.
 FUSED = frozenset({"multi_head_attention_forward", "_native_multi_head_attention", "_transformer_encoder_layer_fwd"})
-"""Operations that contain linear layers: attention as one call, and torch's fast path in eval mode."""
 _REMEDY = "capture the model with torch.export to see them"
 
 

@@ -47,20 +47,20 @@ from fxopt_rewrite import (
 Layer = ConvolutionCall | LinearCall
 
 _SHAPE_READS = words("size dim ndimension numel dtype device")
+#: Calls that only move or drop values, also of modules, by their names in small letters.
 _MOVES = DROPOUTS | words(
     """
     view reshape flatten unflatten unsqueeze squeeze transpose permute t contiguous clone alias detach to _to_copy
     identity alphadropout featurealphadropout
     """
 )
-"""Calls that only move or drop values, also of modules, by their names in small letters."""
+#: Why a batch norm cannot be folded, whatever the layer.
 NORM_REASONS = {
     "wrong-axis": "The normalisation works on another axis than the one that the layer produces or consumes. "
     "Nothing to do: one layer cannot compute both.",
     "no-statistics": "The normalisation keeps no running statistics, so it always uses those of the batch. "
     "Nothing to do, except to train it with track_running_stats=True.",
 }
-"""Why a batch norm cannot be folded, whatever the layer."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -104,8 +104,8 @@ def scaled_before(weight: Tensor, bias: Tensor | None, scale: Tensor, shift: Ten
     return (wide * scale).to(weight.dtype), moved.to(weight.dtype)
 
 
+#: Number of elements computed at once: in float64, they fit into a core's cache.
 _BLOCK = 1 << 17
-"""Number of elements computed at once: in float64, they fit into a core's cache."""
 
 
 def _by_rows(like: Tensor, compute: Callable[[slice], Tensor]) -> Tensor:
@@ -175,8 +175,8 @@ def restore_before(
     return {"weight": weight, "bias": bias, **_adding(weight.new_zeros(weight.shape[1]), eps, shapes)}
 
 
+#: The tensors of a layer and the batch norm after it, as `fold_after` takes them.
 TENSORS = ("weight", "bias", "mean", "var", "norm_weight", "norm_bias")
-"""The tensors of a layer and the batch norm after it, as `fold_after` takes them."""
 
 
 def merge_branches(*, eps: tuple[float | None, ...], **tensors: Tensor | None) -> tuple[Tensor, Tensor | None]:

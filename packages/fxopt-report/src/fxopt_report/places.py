@@ -13,8 +13,8 @@ from itertools import accumulate, pairwise
 
 ROW_HEIGHT = 66
 NODE_HEIGHT = 40
+#: How many rows an edge may cross; longer edges are not drawn, but labelled at their ends.
 FURTHEST = 16
-"""How many rows an edge may cross; longer edges are not drawn, but labelled at their ends."""
 _BETWEEN = 22.0
 _SETTLING = 16
 _BEND_WIDTH = 6.0

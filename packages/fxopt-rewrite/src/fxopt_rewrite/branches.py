@@ -53,8 +53,8 @@ class Region:
 class Branching:
     """Mixed into torch's code generators by a family, once for each of them."""
 
+    #: The generator that it stands in for; read by `fxopt_rewrite._torch.generator_class`.
     stands_for: ClassVar[type[CodeGen]]
-    """The generator that it stands in for; read by `fxopt_rewrite._torch.generator_class`."""
 
     @classmethod
     def regions_of(cls, graph_module: GraphModule) -> Iterator[Region]:

@@ -44,8 +44,8 @@ class PatternPass(ReversibleSitePass[Match]):
         return hypot
     """
 
+    #: The dtypes that values may have; empty for any, as long as all floating-point values have the same one.
     dtypes: ClassVar[Sequence[torch.dtype]] = (torch.float32, torch.float64)
-    """The dtypes that values may have; empty for any, as long as all floating-point values have the same one."""
     reasons: ClassVar[Mapping[str, str]] = {
         "unsupported-dtype": "The layer has a dtype that the operators do not take. Convert it: `model.float()`.",
     }

@@ -200,5 +200,5 @@ def _listed() -> Iterator[Any]:
                 yield function
 
 
+#: The policy for data that anyone may have written.
 PLAIN = Names(plain_function, torch_class, plain_name, is_plain_method, is_plain_attribute)
-"""The policy for data that anyone may have written."""

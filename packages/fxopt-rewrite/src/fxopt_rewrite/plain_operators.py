@@ -73,8 +73,8 @@ _ATEN = """
     _upsample_nearest_exact3d _weight_int4pack_mm _weight_int4pack_mm_for_cpu _weight_int8pack_mm _weight_norm
     _weight_norm_interface
 """
+#: Starts of the names of operators of which all compute only, those of a new torch too.
 _COMPUTING = ("fft_", "linalg_", "special_")
-"""Starts of the names of operators of which all compute only, those of a new torch too."""
 
 _OTHERS = {
     "higher_order": """

@@ -7,6 +7,7 @@ from types import MappingProxyType
 
 from fxopt_core import GENERAL
 
+#: Meaning and remedy by reason code. These are the general ones; a pass declares further ones as its ``reasons``.
 REASONS: Mapping[str, str] = MappingProxyType(
     {
         "subclass": "The module is an instance of a subclass, whose forward may differ. Capture the model with "
@@ -53,6 +54,5 @@ REASONS: Mapping[str, str] = MappingProxyType(
         "it.",
     }
 )
-"""Meaning and remedy by reason code. These are the general ones; a pass declares further ones as its ``reasons``."""
 
 GENERAL.update(REASONS)

@@ -50,8 +50,8 @@ class SitePass(Transformation, Generic[SiteT]):
 
     preserves_computation = True
     reasons = REASONS
+    #: Whether one rewrite may enable another, so that the pass goes on until no site is left.
     repeats: ClassVar[bool] = False
-    """Whether one rewrite may enable another, so that the pass goes on until no site is left."""
 
     @abstractmethod
     def match(self, index: GraphIndex) -> Iterable[SiteT | Refusal]:

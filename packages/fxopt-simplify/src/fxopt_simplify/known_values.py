@@ -166,8 +166,8 @@ def _arange(node: Node, facts: TensorFacts) -> Bounds | None:
     return _in_range(Bounds(start, min(start + _MOST_ELEMENTS, torch.iinfo(facts.dtype).max)), facts)
 
 
+#: More elements than a tensor of int64 can have, whose bytes are counted in int64.
 _MOST_ELEMENTS = 2**60
-"""More elements than a tensor of int64 can have, whose bytes are counted in int64."""
 
 
 def _in_range(found: Bounds, facts: TensorFacts) -> Bounds | None:

@@ -21,16 +21,17 @@ from fxopt_rewrite import (
     words,
 )
 
+#: Operations whose result has no other elements than their input, in its dtype.
 SAME_ELEMENTS = words(
     """
     view reshape _unsafe_view unsqueeze squeeze expand expand_as broadcast_to slice select getitem transpose permute t
     flatten unflatten movedim contiguous clone detach alias lift_fresh_copy repeat narrow view_as reshape_as
     """
 )
-"""Operations whose result has no other elements than their input, in its dtype."""
 FACTORIES = words("arange full zeros ones scalar_tensor eye linspace")
 FACTORIES_LIKE = words("zeros_like ones_like full_like new_zeros new_ones new_full")
 _CALLS = ("call_function", "call_method", "call_module")
+#: Calls whose value may differ each time or is undefined, and calls that are made for their check.
 _NOT_REPEATABLE = words(
     """
     empty empty_like empty_strided empty_permuted new_empty new_empty_strided gumbel_softmax rrelu
@@ -39,7 +40,6 @@ _NOT_REPEATABLE = words(
     builtins.next builtins.callable nn.GuardsFn
     """
 )
-"""Calls whose value may differ each time or is undefined, and calls that are made for their check."""
 _CHECKS = ("_assert", "_check", "sym_constrain", "_functional_assert", "_functional_sym")
 _STATEFUL_MODULES: tuple[type[nn.Module], ...] = (
     nn.RReLU,

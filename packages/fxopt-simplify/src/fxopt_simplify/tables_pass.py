@@ -44,13 +44,13 @@ _COMPUTED = SAME_ELEMENTS | words(
     all gather index index_select take_along_dim one_hot
     """
 )
+#: Sums and products. A weight that one of these computes is worth keeping; ``1 + weight`` is not, and norms read it.
 _REDUCED = words(
     """
     _weight_norm _weight_norm_interface norm linalg_vector_norm norm_except_dim var std var_mean std_mean mean sum amax
     amin batch_norm layer_norm linear addmm matmul mm bmm mv dot vdot einsum outer
     """
 )
-"""Sums and products. A weight that one of these computes is worth keeping; ``1 + weight`` is not, and norms read it."""
 _KEPT = _MADE | _COMPUTED | _REDUCED
 _READ_SIZES = words("size sym_size numel dim ndim nelement len sym_numel builtins.getattr builtins.len")
 _FEWEST = 2
@@ -90,8 +90,8 @@ class TablesSite:
 class TablesPass(ReversibleSitePass[TablesSite]):
     """Base of the passes that let `ShapeTables` compute what no input tensor decides."""
 
+    #: Whether tensors may depend on sizes, dtypes and devices of others.
     takes_sizes: ClassVar[bool]
-    """Whether tensors may depend on sizes, dtypes and devices of others."""
 
     def match(self, index: GraphIndex) -> Iterator[TablesSite | Refusal]:
         """Yield groups of tensors that can be computed at one place of the graph."""

@@ -26,8 +26,8 @@ class Captured:
     graph_module: GraphModule
 
 
+#: A model, what was made of it, and its tensors then: both are used again as long as nobody writes into the model.
 _Known: TypeAlias = "tuple[nn.Module, ExportedProgram | Graph, dict[str, object]]"
-"""A model, what was made of it, and its tensors then: both are used again as long as nobody writes into the model."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -19,10 +19,10 @@ from fxopt_core import iter_nodes, type_text
 from fxopt_rewrite import infer_shapes
 from fxopt_tools import Inputs
 
+#: ``modules``: calls of modules, as `torch.fx.symbolic_trace` leaves them. ``functions``: functions and methods, with
+#: parameters as ``get_attr`` nodes. ``export``: the aten graph of `torch.export`; ``export-dynamic``: with a dynamic
+#: batch. ``capture``: the graph of `fxopt_capture.capture`. ``graph``: the model is a graph module already.
 Form: TypeAlias = Literal["modules", "functions", "export", "export-dynamic", "capture", "graph"]
-"""``modules``: calls of modules, as `torch.fx.symbolic_trace` leaves them. ``functions``: functions and methods, with
-parameters as ``get_attr`` nodes. ``export``: the aten graph of `torch.export`; ``export-dynamic`` with a dynamic batch.
-``capture``: the graph of `fxopt_capture.capture`. ``graph``: the model is a graph module already."""
 
 TRACED: tuple[Form, ...] = ("modules", "functions")
 FORMS: tuple[Form, ...] = (*TRACED, "export", "export-dynamic", "capture", "graph")

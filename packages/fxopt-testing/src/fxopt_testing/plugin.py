@@ -13,8 +13,8 @@ from fxopt_testing.conformance import applicable, check_property, chosen_propert
 from fxopt_testing.findings import ConformanceReport, Property
 from fxopt_testing.trial import Subject
 
+#: A pass with its trials, a property, and why that is expected to fail, if it is.
 Check: TypeAlias = "tuple[Subject, Property, str | None]"
-"""A pass with its trials, a property, and why that is expected to fail, if it is."""
 
 
 def conformance_tests(

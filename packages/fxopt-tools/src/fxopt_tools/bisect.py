@@ -19,8 +19,8 @@ from fxopt_tools.verification.report import counted
 from fxopt_tools.verification.verify import baselines, report_on, run_or_refuse
 
 Verdict = Literal["found", "never-fails", "fails-untransformed"]
+#: A function to call with the transformed module, or inputs to verify it on.
 CheckOrInputs: TypeAlias = "Callable[[GraphModule], object] | OneInput | Sequence[OneInput]"
-"""A function to call with the transformed module, or inputs to verify it on."""
 Diagnosis: TypeAlias = "Callable[[GraphModule], str | None]"  # returns what is wrong with a module, or None
 
 

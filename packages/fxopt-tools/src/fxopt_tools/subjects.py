@@ -10,8 +10,8 @@ from torch.fx import GraphModule
 
 from fxopt_core import PreconditionError, Transformation, check_is_transformation, registry, type_text
 
+#: A pass, a composition, or the text of a pipeline.
 Pipeline: TypeAlias = "Transformation | str"
-"""A pass, a composition, or the text of a pipeline."""
 
 
 def as_graph_module(model: object, who: str) -> GraphModule:

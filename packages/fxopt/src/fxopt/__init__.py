@@ -16,6 +16,7 @@ from _fxopt_entry_points import autoload
 
 __version__ = "0.1.0"
 
+#: The modules whose ``__all__`` is offered here; for type checkers, `__init__.pyi` imports from the same ones.
 _HOMES = (
     "fxopt_core",
     "fxopt_rewrite",
@@ -34,10 +35,9 @@ _HOMES = (
     "fxopt.optimization",
     "fxopt.drop_in.batches",
 )
-"""The modules whose ``__all__`` is offered here; for type checkers, `__init__.pyi` imports from the same ones."""
 
+#: Those that extras bring: pytest, for authors of passes, and igraph, which is under the GPL.
 _EXTRAS = {"fxopt_testing": "testing", "fxopt_report": "reports"}
-"""Those that extras bring: pytest, for authors of passes, and igraph, which is under the GPL."""
 
 
 def __getattr__(name: str) -> object:

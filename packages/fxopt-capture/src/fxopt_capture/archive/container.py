@@ -23,8 +23,8 @@ from fxopt_rewrite import special_kind
 
 PathLike = str | bytes | os.PathLike[str] | os.PathLike[bytes]
 Buffer = bytes | bytearray | memoryview | Any
+#: Entries begin at multiples of this in the file, and tensors in them too.
 ALIGNED = 64
-"""Entries begin at multiples of this in the file, and tensors in them too."""
 ADVICE = "expected an archive, as fxopt_capture.save writes it"
 _LOCAL = struct.Struct("<4s22xHH")
 _LARGE = 1 << 31

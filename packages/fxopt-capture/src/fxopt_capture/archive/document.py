@@ -63,8 +63,8 @@ from fxopt_rewrite import (
 )
 
 FILE, LEDGER = "fxopt.json", "ledger.json"
+#: Incremented when older versions could not read what this one writes.
 FORMAT = 1
-"""Incremented when older versions could not read what this one writes."""
 _write = ValueWriter(names=PLAIN).write
 _read = ValueReader(names=PLAIN).read
 _GRAPH_MODULE = class_path(GraphModule)

@@ -23,8 +23,8 @@ from fxopt_core.errors import CaptureError
 
 _EMPTY = inspect.Parameter.empty
 _TENSOR = {torch.Tensor}
+#: The input whose size absent inputs of a text model get.
 IDS = "input_ids"
-"""The input whose size absent inputs of a text model get."""
 
 
 @dataclass(frozen=True)

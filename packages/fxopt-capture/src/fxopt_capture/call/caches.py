@@ -112,8 +112,8 @@ def _assign(cache: Any, new: Any) -> None:
 
 _COUNT = "cumulative_length"
 _KEYS = "keys"
+#: Replaces the number.
 _LENGTH = "keys.shape[-2]"
-"""Replaces the number."""
 Kind = TypeVar("Kind")
 
 

@@ -20,8 +20,8 @@ from fxopt_core import (
 )
 from fxopt_core.errors import CaptureError
 
+#: The name of the guards in a captured module: that of torch.export's own check.
 GUARDS = "_guards_fn"
-"""The name of the guards in a captured module: that of torch.export's own check."""
 _BROADCAST = "; a size of 1 in one of several inputs is taken to be broadcast, give 2 or more"
 _ADVICE = "capture the model again with such an input, or with `dynamic_shapes` that allow it"
 _OTHERS = f'{_ADVICE}; where the model itself fixes it, torch.compile(model, backend="fxopt") takes other sizes'

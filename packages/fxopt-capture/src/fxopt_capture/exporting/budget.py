@@ -9,8 +9,8 @@ from collections.abc import Callable
 from typing import Any
 
 # Measured: an export that never ends (DaViT, with few guards) spends 80 % on expressions, nine others below 30 %.
+#: Seconds that any export may spend on expressions of sizes; the limit of its total time, in multiples of the rest.
 FLOOR, TIMES = 5.0, 3.0
-"""Seconds that any export may spend on expressions of sizes; the limit of its total time, in multiples of the rest."""
 
 
 class OverBudgetError(Exception):

@@ -10,8 +10,8 @@ from torch.utils import _pytree as pytree
 
 Place = tuple[int, int]  # input, dimension
 
+#: The smallest height or width that may vary: the next after those that torch.export distinguishes.
 SMALLEST = 3
-"""The smallest height or width that may vary: the next after those that torch.export distinguishes."""
 _LARGEST_STEP = 64
 
 

@@ -23,8 +23,8 @@ from torch.fx import Graph, GraphModule
 
 from fxopt_core.errors import CaptureError
 
+#: The key of the note in ``graph_module.meta``.
 NOTE = "pretrained"
-"""The key of the note in ``graph_module.meta``."""
 # Arguments that a call may repeat as the configuration has them, with their defaults.
 _REPEATED = {"return_dict": True, "output_attentions": False, "output_hidden_states": False}
 _KEYS: Mapping[str, Any] = {
@@ -191,5 +191,5 @@ _ATTRIBUTES: dict[str, Callable[[GraphModule], Any]] = {
     "dtype": dtype_of,
     "can_generate": lambda graph_module: lambda: False,
 }
+#: Attributes that mean something else on graph modules, and are not replaced by a model's.
 _OF_GRAPHS = frozenset(dir(GraphModule)) | vars(GraphModule(nn.Module(), Graph())).keys()
-"""Attributes that mean something else on graph modules, and are not replaced by a model's."""

@@ -18,8 +18,8 @@ from fxopt_core.errors import CaptureError
 
 ARCHIVE = "model.fxopt"
 KEY = "fxopt"
+#: transformers quotes an unknown type in its error, so the message says what to install.
 MODEL_TYPE = "fxopt (pip install fxopt)"
-"""transformers quotes an unknown type in its error, so the message says what to install."""
 
 
 def save_pretrained(graph_module: GraphModule, folder: str | Path, *, push_to_hub: bool = False, **_: object) -> None:

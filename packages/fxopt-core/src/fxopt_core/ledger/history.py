@@ -12,8 +12,8 @@ from fxopt_core.graph import check_graph_module
 from fxopt_core.ledger.records import LEDGER_VERSION, Record, Refusal, Rewrite, ledger_of
 from fxopt_core.text import text_table
 
+#: Incremented when scripts that read `History.to_json` have to change.
 HISTORY_VERSION = 1
-"""Incremented when scripts that read `History.to_json` have to change."""
 
 _COLUMNS = ("run", "pass", "options", "state", "rewritten", "refused", "ms")
 

@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 
 from torch.fx import Node
 
+#: The one key that fxopt uses in ``node.meta`` and in ``graph_module.meta``.
 META_KEY = "fxopt"
-"""The one key that fxopt uses in ``node.meta`` and in ``graph_module.meta``."""
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping
 from fxopt_core.ledger.records import Record
 from fxopt_core.names import known_class
 
+#: Meaning and remedy of the reason codes that any pass may give; fxopt-rewrite fills it.
 GENERAL: dict[str, str] = {}
-"""Meaning and remedy of the reason codes that any pass may give; fxopt-rewrite fills it."""
 
 _SHOWN = 20
 

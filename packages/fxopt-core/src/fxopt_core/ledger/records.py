@@ -17,8 +17,8 @@ from torch.fx import GraphModule
 from fxopt_core.errors import UndoError
 from fxopt_core.ledger.marks import META_KEY
 
+#: Version of ledgers as JSON; incrementing it means incrementing the `FORMAT` of pickles, too.
 LEDGER_VERSION = 1
-"""Version of ledgers as JSON; incrementing it means incrementing the `FORMAT` of pickles, too."""
 _PLAIN_DATA = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device)
 State = Literal["applied", "undone", "vetoed"]
 Memo = dict[object, Callable[[], object]]  # shared by the journals of one undo, and called after the last of them

@@ -24,26 +24,26 @@ if TYPE_CHECKING:
 class Pass(ABC):
     """Base class of `Transformation`, apart from it because `Transformation` imports the code that runs passes."""
 
+    #: Whether the result computes what the input did, up to rounding.
     preserves_computation: ClassVar[bool] = False
-    """Whether the result computes what the input did, up to rounding."""
 
+    #: For an approximating pass: the lowest signal-to-noise ratio, in dB, of its result on ordinary data.
     promised_sqnr: ClassVar[float | None] = None
-    """For an approximating pass: the lowest signal-to-noise ratio, in dB, of its result on ordinary data."""
 
+    #: Meaning and remedy of each reason code of a refused site. A subclass's entries add to the inherited ones.
     reasons: ClassVar[Mapping[str, str]] = MappingProxyType({})
-    """Meaning and remedy of each reason code of a refused site. A subclass's entries add to the inherited ones."""
 
+    #: The functions that its `Derived` records name: ledgers and key maps may name no others.
     arithmetic: ClassVar[tuple[Callable[..., Any], ...]] = ()
-    """The functions that its `Derived` records name: ledgers and key maps may name no others."""
 
+    #: Whether it only replaces the graph's code generator, so that it is run again after an archive is loaded.
     replaces_code_generator: ClassVar[bool] = False
-    """Whether it only replaces the graph's code generator, so that it is run again after an archive is loaded."""
 
+    #: Whether it can be undone: a `ReversibleTransformation` can.
     reversible: ClassVar[bool] = False
-    """Whether it can be undone: a `ReversibleTransformation` can."""
 
+    #: The passes that a composition consists of; None for a single pass.
     members: tuple[Pass, ...] | None = None
-    """The passes that a composition consists of; None for a single pass."""
 
     _edits: ClassVar[bool] = True  # whether there may be anything to undo
     _copies: ClassVar[bool] = False  # whether it works on a copy of its input

@@ -60,8 +60,8 @@ class Instrument(InstrumentProtocol):
     lint-and-recompile
     """
 
+    #: Whether it runs the module, so that core checks and recompiles it first.
     runs_module: bool = False
-    """Whether it runs the module, so that core checks and recompiles it first."""
 
     def should_rewrite(self, run: PassRun, graph_module: GraphModule, site: str, nodes: tuple[Node, ...]) -> bool:
         """Let the pass rewrite a site; return False to have it refused for the reason "instrument".

@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 
     from fxopt_core.passes.transformation import Transformation
 
+#: The name of the entry-point group and of pluggy's project.
 PROJECT = "fxopt"
-"""The name of the entry-point group and of pluggy's project."""
 
 _Hook = TypeVar("_Hook", bound="Callable[..., Iterable[Callable[..., Any]] | Mapping[str, str]]")  # as classes are
 
@@ -42,11 +42,11 @@ class _Marker(Protocol):
     def __call__(self, function: _Hook) -> _Hook: ...
 
 
+#: Marks the specification of a hook: the methods of the protocols below.
 hookspec: _Marker = pluggy.HookspecMarker(PROJECT)
-"""Marks the specification of a hook: the methods of the protocols below."""
 
+#: Marks a plugin's implementation of a hook.
 hookimpl: _Marker = pluggy.HookimplMarker(PROJECT)
-"""Marks a plugin's implementation of a hook."""
 
 
 class TransformationsPlugin(Protocol):
@@ -96,9 +96,9 @@ class FunctionsPlugin(Protocol):
         """
 
 
+#: What implements a hook.
 Plugin = TransformationsPlugin | PipelinesPlugin | LayersPlugin | FunctionsPlugin
-"""What implements a hook."""
 
 SPECS = (TransformationsPlugin, PipelinesPlugin, LayersPlugin, FunctionsPlugin)
+#: The names of the hooks: first those whose results pipeline text names, then those whose results files name.
 HOOKS = ("fxopt_transformations", "fxopt_pipelines", "fxopt_layers", "fxopt_functions")
-"""The names of the hooks: first those whose results pipeline text names, then those whose results files name."""

@@ -30,8 +30,8 @@ from fxopt_core.registry.pipeline import format_pipeline, pipeline_passes
 from fxopt_core.registry.plugins import Offer, PluginSource, read_plugin, source_of
 from fxopt_core.registry.shipped import SHIPPED_NAMES
 
+#: Environment variable: entry-point names to load, separated by commas. Unset: all; empty: none.
 ALLOW_LIST = "FXOPT_PLUGINS"
-"""Environment variable: entry-point names to load, separated by commas. Unset: all; empty: none."""
 
 
 _KINDS: dict[type, str] = {str: "as a pipeline ", PassInfo: "as a pass "}

@@ -13,8 +13,8 @@ _BY_DISTRIBUTION = {
     "fold-constants fold-weights fuse-activations fuse-products fuse-scaled-dot-product-attention",
 }
 
+#: Distribution by name of a pass or pipeline.
 SHIPPED_NAMES = {name: home for home, names in _BY_DISTRIBUTION.items() for name in names.split()}
-"""Distribution by name of a pass or pipeline."""
 
+#: The distributions of fxopt that have a plugin; for example, fxopt-linear has `fxopt_linear.plugin` as `linear`.
 SHIPPED = tuple(_BY_DISTRIBUTION)
-"""The distributions of fxopt that have a plugin; for example, fxopt-linear has `fxopt_linear.plugin` as `linear`."""

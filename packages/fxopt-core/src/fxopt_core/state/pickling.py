@@ -24,8 +24,8 @@ from fxopt_core.names import import_class, name_of
 from fxopt_core.state.gc_pause import collector_paused
 from fxopt_core.state.graph import GraphRows, own_classes
 
+#: Incremented when older versions of this module could not read what this one writes.
 FORMAT = 6
-"""Incremented when older versions of this module could not read what this one writes."""
 
 # What the graph has as well, or torch makes again; and what only matters to a new trace of the original.
 _DROPPED = frozenset({"_graph", "_code", "_lineno_map", "_prologue_start", "_compiled_call_impl", "shape_env"})

@@ -11,10 +11,10 @@ from torch import Tensor
 from fxopt_cpu.operators.linear import ACTIVATIONS, NORMS, activate, normalize
 from fxopt_rewrite import LayerNormCall, check_settings
 
+#: The numbers of activations in the operators.
 CODES = {name: number for number, name in enumerate(ACTIVATIONS)}
-"""The numbers of activations in the operators."""
+#: The numbers of norms in the operators.
 NORM_CODES = {name: number for number, name in enumerate(NORMS)}
-"""The numbers of norms in the operators."""
 
 
 class Activation(NamedTuple):

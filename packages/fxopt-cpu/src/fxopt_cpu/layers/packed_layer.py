@@ -26,15 +26,15 @@ class PackedLayer(Layer):
 
     __slots__ = ("_panels",)
     only_computes = True
+    #: The dtypes of a floating-point weight that can be packed.
     floats: ClassVar[tuple[torch.dtype, ...]] = (torch.float32,)
-    """The dtypes of a floating-point weight that can be packed."""
 
     weight: Tensor  # a parameter, or a buffer of integers
     scale: Tensor
     rounding: Tensor
     bias: nn.Parameter | None
+    #: The weight before it was rounded, where the pass was told to keep it.
     original_weight: nn.Parameter
-    """The weight before it was rounded, where the pass was told to keep it."""
     _activation: tuple[Any, ...]  # plain data, as archives write it
     _panels: Packed | None
 

@@ -28,10 +28,10 @@ from fxopt_rewrite import Watched
 _LOCK = threading.RLock()
 _READ: Any = dict.__getitem__
 _WRITE: Any = dict.__setitem__
+#: Methods of a dictionary that neither give nor take a value.
 _HARMLESS = frozenset({"__contains__", "__len__", "keys", "__new__", "__init__", "__sizeof__", "fromkeys"})
-"""Methods of a dictionary that neither give nor take a value."""
+#: Methods that change a dictionary.
 _WRITING = frozenset({"__setitem__", "__delitem__", "__ior__", "clear", "pop", "popitem", "setdefault", "update"})
-"""Methods that change a dictionary."""
 
 
 class Thawing(dict[str, Any]):

@@ -25,10 +25,10 @@ _UNARY: dict[str, tuple[str, int, str]] = {
     "gelu": ("gelu", 0, "none"),
     "gelu_tanh": ("gelu", 0, "tanh"),
 }
+#: Activations for which oneDNN turns NaN into a number: ReLU gives 0, hardsigmoid 1.
 HIDE_NAN = frozenset({"relu", "hardtanh", "hardsigmoid"})
-"""Activations for which oneDNN turns NaN into a number: ReLU gives 0, hardsigmoid 1."""
+#: Activations that differ from torch's for NaN, infinity or numbers above 1e37: hardswish of 3e38 is 3e38.
 ALTER_EXTREMES = HIDE_NAN | {"hardswish"}
-"""Activations that differ from torch's for NaN, infinity or numbers above 1e37: hardswish of 3e38 is 3e38."""
 
 # None where torch lacks them; `why_unsupported` keeps such layers from being packed.
 CONVOLUTION: Any = getattr(getattr(torch.ops.mkldnn, "_convolution_pointwise", None), "default", None)

@@ -19,10 +19,10 @@ from fxopt_cpu.passes.matching import parameter_of
 from fxopt_rewrite import ConvolutionCall, Editor, GraphIndex, LinearCall, Piece
 
 Pieces = dict[str, Piece]
+#: In dB, on ordinary data: a single layer has 50 and 40, and rounding errors add up over a model's depth.
 PROMISED_SQNR = {"bfloat16": 25.0, "int8": 15.0}
-"""In dB, on ordinary data: a single layer has 50 and 40, and rounding errors add up over a model's depth."""
+#: Instruction sets without VNNI, which multiply images in float32 faster: by Winograd's products above all.
 SLOW_IN_INT8 = ("portable", "avx2", "avx512")
-"""Instruction sets without VNNI, which multiply images in float32 faster: by Winograd's products above all."""
 REASONS = {
     "kept": "An option of the pass excludes this layer. Change `keep`, `keep_first` or `keep_last`.",
     "no-range": "No calibration call reached the layer, or its inputs were not finite. Calibrate with calls that "
@@ -35,8 +35,8 @@ REASONS = {
 class Options:
     """The options that the passes share: the kind of weights, and which layers are left alone."""
 
+    #: The kinds of weights, with the dtypes of the weights that they are made of.
     kinds: ClassVar[Mapping[str, tuple[torch.dtype, ...]]]
-    """The kinds of weights, with the dtypes of the weights that they are made of."""
 
     def __init__(
         self,

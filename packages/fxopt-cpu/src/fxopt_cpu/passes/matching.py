@@ -12,6 +12,7 @@ from fxopt_core import Refusal
 from fxopt_cpu.library import isa
 from fxopt_rewrite import Editor, GraphIndex, LayerNormCall, TensorRef, is_python_number, tensor_facts
 
+#: The meanings of the reason codes that passes of this family share.
 REASONS = {
     "no-kernels": "fxopt-cpu has no compiled library here: it was installed without a compiler, or for another "
     "processor. Install its wheel, or a C++ compiler and CMake, and install it again; all but int8 and bfloat16 works "
@@ -21,7 +22,6 @@ REASONS = {
     "no-operators": "This build of torch, or this processor, has no operators for the layer. Nothing to do: it runs "
     "as it is.",
 }
-"""The meanings of the reason codes that passes of this family share."""
 
 
 def kernels_refusal(label: str, index: GraphIndex, *nodes: Node) -> Refusal | None:

@@ -23,6 +23,9 @@ from fxopt_rewrite import (
     words,
 )
 
+#: Operations whose values do not depend on the strides of the input, but whose strides do, beside the pointwise ones.
+#:
+#: Those on images give them the memory format of their input.
 _FOLLOWING = words(
     """
     hardswish log_sigmoid prelu softsign tanhshrink nn.PReLU nn.Softsign nn.Tanhshrink nn.CELU nn.Hardshrink
@@ -36,22 +39,18 @@ _FOLLOWING = words(
     expand_as broadcast_to flatten reshape mean sum amax amin adaptive_avg_pool1d var_mean
     """
 )
-"""Operations whose values do not depend on the strides of the input, but whose strides do, beside the pointwise ones.
 
-Those on images give them the memory format of their input.
-"""
-
+#: Operations that return a view or a copy, depending on strides.
 _MAY_COPY = frozenset({"flatten", "reshape", "contiguous", "to"})
-"""Operations that return a view or a copy, depending on strides."""
 
+#: Operations whose result has the same strides for any strides of the input.
 _CHOOSES_STRIDES = words("linear addmm layer_norm native_layer_norm contiguous matmul mm bmm")
-"""Operations whose result has the same strides for any strides of the input."""
 
 _READS_SIZES = words("size sym_size shape dim ndim numel nelement sym_numel dtype device new_full new_ones new_zeros")
 
 
+#: Operations on images whose result is channels last if all the images are, beside the pointwise ones.
 _KEEPS_FORMAT = words("batch_norm cat max_pool2d avg_pool2d")
-"""Operations on images whose result is channels last if all the images are, beside the pointwise ones."""
 
 
 @cache

@@ -344,8 +344,8 @@ def overwriting(index: GraphIndex, node: Node) -> str:
     return call.name if call is not None and call.inplace and call.input and _is_own(index, call.input) else ""
 
 
+#: Operations in place on one value that a plan takes: each is asked about all before it, which would be quadratic.
 _LONGEST_CHAIN = 32
-"""Operations in place on one value that a plan takes: each is asked about all before it, which would be quadratic."""
 
 
 def _is_own(index: GraphIndex, node: Node) -> bool:

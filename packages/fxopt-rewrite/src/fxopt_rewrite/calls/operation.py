@@ -295,5 +295,5 @@ def _is_one_of(node: Node, owner: nn.Module | None, wanted: list[tuple[object, t
     return plainly and any(found == (target.name, inplace) for _, found in wanted)
 
 
+#: Arguments that change the operation, unless they have this value.
 MODIFIERS: Mapping[str, object] = {"alpha": 1, "rounding_mode": None, "out": None}
-"""Arguments that change the operation, unless they have this value."""

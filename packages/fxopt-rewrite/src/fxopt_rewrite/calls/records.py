@@ -14,8 +14,8 @@ from fxopt_rewrite.layers import module_with
 PLAIN: tuple[Any, ...] = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 TRANSPOSED: tuple[Any, ...] = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 
+#: An operand of arithmetic: a node of the graph, a tensor, or a Python number.
 Operand: TypeAlias = Node | Tensor | int | float | complex
-"""An operand of arithmetic: a node of the graph, a tensor, or a Python number."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,12 +33,11 @@ from fxopt_rewrite.data.policies import LOADED, Names
 
 _KEY = "fxopt_ledger"
 FIELDS = Fields((Ledger, Record, Refusal, Rewrite, Derived, NodeTag))
+#: A decorator: lets instances of a dataclass be part of a ledger's text, under the name of the class.
+#:
+#: Journals and kinds of edits are such classes. The module that defines one is an entry point of the group
+#: ``fxopt_journal``, which is loaded when a ledger with a journal is read.
 stored = FIELDS.add
-"""A decorator: lets instances of a dataclass be part of a ledger's text, under the name of the class.
-
-Journals and kinds of edits are such classes. The module that defines one is an entry point of the group
-``fxopt_journal``, which is loaded when a ledger with a journal is read.
-"""
 
 
 @contextmanager

@@ -34,8 +34,8 @@ class Layout(Enum):
 
 
 EffectOf = Callable[[Node], Effect]
+#: How many uses are visited before the slice counts as noticed, to bound the time of a query.
 _BUDGET = 20_000
-"""How many uses are visited before the slice counts as noticed, to bound the time of a query."""
 
 
 def needs_own_memory(node: Node, effect_of: EffectOf, graph_module: GraphModule) -> bool:

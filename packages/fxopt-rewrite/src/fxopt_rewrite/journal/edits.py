@@ -123,8 +123,8 @@ class Edit(ABC):  # so that the codec takes subclasses where a field is an Edit
 
     __slots__ = ()
 
+    #: Name of the method for edits of this kind.
     visit: ClassVar[str]
-    """Name of the method for edits of this kind."""
 
     def accept(self, visitor: EditVisitor) -> None:
         """Call the visitor's method for edits of this kind."""

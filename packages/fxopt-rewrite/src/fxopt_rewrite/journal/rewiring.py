@@ -13,8 +13,8 @@ from torch.fx.node import map_arg
 from fxopt_core import inputs_of
 from fxopt_rewrite.ops.names import nodes_in
 
+#: From this number of inputs on, all changes to a node's arguments are made at once.
 WIDE = 32
-"""From this number of inputs on, all changes to a node's arguments are made at once."""
 
 
 class Rewiring:

@@ -105,11 +105,11 @@ def argument(node: Node, position: int | None, name: str) -> object:
     return next((value for key, value in node.kwargs.items() if NUMPY.get(key, key) == known), MISSING)
 
 
+#: NumPy's names of arguments, which torch's functions and methods also take: ``torch.cat(tensors, axis=1)``.
 NUMPY = {"axis": "dim", "keepdims": "keepdim", "a": "input", "x": "input", "x1": "input", "x2": "other"}
-"""NumPy's names of arguments, which torch's functions and methods also take: ``torch.cat(tensors, axis=1)``."""
 
+#: Stands for an argument that a call does not give.
 MISSING = object()
-"""Stands for an argument that a call does not give."""
 
 
 def nodes_in(value: Any) -> list[Node]:

@@ -38,19 +38,19 @@ linalg_inv; le less_equal; lt less; matmul linalg_matmul; movedim moveaxis; mul 
 negative; numel nelement sym_numel; outer ger; pad constant_pad_nd; sigmoid special_expit; size sym_size; split
 split_with_sizes; sub subtract; transpose swapaxes swapdims; trunc fix
 """
+#: From the name of a synonym to the name of the operator.
 SYNONYMS = {name: row.split()[0] for row in _SYNONYMS.split(";") for name in row.split()[1:]}
-"""From the name of a synonym to the name of the operator."""
 
 _PYTHON = """
 abs add and:bitwise_and and_:bitwise_and eq floordiv:floor_divide ge getitem gt inv:bitwise_not invert:bitwise_not le
 lshift:bitwise_left_shift lt matmul mod:remainder mul ne neg or:bitwise_or or_:bitwise_or pos:positive pow
 rshift:bitwise_right_shift setitem sub truediv:div xor:bitwise_xor
 """
+#: From functions of ``operator`` to the torch operators that do the same for tensors.
 _OPERATORS = {each.partition(":")[0]: each.rpartition(":")[2] for each in _PYTHON.split()}
-"""From functions of ``operator`` to the torch operators that do the same for tensors."""
 
+#: From attributes of tensors to the operations that reading them computes.
 _ATTRIBUTES = {"shape": "size", "ndim": "dim", **{name: name for name in ("T", "mT", "H", "mH", "dtype", "device")}}
-"""From attributes of tensors to the operations that reading them computes."""
 
 _MODULES = """
 adaptive_avg_pool1d adaptive_avg_pool2d adaptive_avg_pool3d alpha_dropout avg_pool1d avg_pool2d avg_pool3d conv1d
@@ -61,20 +61,21 @@ tanh
 """
 _CLASSES = {name: cls for name, cls in vars(nn).items() if isinstance(cls, type)}
 _LOWER = {name.lower(): cls for name, cls in _CLASSES.items()}
+#: From modules to the operations that they compute; the arguments are attributes of the module by the same names.
 MODULES: Mapping[type[nn.Module], str] = {
     **{_LOWER[name.replace("_", "")]: name for name in _MODULES.split()},
     **{cls: "batch_norm" for name, cls in _CLASSES.items() if "BatchNorm" in name},
     **{cls: "pad" for name, cls in _CLASSES.items() if name.startswith(("ConstantPad", "ZeroPad"))},
 }
-"""From modules to the operations that they compute; the arguments are attributes of the module by the same names."""
 
 _RENAMED = {"self": "input", "train": "training", "indices": "input", "tensor": "input"}
+#: From names of arguments of operators and modules to those of torch's functions, where they differ.
 _RENAMED_IN = {
     "split": dict.fromkeys(("split_size", "split_sizes"), "split_size_or_sections"),
     "transpose": {"axis0": "dim0", "axis1": "dim1"},
 }
-"""From names of arguments of operators and modules to those of torch's functions, where they differ."""
 
+#: Parameters and defaults that no signature has.
 _IMPLIED: Mapping[str, Mapping[str, object]] = {
     "div": {"rounding_mode": None},
     "getitem": {"input": MISSING, "index": MISSING},
@@ -83,13 +84,12 @@ _IMPLIED: Mapping[str, Mapping[str, object]] = {
     "size": {"input": MISSING, "dim": None},
     "split": {"input": MISSING, "split_size_or_sections": MISSING, "dim": 0},
 }
-"""Parameters and defaults that no signature has."""
 
+#: Parameters that do not change what is computed.
 _NO_SETTINGS = frozenset({"inplace", "_stacklevel", "cudnn_enable", "cudnn_enabled"})
-"""Parameters that do not change what is computed."""
 
+#: Sizes that may be given as one number for all dimensions.
 _WINDOWS = frozenset({"kernel_size", "stride", "padding", "dilation", "output_padding", "output_size"})
-"""Sizes that may be given as one number for all dimensions."""
 
 
 class Parameter(NamedTuple):

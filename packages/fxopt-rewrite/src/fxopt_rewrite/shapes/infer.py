@@ -194,11 +194,11 @@ def _parameter(node: Node) -> Parameter:
 
 
 _aten = torch.ops.aten
+#: Operators whose results are in the memory format of the input on CPUs, and not always so for fake tensors.
 _IN_INPUTS_FORMAT = frozenset({
     _aten.native_group_norm.default, _aten.native_batch_norm.default, _aten.roll.default,
     _aten.channel_shuffle.default, _aten.native_channel_shuffle.default,
 })  # fmt: skip
-"""Operators whose results are in the memory format of the input on CPUs, and not always so for fake tensors."""
 
 
 class _EagerStrides(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves it untyped

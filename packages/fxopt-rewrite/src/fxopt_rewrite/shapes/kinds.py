@@ -28,11 +28,11 @@ class Kind(Enum):
     UNKNOWN = "unknown"
 
 
+#: Kinds of values that hold no tensor.
 MEMORY_FREE = frozenset({Kind.NUMBER, Kind.SIZES, Kind.PLAIN})
-"""Kinds of values that hold no tensor."""
 
+#: Returns the kind of an operand.
 Known = Callable[[Node], Kind]
-"""Returns the kind of an operand."""
 
 _NUMBER_TYPES = (int, float, complex, SymInt, SymFloat, SymBool)
 _CASTS = tables.words("bfloat16 bool byte cdouble cfloat char cpu cuda double float half int long short")
@@ -231,8 +231,8 @@ def _returned_by_schema(overload: OpOverload) -> Kind:
     return Kind.NUMBER if types and types[0] in {"int", "SymInt", "float", "bool", "number", "Scalar"} else Kind.UNKNOWN
 
 
+#: How many nodes are visited before a value counts as unknown.
 _BUDGET = 500
-"""How many nodes are visited before a value counts as unknown."""
 
 
 def kind_of(node: Node, found: dict[Node, Kind] | None = None, graph_module: GraphModule | None = None) -> Kind:

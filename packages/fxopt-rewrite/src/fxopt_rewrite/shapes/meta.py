@@ -14,11 +14,11 @@ from torch.fx.passes.shape_prop import TensorMetadata
 
 from fxopt_rewrite._torch import no_dispatch
 
+#: Entries of ``node.meta`` that describe the value; never recorded, since they hold tensors.
 VALUE_KEYS = ("val", "tensor_meta", "example_value")
-"""Entries of ``node.meta`` that describe the value; never recorded, since they hold tensors."""
 
+#: Held while computing with fake tensors: copies of a graph module share a mode, which is not thread-safe.
 ONE_AT_A_TIME = threading.RLock()
-"""Held while computing with fake tensors: copies of a graph module share a mode, which is not thread-safe."""
 
 
 def value_entries(node: Node) -> Mapping[str, object]:

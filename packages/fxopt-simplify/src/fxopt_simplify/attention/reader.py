@@ -230,5 +230,5 @@ def is_last_transpose(call: Operation | None, rank: int) -> bool:
     return call.name == "mT" or set(places) == {rank - 2, rank - 1}
 
 
+#: The dtypes in which scores that are written out are as exact as those inside of the kernel.
 FLOATS = (torch.float32, torch.float64)
-"""The dtypes in which scores that are written out are as exact as those inside of the kernel."""

@@ -21,8 +21,8 @@ from fxopt_tools.value_tree import parts_of, tensors
 
 SEED = 20_240_917  # any number will do, as long as every run uses it
 _CALLS = 3
+#: Held while a module runs or is read: threads share the random state, and may share modules, which runs restore.
 ONE_AT_A_TIME = threading.RLock()
-"""Held while a module runs or is read: threads share the random state, and may share modules, which runs restore."""
 
 
 @dataclass(frozen=True)

@@ -16,10 +16,10 @@ from fxopt.commands.failures import CommandError, ExitCode, FileError
 
 FLAG = "--trusted"
 FACTORY = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
+#: The name of the archive in a folder that `fxopt optimize` writes.
 ARCHIVE = "model.fxopt"
-"""The name of the archive in a folder that `fxopt optimize` writes."""
+#: The files of a folder in Hugging Face format that describe model and tokenizer, and hold no weights.
 DESCRIBING = ("*.json", "*.txt", "*.model", "*.tiktoken", "*.jinja", "README.md")
-"""The files of a folder in Hugging Face format that describe model and tokenizer, and hold no weights."""
 _EXPECTED = (
     "expected a .fxopt archive, a folder in Hugging Face format, owner/name on the Hub, or package.module:factory"
 )

@@ -17,8 +17,8 @@ from rich.text import Text
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 _TALKATIVE = ("torchao", "torch.utils._pytree", "torch.onnx._internal.exporter._registration")
 
+#: Announces the next step of a work that takes long.
 Step = Callable[[str], None]
-"""Announces the next step of a work that takes long."""
 
 
 def silence_libraries() -> None:

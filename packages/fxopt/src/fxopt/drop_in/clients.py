@@ -42,10 +42,10 @@ class Client(Protocol):
 
 
 ClientT = TypeVar("ClientT", bound=Client)
+#: Makes a graph of a model, example calls, calls to calibrate with, ``dynamic_shapes``, and a pass to run first.
 Optimize = Callable[
     [nn.Module, Sequence[Inputs], Sequence[Inputs], Mapping[str, Any] | None, Transformation | None], GraphModule
 ]
-"""Makes a graph of a model, example calls, calls to calibrate with, ``dynamic_shapes``, and a pass to run first."""
 
 
 def is_client(found: object) -> bool:
