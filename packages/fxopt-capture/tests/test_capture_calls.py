@@ -199,15 +199,48 @@ def test_an_example_that_is_a_parameter_of_the_model() -> None:
     assert torch.equal(captured(x, y, [z]), model(x, y, [z]))
 
 
-def test_hooks_of_the_model_get_the_inputs_by_name() -> None:
+class Hooked:
+    """Hooks of a model itself, which scale its first argument and its output."""
+
+    @staticmethod
+    def before(module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        return args[0] * 3, *args[1:]
+
+    @staticmethod
+    def before_with_names(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        return args, {**kwargs, "negate": not kwargs["negate"]}
+
+    @staticmethod
+    def one(module: nn.Module, args: tuple[Any, ...]) -> Any:
+        return args[0] + 1
+
+    @staticmethod
+    def after(module: nn.Module, args: tuple[Any, ...], output: Tensor) -> Tensor:
+        return output.add(args[0])
+
+    @staticmethod
+    def after_with_names(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor) -> Any:
+        return None if not kwargs["negate"] else output * len(args)
+
+
+def test_hooks_of_the_model_see_the_call_as_it_was_made() -> None:
     model = Masked().eval()
-    model.register_forward_pre_hook(lambda _, args, kwargs: (args, {**kwargs, "x": 3 * kwargs["x"]}), with_kwargs=True)
-    model.register_forward_hook(lambda module, args, output: output + 1)
+    model.register_forward_pre_hook(Hooked.before)
+    model.register_forward_pre_hook(Hooked.before_with_names, with_kwargs=True)
+    model.register_forward_hook(Hooked.after)
+    model.register_forward_hook(Hooked.after_with_names, with_kwargs=True)
+    hooks = [dict(model._forward_pre_hooks), dict(model._forward_hooks)]
+    captured = capture(model, (X, MASK), {"negate": False})
+    assert [dict(model._forward_pre_hooks), dict(model._forward_hooks)] == hooks
     x, mask = torch.randn(3, 4), torch.randn(3, 4)
-    assert torch.equal(capture(model, (X, MASK))(x, mask), model(x=x, mask=mask))
-    model.register_forward_pre_hook(lambda module, args: args[0])
-    with pytest.raises(CaptureError, match=r"IndexError: .*args\[0\]"):
-        capture(model, (X, MASK))
+    assert torch.equal(captured(x, mask, negate=False), model(x, mask, negate=False))
+
+
+def test_a_hook_that_returns_one_argument() -> None:
+    model = nn.Linear(4, 4)
+    model.register_forward_pre_hook(Hooked.one)
+    x = torch.randn(3, 4)
+    assert torch.equal(capture(model, torch.randn(2, 4))(x), model(x))
 
 
 def test_backward_hooks_are_refused() -> None:

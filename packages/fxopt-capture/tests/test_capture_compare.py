@@ -216,9 +216,7 @@ def test_the_model_is_called_once_more_for_the_comparison() -> None:
     for compare in (True, False):
         real: list[bool] = []
         model = nn.Linear(4, 4)
-        model.register_forward_pre_hook(
-            lambda module, args, given, real=real: real.append(type(given["input"]) is Tensor), with_kwargs=True
-        )
+        model.register_forward_pre_hook(lambda module, args, real=real: real.append(type(args[0]) is Tensor))
         capture(model, X, compare=compare)
         calls[compare] = sum(real)
     assert calls[True] == calls[False] + 1

@@ -75,7 +75,7 @@ def test_args_say_how_the_program_is_called() -> None:
     assert torch.equal(
         export(captured, kwargs={"ids": IDS, "mask": MASK}).module()(ids=IDS, mask=MASK)["logits"], expected
     )
-    with pytest.raises(CaptureError, match="hold only for size 1: give an example of 2 or more there"):
+    with pytest.raises(CaptureError, match="its dimension 0 is dynamic: give a size of 2 or more"):
         export(captured, (IDS[:1], MASK[:1]))
 
 

@@ -149,6 +149,12 @@ def _dynamic_shapes(guards: InputGuards, leaves: Sequence[object]) -> ShapesColl
     for leaf, spec in zip(leaves, guards.specs, strict=True):
         dimensions = _open_dimensions(spec)
         if isinstance(leaf, torch.Tensor) and dimensions:
+            small = [dimension for dimension in dimensions if leaf.size(dimension) < 2]
+            if small:
+                raise CaptureError(
+                    f"an example input for the export has shape {tuple(leaf.shape)}, and its dimension {small[0]} is "
+                    f"dynamic: give a size of 2 or more there, since torch.export treats 0 and 1 as fixed"
+                )
             shapes[leaf] = dict.fromkeys(dimensions, Dim.AUTO)
     return shapes
 

@@ -51,6 +51,7 @@ class CallForm:
         fixed: name -> value, baked into the graph.
         implied: names among `fixed` that the capture chose itself; a call need not repeat them.
         variadic: names among `inputs` that fill the model's ``*args``, in order.
+        by_position: how many of `parameters` were given by position.
         absent: names among `inputs` that a call may leave out -> the number that fills them, in the shape of `IDS`.
         ignored: names that a ``**kwargs`` of ``forward`` takes, and that the model does not read; calls may give them.
     """
@@ -60,6 +61,7 @@ class CallForm:
     fixed: Mapping[str, object] = field(default_factory=dict)
     implied: frozenset[str] = frozenset()
     variadic: tuple[str, ...] = ()
+    by_position: int = 0
     absent: Mapping[str, int] = field(default_factory=dict)
     ignored: frozenset[str] = frozenset()
 
@@ -81,12 +83,13 @@ class CallForm:
         """Return the positional and keyword arguments with which the model itself is called.
 
         `inputs` are the graph's inputs by name. Arguments are passed by name, except positional-only ones and those
-        before a ``*args``.
+        that the capture was given by position: hooks of the model see the difference.
         """
         values = {**inputs, **self.fixed}
         positional: list[object] = []
-        for parameter in self.parameters:
-            if not parameter.positional or (parameter.keyword and not self.variadic):
+        for index, parameter in enumerate(self.parameters):
+            by_position = not parameter.keyword or bool(self.variadic) or index < self.by_position
+            if not parameter.positional or not by_position:
                 continue
             if parameter.name in values:
                 positional.append(values.pop(parameter.name))
@@ -127,7 +130,7 @@ def bind_call(
             f"`{type(model).__name__}` was given no tensor to capture it with; give example inputs for "
             f"forward{signature}"
         )
-    form = CallForm(tuple(parameters), tuple(inputs), fixed, frozenset(), variadic)
+    form = CallForm(tuple(parameters), tuple(inputs), fixed, frozenset(), variadic, len(args))
     return form, inputs
 
 

@@ -84,12 +84,12 @@ def _quiet_failure() -> Iterator[None]:
 
 @contextmanager
 def _flat_forward(model: nn.Module, form: CallForm, observer: Observer) -> Iterator[None]:
-    """Wrap the model's forward in one that takes exactly the graph's inputs, by name.
+    """Wrap the model's forward and hooks in a forward that takes exactly the graph's inputs, by name.
 
     ``torch.export`` reads names and their order from the signature, and would treat ``**kwargs`` as one argument.
-    `kept` removes the wrapper. A ``__call__`` of the model's own, or a hook, may pass its arguments on by position.
+    `kept` removes the wrapper. A ``__call__`` of the model's own may pass its arguments on by position.
     """
-    original: Callable[..., object] = model.forward
+    original = _call_with_hooks(model)
     before = numbers_of(model)
 
     def forward(*given: object, **inputs: object) -> object:
@@ -139,3 +139,31 @@ class _NormalTensors(TorchFunctionMode):
         if id(tensor) not in self.copies:
             self.copies[id(tensor)] = tensor, tensor.clone()
         return self.copies[id(tensor)][1]
+
+
+def _call_with_hooks(model: nn.Module) -> Callable[..., object]:
+    """Return a function that calls the model's ``forward`` and hooks, and remove the hooks; `kept` restores them.
+
+    ``torch.export`` calls the model with the inputs of the graph, by name. Hooks must see the call as it was made, by
+    position and with the arguments that are not inputs.
+    """
+    forward: Callable[..., object] = model.forward
+    before = [(hook, key in model._forward_pre_hooks_with_kwargs) for key, hook in model._forward_pre_hooks.items()]
+    after = [(hook, key in model._forward_hooks_with_kwargs) for key, hook in model._forward_hooks.items()]
+    model._forward_pre_hooks.clear()
+    model._forward_hooks.clear()
+
+    def call(*args: object, **kwargs: object) -> object:
+        for hook, with_kwargs in before:
+            changed = hook(model, args, kwargs) if with_kwargs else hook(model, args)
+            if changed is not None and with_kwargs:
+                args, kwargs = changed
+            elif changed is not None:
+                args = changed if isinstance(changed, tuple) else (changed,)
+        output = forward(*args, **kwargs)
+        for hook, with_kwargs in after:
+            changed = hook(model, args, kwargs, output) if with_kwargs else hook(model, args, output)
+            output = output if changed is None else changed
+        return output
+
+    return call

@@ -101,10 +101,6 @@ class Effects:
         """Return the inputs of a node with which its result may share memory."""
         return self.effect(node).aliases
 
-    def memory_of(self, node: Node) -> Hashable:
-        """Return a key for the memory of a node's value, which is equal for values that may share memory."""
-        return self._classes.find(node)
-
     def written_between(self, node: Node, start: Node, end: Node) -> bool:
         """Return whether a node's memory may be written between ``start`` and ``end``, in either order, both excluded.
 
