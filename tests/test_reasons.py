@@ -103,7 +103,7 @@ def hooked(layers: int) -> GraphModule:
 
 class TestDemands:
     @pytest.mark.parametrize("demand", [{"strict": True}, {"expect": 5}])
-    def test_many_refusals_are_cut_with_one_of_each_reason(self, demand: dict[str, Any]) -> None:
+    def test_a_long_list_of_refusals_is_cut(self, demand: dict[str, Any]) -> None:
         graph_module = hooked(40)
         with pytest.raises((PreconditionError, PostconditionError)) as caught:
             MergeLinears()(graph_module, **demand)
@@ -111,7 +111,6 @@ class TestDemands:
         assert len(lines) <= 25
         assert "42" in lines[0]
         assert "nothing was changed" in lines[0]
-        assert any(line.startswith("  layers.40.q: mixed-requires-grad: ") for line in lines)
         assert "  and 22 more" in lines
         for code in ("hooks", "mixed-requires-grad"):
             assert f"  What to do for {code}: {REASONS[code]}" in lines

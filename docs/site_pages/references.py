@@ -12,10 +12,10 @@ import inspect
 import shutil
 import sys
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from itertools import pairwise
+from itertools import takewhile
 from pathlib import Path
 from types import ModuleType
 
@@ -97,15 +97,16 @@ def _home(value: object, name: str, data: Mapping[str, tuple[str, str]]) -> str:
 
 @cache
 def _data_of(package: ModuleType) -> dict[str, tuple[str, str]]:
-    """Return for each name that a module of a package assigns with a docstring below: the module and the docstring."""
+    """Return for each name that a module of a package assigns, with `#:` above it: the module, and the text."""
     found: dict[str, tuple[str, str]] = {}
     root = Path(str(package.__file__)).parent
     for path in sorted(root.rglob("*.py")):
         parts = [package.__name__, *path.relative_to(root).with_suffix("").parts]
         module = ".".join(part for part in parts if part != "__init__")
-        body = ast.parse(path.read_text(encoding="utf-8")).body
-        for statement, following in pairwise(body):
-            name, text = _assigned(statement), _text(following)
+        source = path.read_text(encoding="utf-8")
+        lines = source.splitlines()
+        for statement in ast.parse(source).body:
+            name, text = _assigned(statement), _text(lines[: statement.lineno - 1])
             if name and text:
                 found.setdefault(name, (module, text))
     return found
@@ -116,9 +117,10 @@ def _assigned(statement: ast.stmt) -> str:
     return targets[0].id if len(targets) == 1 and isinstance(targets[0], ast.Name) else ""
 
 
-def _text(statement: ast.stmt) -> str:
-    value = statement.value if isinstance(statement, ast.Expr) else None
-    return inspect.cleandoc(value.value) if isinstance(value, ast.Constant) and isinstance(value.value, str) else ""
+def _text(lines: Sequence[str]) -> str:
+    """Return the comment at the end of some lines of source code, if it is of `#:`."""
+    last = list(takewhile(lambda line: line.startswith("#:"), reversed(lines)))
+    return "\n".join(line.removeprefix("#:").strip() for line in reversed(last))
 
 
 def _index(packages: Iterable[str]) -> str:

@@ -59,7 +59,7 @@ def test_they_work_on_the_model_itself(tmp_path: Path, monkeypatch: pytest.Monke
     assert OutputChecker().check_output(expected, printed[0], ELLIPSIS | NORMALIZE_WHITESPACE), printed[0]
     assert printed[-1].startswith("passed: ")
     assert "<svg" in (tmp_path / "minilm.html").read_text(encoding="utf-8")
-    assert sum(len(record.rewrites) for record in history(load(tmp_path / "minilm.fxopt"))) == 63
+    assert sum(len(record.rewrites) for record in history(load(tmp_path / "minilm.fxopt"))) == 62
 
 
 def test_from_a_checkout_all_that_fxopt_requires_is_installed() -> None:

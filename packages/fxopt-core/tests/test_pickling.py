@@ -115,7 +115,7 @@ def test_kept_and_dropped_meta() -> None:
     kept = {"stack_trace": "here", "nn_module_stack": stack, "from_node": source}
     assert loaded[:2] == [
         {"fxopt": ("mark", 0), **kept},
-        {"fxopt": ("mark", 1), "nn_module_stack": {"a": ("a", str(Local))}},
+        {"fxopt": ("mark", 1), "nn_module_stack": {"a": ("a", f"{__name__}.{Local.__qualname__}")}},
     ]
 
 

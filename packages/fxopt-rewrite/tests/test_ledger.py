@@ -60,8 +60,3 @@ class TestLedger:
         graph_module = traced()
         graph_module.meta["fxopt"] = {"records": 3}
         assert history(graph_module) == ()
-
-
-class TestRecords:
-    def test_one_line_of_text(self) -> None:
-        assert str(a_record()) == "a-pass: applied, 1 rewritten, 1 refused, 0.0 ms"

@@ -28,6 +28,6 @@ def check_graph_module(graph_module: object, doing: str) -> None:
     """Check that an argument is a graph module; ``doing`` names the operation in the message."""
     if isinstance(graph_module, GraphModule):
         return
-    remedy = "capture the model first, for example by fxopt.symbolic_trace(model) or fxopt.capture(model, args). What "
-    remedy += "fxopt.optimize returns for a SentenceTransformer or a pipeline has it as `transformers_model` or `model`"
+    remedy = "capture the model first, for example by fxopt.capture(model, args). What fxopt.optimize returns for "
+    remedy += "a SentenceTransformer or a pipeline has it as `transformers_model` or `model`; with also=, in `graphs`"
     raise PreconditionError(f"{doing} is given {type_text(graph_module)}, expected a torch.fx.GraphModule: {remedy}")

@@ -78,7 +78,7 @@ class KnownValues:
 
     >>> from fxopt_rewrite import infer_shapes
     >>> def positions(x):
-    ...     return (torch.arange(x.shape[0]) + 1).unsqueeze(0) > 0
+    ...     return (torch.arange(x.shape[0]) + 1).unsqueeze(0) >= 1
     >>> graph_module = infer_shapes(torch.fx.symbolic_trace(positions), torch.zeros(3))
     >>> known = KnownValues(GraphIndex(graph_module))
     >>> known.value(graph_module.graph.output_node().args[0])

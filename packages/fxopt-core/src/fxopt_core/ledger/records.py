@@ -179,11 +179,6 @@ class Record:
             for rewrite in self.rewrites
         )
 
-    def __str__(self) -> str:
-        """Return one line: what was done, and how often."""
-        counts = f"{len(self.rewrites)} rewritten, {len(self.refusals)} refused"
-        return f"{self.pass_name}: {self.state}, {counts}, {self.seconds * 1e3:.1f} ms"
-
 
 @dataclass(frozen=True)
 class Ledger:

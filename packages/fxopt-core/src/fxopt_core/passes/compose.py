@@ -81,7 +81,8 @@ def compose(*transformations: Transformation, inplace: bool = True) -> Transform
 def check_is_transformation(item: object, where: str) -> None:
     """Check that an argument is a pass; if not, raise a `PreconditionError` that says what it is."""
     if not isinstance(item, Transformation):
-        raise PreconditionError(f"{where} is {reprlib.repr(item)}, expected an instance of fxopt_core.Transformation")
+        found = f"{where} is {reprlib.repr(item)}, expected an instance of fxopt_core.Transformation"
+        raise PreconditionError(f"{found}: write {item.__name__}()" if isinstance(item, type) else found)
 
 
 class DeepCopy(ReversibleTransformation):

@@ -108,9 +108,13 @@ def _kept_meta(node: Node) -> dict[str, Any]:
     """Return what a pickle keeps of a node's ``meta``."""
     meta = {key: node.meta[key] for key in _KEPT_META if key in node.meta}
     stack = node.meta.get("nn_module_stack")
-    if isinstance(stack, dict):  # its classes as text, since other processes may lack them
-        meta["nn_module_stack"] = {key: tuple(map(str, entry)) for key, entry in stack.items()}
+    if isinstance(stack, dict):  # the classes by name, as in torch's own graphs: others may lack them
+        meta["nn_module_stack"] = type(stack)((key, tuple(map(_class_text, entry))) for key, entry in stack.items())
     return meta
+
+
+def _class_text(entry: object) -> object:
+    return f"{entry.__module__}.{entry.__qualname__}" if isinstance(entry, type) else entry
 
 
 class _Rebuilt:

@@ -81,14 +81,14 @@ def describe_values(graph_module: GraphModule, nodes: Iterable[Node], fakes: Seq
     mode = fakes[0].fake_mode
     faker = _Faker(mode, next((fake.device for fake in fakes if fake.device.type != "meta"), None))
     unguarded = nullcontext() if mode.shape_env is None else mode.shape_env.suppress_guards()
-    with ONE_AT_A_TIME, _undisturbed(mode), unguarded:
-        run = None
+    # A tensor of which no fake one can be made leaves all of them without a value.
+    with ONE_AT_A_TIME, _undisturbed(mode), unguarded, suppress(PreconditionError):
+        run = _Run(faker.shadow(graph_module), graph_module, faker, {})
         for node in nodes:
             inputs = {each: each.meta.get("val") for each in node.all_input_nodes}
             known = bool(inputs) or node.op == "get_attr"  # a call without inputs is a factory, or draws
             if known and all(isinstance(value, _VALUES) for value in inputs.values()):
                 with suppress(PreconditionError), mode, _EagerStrides():
-                    run = run or _Run(faker.shadow(graph_module), graph_module, faker, {})
                     run.env = {each: run.kept(value) for each, value in inputs.items()}
                     run.run_node(node)
                     if node in run.values:  # not if it is a module
