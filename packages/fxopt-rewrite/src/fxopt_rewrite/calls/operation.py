@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from typing import Any, cast
 
 from torch import nn
@@ -45,17 +45,31 @@ class Operation:
         name: its name in torch's functional API: ``linear``, ``conv2d``, ``relu``, ``add``, ``view``.
         module: the module that is called; None for a function, method or operator.
         module_name: full name of that module, or "".
-        arguments: its arguments by the names of torch's signature, with defaults; lists are tuples. Weights, biases and
-            running statistics that modules hold or ``get_attr`` nodes read are `TensorRef`; computed values are nodes.
-        inplace: whether it writes its result into its first argument.
     """
 
     node: Node
     name: str
     module: nn.Module | None
     module_name: str
-    arguments: Mapping[str, Any]
-    inplace: bool
+    _read: Callable[[], tuple[Mapping[str, Any], bool]]  # once they are asked for: most walks look at names alone
+
+    @cached_property
+    def _bound(self) -> tuple[Mapping[str, Any], bool]:
+        return self._read()
+
+    @property
+    def arguments(self) -> Mapping[str, Any]:
+        """Its arguments by the names of torch's signature, with defaults; lists are tuples.
+
+        Weights, biases and running statistics that modules hold or ``get_attr`` nodes read are `TensorRef`; computed
+        values are nodes.
+        """
+        return self._bound[0]
+
+    @property
+    def inplace(self) -> bool:
+        """Whether it writes its result into its first argument."""
+        return self._bound[1]
 
     @property
     def input(self) -> Node | None:
@@ -94,13 +108,13 @@ def read_layer(index: GraphIndex, node: Node, names: frozenset[str] = frozenset(
     target = called(node)
     if target is None or (target.name not in names and names):
         return None
-    return Operation(node, target.name, None, "", *_arguments(index, node, target))
+    return Operation(node, target.name, None, "", lambda: _arguments(index, node, target))
 
 
 def read_call(node: Node) -> Operation | None:
     """Return what a function or method node computes, with nodes for its tensors; None for other nodes."""
     target = called(node)
-    return None if target is None else Operation(node, target.name, None, "", *_arguments(None, node, target))
+    return None if target is None else Operation(node, target.name, None, "", lambda: _arguments(None, node, target))
 
 
 def _arguments(index: GraphIndex | None, node: Node, target: Called) -> tuple[Mapping[str, Any], bool]:
@@ -133,7 +147,7 @@ def _read_module(index: GraphIndex, node: Node, names: frozenset[str]) -> Operat
     given = [*node.args, *(each for each in node.kwargs.values() if each is not None)]
     if value is None or len(given) != 1:
         return Obstacle(full, "unsupported-call", f"node `{node.name}` calls module `{full}` with further arguments")
-    return Operation(node, name, module, full, *_of_module(name, value, full, module))
+    return Operation(node, name, module, full, lambda: _of_module(name, value, full, module))
 
 
 @cache
