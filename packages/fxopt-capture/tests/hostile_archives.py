@@ -197,11 +197,6 @@ ATTACKS: dict[str, Callable[[Entries, Path], bytes]] = {
     "a function among arguments": in_document(
         _row(op=FUNCTION, target={"name": "torch:relu"}, args=[{"name": "math:sqrt"}])
     ),
-    "forward": in_document(_attribute("forward", {"name": "builtins:getattr"})),
-    "a compiled call": in_document(_attribute("_compiled_call_impl", {"name": "builtins:getattr"})),
-    "a function for an attribute": in_document(_attribute("eps", {"name": "builtins:getattr"})),
-    "a list of functions for an attribute": in_document(_attribute("eps", [{"name": "builtins:getattr"}])),
-    "extra_repr": in_document(_attribute("extra_repr", {"name": "builtins:str"})),
     "to_folder": in_document(_child("to_folder", "MARK")),
     "to_folder in other letters": in_document(_child("\uff54o_folder", "MARK")),
     "print_readable": in_document(_child("print_readable")),

@@ -136,7 +136,7 @@ class Wrapped(nn.Module):
         return Known(x)
 
 
-def test_types_that_are_not_there(tmp_path: Path) -> None:
+def test_types_that_are_there_and_that_are_not(tmp_path: Path) -> None:
     torch.export.register_dataclass(Known, serialized_type_name=f"{Known.__module__}.Known")
     path = tmp_path / "model.fxopt"
     save(capture(Wrapped(), torch.ones(2)), path)
@@ -144,6 +144,9 @@ def test_types_that_are_not_there(tmp_path: Path) -> None:
     def renamed(name: str, content: bytes) -> bytes:
         return content.replace(f"{Known.__module__}.Known".encode(), b"elsewhere.Output")
 
+    found = load(path)(torch.full((2,), 3.0))
+    assert isinstance(found, Known)
+    assert found.value.tolist() == [3, 3]
     with pytest.raises(CaptureError, match=r"are of type elsewhere\.Output, .* import the module that defines"):
         load(rewritten(path, renamed))
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import dataclasses
 import operator
 import pickle
 import re
@@ -121,17 +120,6 @@ def test_a_varied_model(tmp_path: Path, varied: Varied, captured: GraphModule) -
         loaded.train()
 
 
-def test_names_that_are_free_stay_the_same(tmp_path: Path, padded: GraphModule) -> None:
-    """A node that is added afterwards gets the name that it would have got without saving."""
-    save(padded, tmp_path / "model.fxopt")
-    names = []
-    for one in (padded, load(tmp_path / "model.fxopt")):
-        last = list(iter_nodes(one.graph))[-1]
-        with one.graph.inserting_before(last):
-            names.append([one.graph.call_function(torch.relu, (last.args[0],)).name for _ in range(2)])
-    assert names[0] == names[1]
-
-
 def test_guards_are_saved_where_torch_suppresses_them(tmp_path: Path, captured: GraphModule) -> None:
     with ShapeEnv().suppress_guards():
         save(captured, tmp_path / "model.fxopt")
@@ -175,32 +163,6 @@ def test_a_module_that_was_pickled_knows_its_sizes_by_its_guards(tmp_path: Path,
     loaded = load(tmp_path / "model.fxopt")
     same(loaded, padded)
     assert loaded(torch.randn(7, 4)).shape == (7, 5)
-
-
-@dataclasses.dataclass
-class Named:
-    """An output that torch knows by name."""
-
-    value: Tensor
-
-
-class Wrapped(nn.Module):
-    """Returns a dataclass."""
-
-    def __init__(self, kind: type[Any]) -> None:
-        super().__init__()
-        self.kind = kind
-
-    def forward(self, x: Tensor) -> Any:
-        return self.kind(x * 2)
-
-
-def test_dataclasses(tmp_path: Path) -> None:
-    torch.export.register_dataclass(Named, serialized_type_name=f"{Named.__module__}.Named")
-    save(capture(Wrapped(Named), torch.ones(2)), tmp_path / "named.fxopt")
-    found = load(tmp_path / "named.fxopt")(torch.ones(2))
-    assert isinstance(found, Named)
-    assert torch.equal(found.value, torch.full((2,), 2.0))
 
 
 class OwnPass(Transformation):

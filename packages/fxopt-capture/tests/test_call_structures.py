@@ -78,13 +78,3 @@ def test_plain_inputs_and_outputs_need_no_pytrees() -> None:
     found = captured(X, other=2 * X)
     assert type(found) is tuple and torch.equal(found[1], X * 2 * X)
     assert torch.equal(captured(other=2 * X, input=X)[0], X + 1)
-
-
-def test_an_argument_with_the_name_of_a_node() -> None:
-    class Model(nn.Module):
-        def forward(self, input: Tensor, input_1: Tensor) -> Tensor:
-            return input - 2 * input_1
-
-    captured = capture(Model(), (torch.randn(2, 4), torch.randn(2, 4)))
-    assert torch.equal(captured(X, X + 1), X - 2 * (X + 1))
-    assert torch.equal(captured(input_1=X + 1, input=X), X - 2 * (X + 1))

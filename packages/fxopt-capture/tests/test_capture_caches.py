@@ -35,7 +35,6 @@ LLAMA = {
 SEQ2SEQ = {"d_model": 32, "vocab_size": VOCABULARY, "decoder_start_token_id": 1, **SPECIAL}
 MODELS: dict[str, dict[str, Any]] = {
     "LlamaForCausalLM": LLAMA,
-    "MistralForCausalLM": {**LLAMA, "sliding_window": 64},
     "Gemma2ForCausalLM": {**LLAMA, "num_hidden_layers": 2, "head_dim": 8, "sliding_window": 8},
     "GPT2LMHeadModel": {"n_embd": 32, "n_layer": 1, "n_head": 4, "vocab_size": VOCABULARY, **SPECIAL},
     "OPTForCausalLM": {
@@ -48,18 +47,6 @@ MODELS: dict[str, dict[str, Any]] = {
         **SPECIAL,
     },
     "T5ForConditionalGeneration": {**SEQ2SEQ, "d_kv": 8, "num_layers": 1, "num_heads": 4, "d_ff": 64},
-    "WhisperForConditionalGeneration": {
-        **SEQ2SEQ,
-        "encoder_layers": 1,
-        "decoder_layers": 1,
-        "encoder_attention_heads": 4,
-        "decoder_attention_heads": 4,
-        "encoder_ffn_dim": 64,
-        "decoder_ffn_dim": 64,
-        "num_mel_bins": 8,
-        "max_source_positions": 10,
-        "max_target_positions": 32,
-    },
 }
 
 
@@ -75,8 +62,6 @@ def tokens(batch: int, length: int) -> Tensor:
 
 def source(name: str, batch: int) -> dict[str, Tensor]:
     """What the encoder takes, for models that have one."""
-    if name.startswith("Whisper"):
-        return {"input_features": torch.randn(batch, 8, 20)}
     return {"input_ids": tokens(batch, 7)} if name.startswith("T5") else {}
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any, cast
 
 import pytest
@@ -71,26 +70,6 @@ def test_constants_are_baked_in() -> None:
         captured(X, scale=3.0, negate=False)
 
 
-class Variadic(nn.Module):
-    """Takes any number of tensors, and options by name."""
-
-    def forward(self, first: Tensor, *others: Tensor, **options: Any) -> Any:
-        total = first
-        for other in others:
-            total = total + other
-        return total * options["factor"] - options.get("shift", 0)
-
-
-def test_variadic_arguments() -> None:
-    captured = capture(Variadic().eval(), (X, X, X), {"factor": MASK})
-    x = torch.randn(3, 4)
-    assert torch.equal(captured(x, x, x, factor=torch.full((3, 4), 2.0)), 6 * x)
-    with pytest.raises(CaptureError, match="`others_1`"):
-        captured(x, x, factor=x)
-    with pytest.raises(CaptureError, match="`shift`"):
-        captured(x, x, x, factor=x, shift=x)
-
-
 class Crowded(nn.Module):
     """Arguments under names that those of a ``*args`` would have."""
 
@@ -134,45 +113,6 @@ def test_positional_only_arguments() -> None:
     assert torch.equal(captured(X, bias=MASK), X + 1)
 
 
-@dataclasses.dataclass
-class Pair:
-    """An output, or an input, that is a dataclass."""
-
-    left: Tensor
-    right: Tensor | None = None
-
-
-class Structured(nn.Module):
-    """Takes structures of tensors."""
-
-    def forward(self, pair: Pair, states: list[Any]) -> Any:
-        return pair.left + states[0]["h"] * states[1]
-
-
-def test_structured_inputs() -> None:
-    captured = capture(Structured().eval(), (Pair(X), [{"h": X}, 2]))
-    x = torch.randn(3, 4)
-    assert torch.equal(captured(Pair(x), [{"h": x}, 2]), 3 * x)
-    with pytest.raises(CaptureError, match=r"`states\[1\]` is 3"):
-        captured(Pair(x), [{"h": x}, 3])
-    with pytest.raises(CaptureError, match=r"dimension 1"):
-        captured(Pair(x), [{"h": torch.randn(3, 5)}, 2])
-    with pytest.raises(CaptureError, match=r"`states\[0\]` of the captured Structured is a tensor"):
-        captured(Pair(x), [x, 2])
-
-
-def test_inputs_are_written_in_place_as_the_model_does() -> None:
-    class Writing(nn.Module):
-        def forward(self, x: Tensor) -> Tensor:
-            x.add_(1)
-            return x * 2
-
-    captured = capture(Writing().eval(), torch.zeros(2, 4))
-    x = torch.zeros(3, 4)
-    assert torch.equal(captured(x), torch.full((3, 4), 2.0))
-    assert torch.equal(x, torch.ones(3, 4))
-
-
 class Difference(nn.Module):
     """Takes arguments that may be one tensor."""
 
@@ -184,19 +124,14 @@ class Difference(nn.Module):
         return torch.sub(self.lin(x), 2 * y) + 3 * others[0]
 
 
-def test_an_example_with_one_tensor_for_all_arguments() -> None:
+def test_an_example_with_one_tensor_for_several_arguments() -> None:
+    """Which may be a parameter of the model, too."""
     model = Difference().eval()
-    captured = capture(model, (X, X, [X]))
     x, y, z = torch.randn(3, 3, 4)
-    assert torch.equal(captured(x, y, [z]), model(x, y, [z]))
-    assert torch.equal(captured(x, x, [x]), model(x, x, [x]))
-
-
-def test_an_example_that_is_a_parameter_of_the_model() -> None:
-    model = Difference().eval()
-    captured = capture(model, (X.new_zeros(4, 4), model.lin.weight, [model.lin.weight]))
-    x, y, z = torch.randn(3, 3, 4)
-    assert torch.equal(captured(x, y, [z]), model(x, y, [z]))
+    for example in ((X, X, [X]), (X.new_zeros(4, 4), model.lin.weight, [model.lin.weight])):
+        captured = capture(model, example)
+        assert torch.equal(captured(x, y, [z]), model(x, y, [z]))
+        assert torch.equal(captured(x, x, [x]), model(x, x, [x]))
 
 
 class Hooked:

@@ -36,26 +36,9 @@ WRONG: dict[str, tuple[Callable[[Tensor], Any], Callable[[Tensor], Any], str]] =
         lambda x: {"left": x, "right": [x, 1.05 * (x + 2)]},
         r"output\['right'\]\[1\] differs in 8 elements, .*found 3.15, expected 3 within 0.00033 .* error 0.15",
     ),
-    "small values": (lambda x: x * 1e-5, lambda x: x * 1.5e-5, "output differs by 0.344 of the size of its elements"),
-    "large values": (lambda x: x * 1e9, lambda x: x * 1.001e9, r"max absolute error 1e\+06"),
-    "float64": (lambda x: x.double(), lambda x: x.double() + 1e-3, "max absolute error 0.001"),
-    "bfloat16": (lambda x: x.bfloat16(), lambda x: x.bfloat16() * 1.5, r"rtol 0.05, atol 0.02 of bfloat16"),
-    "complex": (lambda x: torch.complex(x, x), lambda x: torch.complex(x, -x), r"found -1\+1j, expected -1-1j"),
-    "integers": (lambda x: x.sign().int(), lambda x: x.sign().int() + 1, "expected -1 exactly that"),
-    "booleans": (lambda x: x > 0, lambda x: x >= x, "differs in 4 elements, .*found True, expected False"),
     "dtype": (lambda x: x, lambda x: x.double(), "output has dtype torch.float64, expected torch.float32"),
-    "shape": (lambda x: x, lambda x: x[None], r"has shape \(1, 2, 4\), expected \(2, 4\)"),
-    "infinite": (lambda x: x / x.relu(), lambda x: x, "max absolute error inf"),
-    "number": (lambda x: (x, 3), lambda x: (x, 4), r"output\[1\] is int 4, expected int 3"),
-    "type of a number": (lambda x: (x, 1), lambda x: (x, True), r"output\[1\] is bool True, expected int 1"),
     "list for a tuple": (lambda x: [x, x], lambda x: (x, x), "output is a tuple of 2 where .* returns a list of 2"),
-    "longer": (lambda x: {"a": [x]}, lambda x: {"a": [x, x]}, r"output\['a'\] is a list of 2 where .* a list of 1"),
     "keys": (lambda x: {"a": x}, lambda x: {"b": x}, r"with the keys \['b'\] where .* with the keys \['a'\]"),
-    "none": (
-        lambda x: (x, None),
-        lambda x: (x, x),
-        r"output\[1\] is a torch.float32 tensor of shape \(2, 4\), expected NoneType",
-    ),
     "sizes": (lambda x: x.shape, lambda x: x.shape, "output is a tuple of 2 where the model returns a Size of 2"),
     "tensor for a list": (lambda x: [x], lambda x: x, "output is a tensor or constant where .* a list of 1"),
 }
@@ -220,12 +203,6 @@ def test_the_model_is_called_once_more_for_the_comparison() -> None:
         capture(model, X, compare=compare)
         calls[compare] = sum(real)
     assert calls[True] == calls[False] + 1
-
-
-def test_a_model_without_weights_is_not_called() -> None:
-    with torch.device("meta"):
-        model = Deceiving(lambda x: x, lambda x: x + 1).eval()
-    assert capture(model, X) is not None
 
 
 class Mapped(nn.Module):

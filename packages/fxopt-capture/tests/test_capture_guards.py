@@ -174,19 +174,6 @@ def test_a_request_that_the_model_does_not_allow() -> None:
         capture(model, torch.randn(2, 4), dynamic_shapes={"input": {1: Dim("features")}})
 
 
-def test_dead_code_elimination_keeps_the_guards(linear: GraphModule) -> None:
-    copied = copy.deepcopy(linear)
-    copied.graph.eliminate_dead_code()
-    copied.recompile()
-    with pytest.raises(CaptureError):
-        copied(torch.zeros(2, 5))
-
-
-def test_a_capture_can_be_exported_again(linear: GraphModule) -> None:
-    program = torch.export.export(linear, (torch.randn(2, 4),), dynamic_shapes={"input": {0: Dim.AUTO}})
-    assert program.module()(torch.randn(6, 4)).shape == (6, 4)
-
-
 def test_a_capture_can_be_captured_again(linear: GraphModule) -> None:
     again = capture(linear, torch.randn(2, 4))
     x = torch.randn(5, 4)

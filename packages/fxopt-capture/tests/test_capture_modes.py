@@ -122,22 +122,6 @@ def test_a_model_without_modes_takes_both() -> None:
     assert not any(module.training for module in captured.modules())
 
 
-def test_nested_modules_are_free() -> None:
-    model = nn.Sequential(nn.Linear(4, 4), nn.Sequential(nn.BatchNorm1d(4))).eval()
-    captured = capture(model, torch.randn(3, 4))
-    captured.get_submodule("1").train()
-    assert captured.get_submodule("1.0").training
-    assert not model[1].training
-
-
-def test_flags_of_all_modules_are_kept() -> None:
-    model = nn.Sequential(nn.Linear(4, 4), nn.Sequential(nn.BatchNorm1d(4), nn.Dropout())).train()
-    model[1].eval()
-    captured = capture(model, torch.randn(3, 4))
-    flags = {name: module.training for name, module in captured.named_modules() if name != "_guards_fn"}
-    assert flags == {name: module.training for name, module in model.named_modules()}
-
-
 def test_dropout_goes_in_evaluation_mode_and_stays_in_training_mode() -> None:
     model = nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5), nn.ReLU())
     for mode in (False, True):

@@ -118,6 +118,8 @@ def test_containers_of_every_kind_are_taken_and_checked() -> None:
     for args, kwargs in (((X, values(one())), {}), ((), {"values": values(one()), "x": X})):
         with pytest.raises(CaptureError, match=message):
             captured(*args, **kwargs)
+    with pytest.raises(CaptureError, match=r"`values\[1\]` is 2"):
+        captured(X, [values()[0], 2, values()[2]])
 
 
 VALUES = st.recursive(

@@ -32,17 +32,6 @@ def test_timm(timm: ModuleType) -> None:
     check(model, captured, size)
 
 
-def test_timm_batch_norm_with_activation_stays_an_operator(timm: ModuleType) -> None:
-    torch.manual_seed(0)
-    model = timm.create_model("test_efficientnet", pretrained=False, num_classes=10).eval()
-    captured = capture(model, torch.randn(2, 3, 64, 64))
-    found = layers(captured)
-    norms = [node for node in captured.graph.nodes if str(node.target) == "aten.batch_norm.default"]
-    assert len(norms) == sum(type(module).__name__ == "BatchNormAct2d" for module in model.modules())
-    assert found["Conv2d"] == sum(type(module) is nn.Conv2d for module in model.modules())
-    check(model, captured, (3, 64, 64))
-
-
 @pytest.mark.nightly
 def test_sizes_that_take_for_ever_to_simplify_are_fixed(
     timm: ModuleType, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture

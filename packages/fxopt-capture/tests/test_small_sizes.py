@@ -45,7 +45,6 @@ ONCE: dict[str, Callable[[int], bool]] = {
     "never": lambda size: False,
     "one": lambda size: size == 1,
     "small": lambda size: size <= 1,
-    "empty": lambda size: size < 1,
     "zero": lambda size: size == 0,
     "large": lambda size: size > 64,
 }
@@ -70,18 +69,6 @@ def test_a_branch_that_makes_no_difference_leaves_no_guard(exports: list[bool]) 
     assert isinstance(guards, InputGuards)
     assert guards.conditions == ()
     assert captured(torch.randn(1, 4)).shape == (1, 4)
-
-
-def test_guards_on_larger_sizes_too_stay(exports: list[bool]) -> None:
-    model = Branching(lambda size: size % 3 == 1, 0.0).eval()
-    captured = capture(model, torch.randn(3, 4))
-    assert exports == [True]
-    for size in (2, 3, 5):
-        x = torch.randn(size, 4)
-        assert torch.equal(captured(x), model(x))
-    for size in (1, 4):
-        with pytest.raises(CaptureError):
-            captured(torch.randn(size, 4))
 
 
 class Step(nn.Module):

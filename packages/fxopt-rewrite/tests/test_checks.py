@@ -13,14 +13,10 @@ from torch.fx import GraphModule
 from fxopt_core import (
     LintAndRecompile,
     PassOptionError,
-    PassRun,
     PreconditionError,
-    Record,
     Transformation,
-    compose,
     faithful_copy,
     history,
-    instrumented,
     undo,
 )
 from fxopt_rewrite import GraphIndex, infer_shapes
@@ -63,26 +59,3 @@ def test_a_graph_module_in_place_of_options() -> None:
     make: Any = Times
     with pytest.raises(PassOptionError, match=r"write Times\(\)\(graph_module\)"):
         make(traced())
-
-
-class FourMethods:
-    """An instrument with the methods of the protocol and nothing else."""
-
-    def should_run(self, run: PassRun, graph_module: GraphModule) -> bool:
-        return True
-
-    def before_pass(self, run: PassRun, graph_module: GraphModule) -> None:
-        pass
-
-    def after_pass(self, run: PassRun, graph_module: GraphModule, record: Record) -> bool | None:
-        return False
-
-    def after_pass_failed(self, run: PassRun, graph_module: GraphModule, error: BaseException) -> None:
-        pass
-
-
-def test_an_instrument_may_veto_without_declaring_it() -> None:
-    graph_module = traced()
-    with instrumented(FourMethods()):
-        compose(Times(), LintAndRecompile())(graph_module)
-    assert [record.state for record in history(graph_module)] == ["vetoed", "vetoed"]

@@ -16,12 +16,6 @@ from torch.fx import Graph, GraphModule, Node, symbolic_trace
 from fxopt_core import iter_nodes
 from fxopt_rewrite import Effects
 
-
-@torch.fx.wrap
-def unknown(x: Tensor, y: Tensor) -> Tensor:
-    return x
-
-
 # modules
 
 

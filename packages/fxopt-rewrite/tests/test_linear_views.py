@@ -28,7 +28,6 @@ class Layer(nn.Module):
         self.vector, self.one = nn.Parameter(torch.randn(3)), nn.Parameter(torch.randn(1))
         self.stack = nn.Parameter(torch.randn(2, 3, 5))
         self.wide = nn.Parameter(torch.randn(2, 5))
-        self.register_buffer("fixed", torch.randn(3, 5))
         self.expanded = nn.Parameter(torch.randn(1, 3).expand(5, 3))
         self.call = call
 
@@ -109,18 +108,14 @@ ODD: dict[str, tuple[Call, str, str]] = {
     "out": (lambda m, x: torch.mm(x, m.weight, out=x), "unsupported-call", "is given out=x"),
     "wide bias": (lambda m, x: torch.addmm(m.wide, x, m.weight), "unsupported-call", "has shape (2, 5), expected (5,)"),
     "one bias": (lambda m, x: torch.addmm(m.one, x, m.weight), "unsupported-call", "has shape (1,), expected (5,)"),
-    "buffer": (lambda m, x: x @ m.fixed, "not-a-parameter", "`fixed`, read by node `matmul`, is a Tensor"),
     "computed": (lambda m, x: torch.addmm(m.bias, x, m.usual.t()), "computed-weight", "that `t` computes"),
-    "computed bias": (lambda m, x: torch.addmm(m.bias * 2, x, m.weight), "computed-weight", "that `mul` computes"),
     "linear of a vector": (lambda m, x: F.linear(x, m.vector), "unsupported-call", "`vector` has shape (3,)"),
     "linear with one bias": (lambda m, x: F.linear(x, m.usual, m.one), "unsupported-call", "expected (5,)"),
-    "expanded weight": (lambda m, x: F.linear(x, m.vector.expand(5, 3)), "computed-weight", "`expand` computes"),
     "expanded parameter": (
         lambda m, x: F.linear(x, m.expanded),
         "tied-parameter",
         "is expanded, so that its elements share memory",
     ),
-    "transposed weight": (lambda m, x: F.linear(x, m.weight.t()), "computed-weight", "`t` computes"),
 }
 
 

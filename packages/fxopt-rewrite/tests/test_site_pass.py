@@ -78,6 +78,7 @@ def functions(graph_module: GraphModule) -> list[object]:
 class TestRounds:
     def test_sites_are_rewritten_and_recorded(self) -> None:
         graph_module = FuseNegations()(negated(2), expect=1)
+        assert FuseNegations.preserves_computation
         assert functions(graph_module) == [operator.pos]
         (rewrite,) = history(graph_module)[0].rewrites
         assert (rewrite.site, rewrite.before, rewrite.after) == ("neg + neg_1", ("neg_1", "neg"), ("pos",))
@@ -141,11 +142,6 @@ def shared(x: Tensor) -> Tensor:
 
 
 class TestSitePass:
-    def test_preserves_computation_and_is_abstract(self) -> None:
-        assert FuseNegations.preserves_computation
-        with pytest.raises(TypeError, match="abstract"):
-            SitePass()  # type: ignore[abstract]  # that is the point
-
     @pytest.mark.parametrize("cls", [FuseNegations, FuseAllNegations])
     def test_undo(self, cls: type[FuseNegations]) -> None:
         graph_module = negated(5)

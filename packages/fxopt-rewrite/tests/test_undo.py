@@ -274,10 +274,6 @@ def change_argument(graph_module: GraphModule) -> None:
     node.args = (node.args[0], -1, 1, 3)
 
 
-def change_target(graph_module: GraphModule) -> None:
-    nodes_of(graph_module)["narrow"].target = torch.Tensor.narrow
-
-
 def remove_node(graph_module: GraphModule) -> None:
     node = nodes_of(graph_module)["narrow"]
     node.replace_all_uses_with(nodes_of(graph_module)["x"])
@@ -332,7 +328,6 @@ def build_on_it(graph_module: GraphModule) -> None:
 # What is done to a graph module in which `first` became `first_padded`, and how undoing it is refused.
 CHANGES: dict[str, tuple[Callable[[Any], object], str]] = {
     "another argument": (change_argument, "node `narrow`, which the pass made, was changed since"),
-    "another target": (change_target, "node `narrow`, which the pass made, was changed since"),
     "a node is gone": (
         remove_node,
         "which the pass made, was removed or replaced since|nodes for its replacement, expected exactly one",
@@ -463,17 +458,11 @@ class TestOthers:
         undo(graph_module)
         assert reader.args == (nodes_of(graph_module)["first"],)
 
-    @pytest.mark.parametrize("renamed", [False, True])
-    def test_copied_meta_of_new_nodes_confuses_nobody(self, renamed: bool) -> None:
+    def test_copied_meta_of_new_nodes_confuses_nobody(self) -> None:
         graph_module = PadLinear()(traced_modules())
         result = nodes_of(graph_module)["narrow"]
         with graph_module.graph.inserting_after(result):
             twin = graph_module.graph.call_function(torch.tanh, (result,))
         twin.meta = dict(result.meta)
-        if renamed:  # now nothing tells which of the two is the pass's
-            result._rename("renamed")
-            with pytest.raises(UndoError, match="2 nodes for its replacement"):
-                undo(graph_module)
-            return
         undo(graph_module)
         assert twin.args == (nodes_of(graph_module)["first"],)

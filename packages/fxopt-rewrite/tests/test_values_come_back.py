@@ -64,13 +64,6 @@ def test_values_inside_a_site_come_back(form: str) -> None:
     assert described(graph_module) == before
 
 
-def test_without_values_none_are_made_up() -> None:
-    graph_module = torch.fx.symbolic_trace(Model())
-    ToTanh()(graph_module, expect=1)
-    undo(graph_module)
-    assert not any("val" in node.meta for node in iter_nodes(graph_module.graph))
-
-
 def test_a_value_that_cannot_be_worked_out_is_left_open() -> None:
     """The input's value is of another rank since, so that summing over its dimension 1 fails."""
     graph_module = infer_shapes(torch.fx.symbolic_trace(Model()), torch.ones(3, 4, 5))
