@@ -314,11 +314,8 @@ class TestSaved:
     def test_a_function_gives_what_it_gave(self, wrong: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         graph_module = rewritten("fold")
         monkeypatch.setattr(checkpoint_passes, "fold", lambda *args, **kwargs: wrong)
-        monkeypatch.setattr(checkpoint_passes, "unfold", lambda *args, **kwargs: {"weight": torch.zeros(1)})
         with pytest.raises(CheckpointError, match=r"gives tensors of shapes .*, expected \[\(6, 8\), \(6,\)\]"):
             load_original_state_dict(graph_module, model(1).state_dict())
-        with pytest.raises(NotReversibleError, match=r"gives \(1,\) of .* as `weight` .*, expected \(6, 8\)"):
-            original_state_dict(graph_module)
 
     def test_a_way_back_may_refuse(self) -> None:
         graph_module = rewritten("fold")
@@ -412,11 +409,6 @@ class TestModulesThatLoadThemselves:
 
 
 class TestChangesByOtherMeans:
-    def broken(self, change: Callable[[GraphModule], object]) -> GraphModule:
-        graph_module = rewritten("join, fold")
-        change(graph_module)
-        return graph_module
-
     @pytest.mark.parametrize(
         ("change", "found"),
         [
@@ -431,7 +423,8 @@ class TestChangesByOtherMeans:
         ],
     )
     def test_they_are_named_and_nothing_is_loaded(self, change: Callable[[GraphModule], object], found: str) -> None:
-        graph_module = self.broken(change)
+        graph_module = rewritten("join, fold")
+        change(graph_module)
         before = values(graph_module)
         functions: list[Callable[[], object]] = [
             lambda: key_map(graph_module),

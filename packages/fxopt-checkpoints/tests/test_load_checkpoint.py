@@ -175,10 +175,6 @@ MISFITS: dict[str, tuple[Callable[[dict[str, Tensor]], dict[str, Tensor]], str]]
         _with("first.weight", torch.ones(6, 4, dtype=torch.int64)),
         "`first.weight` in `{file}` is torch.int64, expected floating values, to be torch.float32",
     ),
-    "prefix": (
-        lambda tensors: {f"model.{key}": value for key, value in tensors.items()},
-        "they fit without the prefix `model.`",
-    ),
 }
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -233,32 +234,17 @@ def test_hooks_run() -> None:
     agrees(fast, net, x)
 
 
-def test_parametrizations() -> None:
-    """A weight that is computed is no weight, and what it is computed of is live."""
-    net, x = Attention().eval(), torch.randn(2, 3, 8)
-    torch.nn.utils.parametrizations.weight_norm(net.q)
-    fast = compiled(net)
-    for _ in range(2):
-        agrees(fast, net, x)
-        with torch.no_grad():
-            net.get_parameter("q.parametrizations.weight.original0").mul_(2)
-
-
 def test_threads() -> None:
     """Weights change while no thread runs; then all run at once, and each sees them."""
     net, x = network(), images()
     fast = compiled(net)
     agrees(fast, net, x)
-    failures: list[BaseException] = []
 
     def work(start: threading.Barrier, expected: Tensor) -> None:
-        try:
-            start.wait(60)
-            with torch.no_grad():
-                for _ in range(5):
-                    same(fast(x), expected)
-        except BaseException as error:
-            failures.append(error)
+        start.wait(60)
+        with torch.no_grad():
+            for _ in range(5):
+                same(fast(x), expected)
 
     for _ in range(3):
         with torch.no_grad():
@@ -266,12 +252,8 @@ def test_threads() -> None:
             net.get_buffer("norm.running_mean").add_(1)
             expected = net(x)
         start = threading.Barrier(4)
-        threads = [threading.Thread(target=work, args=(start, expected)) for _ in range(4)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-    assert not failures
+        with ThreadPoolExecutor(4) as pool:
+            list(pool.map(work, [start] * 4, [expected] * 4))
 
 
 def test_functions_and_closures() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import pickle
-from collections.abc import Iterator
 
 import pytest
 import torch
@@ -23,13 +22,6 @@ class Wrapper(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         found: Tensor = self.model.forward(x)
         return found
-
-
-@pytest.fixture(autouse=True)
-def fresh() -> Iterator[None]:
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
 
 
 def linear() -> nn.Module:

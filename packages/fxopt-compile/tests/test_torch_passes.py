@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import operator
-import warnings
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -108,17 +106,6 @@ class TestPassBase:
             as_pass_base(Swap())(nn.ReLU())  # type: ignore[arg-type]  # that is the test
 
 
-def dynamo_graph(run: Callable[[GraphModule], None], *inputs: torch.Tensor, model: nn.Module | None = None) -> None:
-    """Show the graph that a backend of torch.compile gets."""
-
-    def backend(graph_module: GraphModule, _: Any) -> Callable[..., Any]:
-        run(graph_module)
-        return graph_module.forward
-
-    torch._dynamo.reset()
-    torch.compile(model or Model(), backend=backend)(*inputs)
-
-
 class TestInductorPass:
     def test_edits_the_graph_and_leaves_no_trace(self) -> None:
         graph_module, adapted = traced(), as_inductor_pass(Swap())
@@ -169,19 +156,3 @@ class TestInductorPass:
             def __init__(self, *, function: Any = None) -> None: ...
 
         assert as_inductor_pass(Unstable(function=lambda: None)).uuid() is None
-
-    def test_in_the_passes_of_inductor(self) -> None:
-        """Those before gradients; the whole compiler is run once, in the tests of all packages together."""
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # torch warns of torch
-            from torch._inductor import config
-            from torch._inductor.fx_passes.pre_grad import pre_grad_passes
-        adapted = as_inductor_pass(Swap())
-
-        def run(graph_module: GraphModule) -> None:
-            with config.patch(pre_grad_custom_pass=adapted):
-                pre_grad_passes(graph_module, [torch.ones(2)])
-            assert operator.add in {node.target for node in iter_nodes(graph_module.graph)}
-
-        dynamo_graph(run, torch.ones(2))
-        assert len(adapted.records) == 1

@@ -110,12 +110,6 @@ class TestOrder:
         undo(graph_module)
         assert graph_module.code == code
 
-    def test_reverse_with_nothing_to_undo_changes_nothing(self) -> None:
-        graph_module = traced()
-        before = state(graph_module)
-        compose(ADD_MUL, MUL_SUB)(graph_module, lint_and_recompile=False, reverse=True)
-        assert state(graph_module) == before
-
     def test_lints_and_recompiles_once_at_the_end(self, monkeypatch: pytest.MonkeyPatch) -> None:
         calls: list[str] = []
         graph_module = traced()
@@ -250,10 +244,6 @@ class TestTransaction:
             compose(ADD_MUL, compose(MUL_SUB, inplace=False), Fails())(graph_module)
         assert caught.value.index == 2
         assert state(graph_module) == before
-
-    def test_runs_of_one_composition_share_a_number(self) -> None:
-        graph_module = compose(ADD_MUL, compose(MUL_SUB, OneWay()))(OneWay()(traced()))
-        assert [(record.run, record.index) for record in history(graph_module)] == [(0, None), (1, 0), (1, 1), (1, 2)]
 
 
 class TestNotInPlace:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import nn
-from torch.fx import GraphModule
 
 from fxopt_core import (
     DeepCopy,
@@ -20,10 +19,6 @@ from fxopt_core import (
 PASSES: dict[str, type[Transformation]] = {"deep-copy": DeepCopy, "lint-and-recompile": LintAndRecompile}
 
 
-def traced() -> GraphModule:
-    return torch.fx.symbolic_trace(nn.Sequential(nn.Linear(2, 2)))
-
-
 @pytest.mark.parametrize("name", PASSES)
 def test_the_process_knows_them(name: str) -> None:
     info = registry().available()[name]
@@ -35,7 +30,7 @@ def test_the_process_knows_them(name: str) -> None:
 
 def test_a_pipeline_works_on_a_copy() -> None:
     """What `compose(..., inplace=False)` does, and text has no other way to say."""
-    given = traced()
+    given = torch.fx.symbolic_trace(nn.Sequential(nn.Linear(2, 2)))
     copied = registry().pipeline("deep-copy,lint-and-recompile")(given)
     assert copied is not given
     assert not history(given)

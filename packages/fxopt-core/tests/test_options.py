@@ -179,18 +179,12 @@ class TestCoerce:
     @pytest.mark.parametrize(("value", "annotation", "expected"), FITS)
     def test_fits(self, value: object, annotation: Any, expected: object) -> None:
         found = fitted(value, annotation)
-        assert found == expected
-        assert type(found) is type(expected)
+        assert (found, repr(found)) == (expected, repr(expected))  # of the same types, inside too
 
     @pytest.mark.parametrize(("value", "annotation"), MISFITS)
     def test_does_not_fit(self, value: object, annotation: Any) -> None:
         with pytest.raises(PassOptionError, match=r"found .*, expected "):
             fitted(value, annotation)
-
-    def test_items_are_fitted_type_and_all(self) -> None:
-        found = fitted([1], tuple[float, ...])
-        assert isinstance(found, tuple)
-        assert type(found[0]) is float
 
 
 class TestShowing:

@@ -87,7 +87,6 @@ def known_to() -> Registry:
             "c": "a",
             "itself": "itself",
             "wrong-option": "fold{x=1}",
-            "wrong-name": "no-such-pass",
         }
 
     vars(plugin).update(fxopt_transformations=fxopt_transformations, fxopt_pipelines=fxopt_pipelines)
@@ -220,12 +219,6 @@ class TestNames:
     def test_unknown(self) -> None:
         with pytest.raises(UnknownPassError, match=r"(?s)'merge-linear'; did you mean merge-linears.*column 5"):
             KNOWN.pipeline("fold,merge-linear")
-
-    def test_unknown_inside_a_named_pipeline(self) -> None:
-        with pytest.raises(
-            UnknownPassError, match="in pipeline 'wrong-name': no pass or pipeline is named 'no-such-pass'"
-        ):
-            KNOWN.pipeline("wrong-name")
 
     @pytest.mark.parametrize(("text", "path"), [("a", "a -> b -> c -> a"), ("itself", "itself -> itself")])
     def test_a_cycle(self, text: str, path: str) -> None:

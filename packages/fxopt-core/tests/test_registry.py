@@ -1,9 +1,9 @@
 from __future__ import annotations
 
 import sys
-import threading
 import types
 from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -152,13 +152,9 @@ class TestAvailable:
         assert good.loads == ["good"]
 
     def test_many_threads_load_once(self, good: Any) -> None:
-        known, results = Registry([good]), []
-        threads = [threading.Thread(target=lambda: results.append(list(known.available()))) for _ in range(8)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        assert results == [["merge-things"]] * 8
+        known = Registry([good])
+        with ThreadPoolExecutor(8) as pool:
+            assert list(pool.map(lambda _: list(known.available()), range(8))) == [["merge-things"]] * 8
         assert good.loads == ["good"]
 
 

@@ -111,9 +111,6 @@ class TestDifferent:
             assert (signature, len(signature)) == (sign(value), 64)
             by_signature[signature] = value
 
-    def test_the_class_counts(self) -> None:
-        assert signature_of(Pass, {}) != signature_of(OtherPass, {})
-
     def test_names_and_values_do_not_run_together(self) -> None:
         assert signature_of(Pass, {"a": "b"}) != signature_of(Pass, {"ab": ""})
         assert sign(["a", "b"]) != sign(['a","b'])
@@ -234,9 +231,6 @@ def test_equal_exactly_where_the_values_are(left: object, right: object) -> None
 
 
 class TestUuid:
-    def test_the_same_for_equal_passes(self) -> None:
-        assert Pass(1).uuid() == Pass(1).uuid()
-
     def test_differs_with_class_and_options(self) -> None:
         assert len({Pass(1).uuid(), Pass(2).uuid(), OtherPass(1).uuid(), Pass(1).signature}) == 4
 

@@ -181,20 +181,3 @@ def test_tensors_deep_in_attributes_are_restored_and_named() -> None:
     )
     assert "in place" not in roll_back(gm, deep.zero_, protect_values=True)
     assert deep.tolist() == [2.0, 2.0]
-
-
-def test_what_is_inside_of_other_objects_is_theirs() -> None:
-    class Settings:
-        values: list[int]
-
-    gm: Any = torch.fx.symbolic_trace(Model())
-    gm.settings = settings = Settings()
-    settings.values = [1]
-
-    def damage() -> None:
-        settings.values.append(2)
-        gm.settings = None
-
-    roll_back(gm, damage)
-    assert gm.settings is settings
-    assert settings.values == [1, 2]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import weakref
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -189,42 +188,3 @@ def test_a_plain_attribute_can_be_released() -> None:
     assert reference() is None
     snapshot.restore()
     assert getattr(gm, name).tolist() == [5.0] * 3
-
-
-# cost
-
-
-class Chain(nn.Module):
-    def __init__(self, length: int) -> None:
-        super().__init__()
-        self.layers = nn.ModuleList(nn.Linear(2, 2) for _ in range(length))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        hub = x
-        for layer in self.layers:
-            x = torch.relu(layer(x)) + hub
-        return x
-
-
-def test_taking_costs_a_fraction_of_lint_and_recompile(steps_of: Callable[[Callable[[], object]], int]) -> None:
-    def steps(length: int) -> tuple[int, int]:
-        gm: Any = torch.fx.symbolic_trace(Chain(length))
-        return steps_of(lambda: Snapshot(gm)), steps_of(gm.graph.lint) + steps_of(gm.recompile)
-
-    steps(10)  # what is found out once is found out here
-    (small, _), (large, reference) = steps(100), steps(400)
-    assert large < 4.2 * small
-    assert large < 0.5 * reference
-
-
-def test_taking_leaves_garbage_collection_as_it_was() -> None:
-    gm = torch.fx.symbolic_trace(Chain(1))
-    assert gc.isenabled()
-    Snapshot(gm)
-    assert gc.isenabled()
-    gc.disable()
-    try:
-        Snapshot(gm)
-        assert not gc.isenabled()
-    finally:
-        gc.enable()

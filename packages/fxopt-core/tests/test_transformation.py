@@ -84,10 +84,6 @@ def traced() -> GraphModule:
     return symbolic_trace(Model().eval())
 
 
-def graph_nodes(graph_module: GraphModule) -> list[Node]:
-    return list(iter_nodes(graph_module.graph))
-
-
 class TestPlainPass:
     def test_changes_what_is_computed(self) -> None:
         graph_module, x = traced(), torch.randn(2, 3)
@@ -129,20 +125,13 @@ class TestReversiblePass:
         graph_module, x = traced(), torch.randn(2, 3)
         before, expected = node_rows(graph_module.graph), graph_module(x)
         ScaleArgument()(graph_module, expect=1)
-        assert len(graph_nodes(graph_module)) == len(before) + 2
+        assert len(graph_module.graph.nodes) == len(before) + 2
         assert torch.equal(graph_module(x), expected)
         ScaleArgument()(graph_module, reverse=True)
         assert node_rows(graph_module.graph) == before
         assert torch.equal(graph_module(x), expected)
-        assert not any("fxopt" in node.meta for node in graph_nodes(graph_module))
+        assert not any("fxopt" in node.meta for node in iter_nodes(graph_module.graph))
         assert [record.state for record in history(graph_module)] == ["undone"]
-
-    def test_applied_again_after_undoing_counts_again(self) -> None:
-        graph_module = traced()
-        for _ in range(3):
-            ScaleArgument()(graph_module, expect=1)
-            ScaleArgument()(graph_module, reverse=True)
-        assert [(record.state, len(record.rewrites)) for record in history(graph_module)] == [("undone", 1)] * 3
 
 
 class TestOptions:

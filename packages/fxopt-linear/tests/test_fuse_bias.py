@@ -102,18 +102,3 @@ def test_a_module_whose_parameters_a_function_reads_is_left_alone() -> None:
 
     fused = assert_rewrites(FuseBiasInLinear(), Both(), torch.randn(3, 4), count=0)
     assert {reason for _, reason in refused(fused)} <= {"shared-module", "tied-parameter"}
-
-
-def test_root_parameters_give_a_readable_name() -> None:
-    class Root(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.w, self.b = nn.Parameter(torch.randn(2, 4)), nn.Parameter(torch.randn(2))
-
-        def forward(self, x: Tensor) -> Tensor:
-            return F.linear(x, self.w, self.b)
-
-    for form in ("functions", "export-dynamic"):
-        assert list(
-            assert_rewrites(FuseBiasInLinear(), Root(), torch.randn(3, 4), count=1, form=form).state_dict()
-        ) == ["w_with_bias.weight"]

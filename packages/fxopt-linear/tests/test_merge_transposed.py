@@ -99,14 +99,6 @@ def test_modules_called_as_such(known: None) -> None:
     assert structure(graph_module) == start
 
 
-def test_a_module_and_a_usual_layer_are_one_group(known: None) -> None:
-    model = Pair(lambda m, x: (m.q(x).relu(), m.usual(x).tanh()))
-    graph_module, x = leaves(model), torch.randn(2, 3, 4)
-    expected = graph_module(x)
-    MergeLinears()(graph_module, expect=1)
-    torch.testing.assert_close(graph_module(x), expected)
-
-
 PRODUCTS: dict[str, Callable[[Any, Tensor], Any]] = {
     "operator": lambda m, x: ((x @ m.q.weight).relu(), (x @ m.k.weight).tanh()),
     "matmul": lambda m, x: (torch.matmul(x, m.q.weight) + m.q.bias, torch.matmul(x, m.k.weight).tanh()),

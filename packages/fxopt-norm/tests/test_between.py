@@ -108,19 +108,3 @@ def test_another_pass_has_nothing_to_say() -> None:
 @pytest.mark.parametrize("between", [lambda m, x: x.relu(), lambda m, x: x + 1, lambda m, x: m.same(m.drop(x))])
 def test_what_computes_and_chains_are_no_near_misses(between: Callable[[Any, Tensor], Tensor]) -> None:
     assert not refused(fold(Model(between), "modules", torch.randn(2, 3, 5, 5)))
-
-
-class Decomposed(Model):
-    """Batch norm as `run_decompositions` leaves it."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        norm, y = self.norm, self.conv(x)
-        normalise = torch.ops.aten._native_batch_norm_legit_no_training.default
-        z: Tensor = normalise(y, norm.weight, norm.bias, norm.running_mean, norm.running_var, 0.1, 1e-5)[0]
-        return z
-
-
-def test_a_decomposed_batch_norm_is_named() -> None:
-    (refusal,) = history(fold(Decomposed(BETWEEN["copy"]), "modules", torch.randn(2, 3, 5, 5)))[-1].refusals
-    assert refusal.reason == "decomposed"
-    assert "into `aten._native_batch_norm_legit_no_training.default`" in refusal.message

@@ -149,16 +149,6 @@ def test_meta_tensors_take_no_memory() -> None:
     assert all(tensor.is_meta for tensor in graph_module.state_dict().values())
 
 
-def test_chains_fold_to_the_end() -> None:
-    model = chain(
-        nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.BatchNorm2d(4), nn.BatchNorm2d(4, affine=False), nn.Conv2d(4, 2, 1),
-        nn.BatchNorm2d(2),
-    )  # fmt: skip
-    folded = assert_rewrites(FuseBatchNorm2dInConv2d(), model, torch.randn(2, 3, 8, 8), count=4)
-    assert len(folded.state_dict()) == 4
-    assert refused(folded) == []
-
-
 def functional(m: Any, x: Tensor) -> Tensor:
     y = F.conv2d(F.pad(x, (1, 1, 1, 1)), m.conv.weight, bias=m.conv.bias, stride=2)
     return F.batch_norm(y, m.bn.running_mean, m.bn.running_var, weight=m.bn.weight, bias=m.bn.bias, eps=1e-3).relu()
@@ -177,14 +167,6 @@ def test_functional_forms(forward: Callable[[Any, Tensor], Tensor]) -> None:
     folded = assert_rewrites(FuseBatchNorm2dInConv2d(), model, torch.randn(2, 3, 8, 8), count=1)
     assert "conv_folded.weight" in folded.state_dict()
     assert not any("bn" in key for key in folded.state_dict())
-
-
-def test_functional_batch_norm_needs_shapes() -> None:
-    model = Computes(functional, conv=nn.Conv2d(3, 4, 3), bn=nn.BatchNorm2d(4))
-    graph_module = torch.fx.symbolic_trace(model)
-    FuseBatchNorm2dInConv2d()(graph_module, expect=0)
-    assert [reason for _, reason in refused(graph_module)] == ["shape-unknown"]
-    FuseBatchNorm2dInConv2d()(infer_shapes(graph_module, torch.randn(2, 3, 8, 8)), expect=1)
 
 
 def test_unbatched_values_are_normalised_over_another_axis() -> None:
@@ -279,3 +261,17 @@ def test_frozen_stays_frozen_and_a_mix_is_refused() -> None:
         model.get_submodule("1").requires_grad_(True)
         folded = assert_rewrites(FuseBatchNorm2dInConv2d(), model, torch.randn(2, 3, 8, 8), count=0, form=form)
         assert refused(folded) == [("0 + 1", "mixed-requires-grad")]
+
+
+def test_large_weights_are_scaled_block_by_block_to_the_same_values() -> None:
+    model: Any = chain(nn.Conv2d(128, 700, 3), nn.BatchNorm2d(700))
+    convolution, norm = model
+    for layout in (torch.contiguous_format, torch.channels_last):
+        convolution.weight.data = convolution.weight.data.contiguous(memory_format=layout)
+        graph_module = torch.fx.symbolic_trace(model)
+        factors = norm.weight.double() * torch.rsqrt(norm.running_var.double() + norm.eps)
+        expected = (convolution.weight.double() * factors.reshape(-1, 1, 1, 1)).float()
+        FuseBatchNorm2dInConv2d()(graph_module, expect=1)
+        folded = graph_module.get_parameter("0_folded.weight")
+        assert torch.equal(folded, expected)
+        assert folded.stride() == convolution.weight.stride()

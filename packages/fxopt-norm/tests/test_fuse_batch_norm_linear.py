@@ -27,13 +27,6 @@ def test_batch_norm_behind_and_before_a_linear_layer(first: str, bias: bool, aff
     assert list(folded.state_dict()) == [f"{place}_folded.weight", f"{place}_folded.bias"]
 
 
-def test_chains_fold_to_the_end() -> None:
-    model = chain(nn.BatchNorm1d(4), nn.Linear(4, 5), nn.BatchNorm1d(5), nn.Linear(5, 3), nn.BatchNorm1d(3))
-    folded = assert_rewrites(FuseBatchNorm1dInLinear(), model, torch.randn(3, 4), count=3)
-    assert len(folded.state_dict()) == 4
-    assert refused(folded) == []
-
-
 @pytest.mark.parametrize("first", ["linear", "norm"])
 def test_three_dimensional_values_are_refused(first: str) -> None:
     linear, norm = nn.Linear(5, 5), nn.BatchNorm1d(5)  # channels and features agree, which hides the mistake

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.utils.parametrizations import spectral_norm, weight_norm
 
 X = torch.randn(3, 4, generator=torch.Generator().manual_seed(0))
 TOKENS = torch.randint(0, 16, (2, 5), generator=torch.Generator().manual_seed(1))
@@ -126,3 +128,13 @@ class Adapted(nn.Linear):
 
     def forward(self, x: Tensor) -> Tensor:
         return F.linear(x, self.weight + 0.5 * (self.lora_b @ self.lora_a), self.bias)
+
+
+WEIGHED: dict[str, Callable[[], nn.Module]] = {
+    "weight norm": lambda: weight_norm(nn.Conv1d(4, 6, 3)),
+    "weight norm, transposed": lambda: nn.Sequential(weight_norm(nn.ConvTranspose1d(4, 6, 4, 2)), nn.ReLU()),
+    "standardised": lambda: Standardised(4, 6, 3),
+    "low rank": Adapted,
+    "spectral norm": lambda: spectral_norm(nn.Linear(8, 6)),
+}
+"""Layers that read a weight computed from weights."""

@@ -219,16 +219,12 @@ def test_what_would_compute_something_else_is_left_alone(reason: str, weights: W
 
 
 def test_unknown_shapes_active_dropout_and_half_precision_are_refused() -> None:
-    graph_module = FuseScaledDotProductAttention()(torch.fx.symbolic_trace(modular().eval()), expect=0)
-    assert [refusal.reason for refusal in history(graph_module)[-1].refusals] == ["shape-unknown"]
-    model = modular().train()
-    infer_shapes(traced := torch.fx.symbolic_trace(model), X)
-    FuseScaledDotProductAttention()(traced, expect=0)
-    assert [refusal.reason for refusal in history(traced)[-1].refusals] == ["training"]
-    model = modular().eval().half()
-    infer_shapes(traced := torch.fx.symbolic_trace(model), X.half())
-    FuseScaledDotProductAttention()(traced, expect=0)
-    assert [refusal.reason for refusal in history(traced)[-1].refusals] == ["unsupported-dtype"]
+    half = infer_shapes(torch.fx.symbolic_trace(modular().eval().half()), X.half())
+    active = infer_shapes(torch.fx.symbolic_trace(modular().train()), X)
+    unshaped = torch.fx.symbolic_trace(modular().eval())
+    for graph_module, reason in ((unshaped, "shape-unknown"), (active, "training"), (half, "unsupported-dtype")):
+        FuseScaledDotProductAttention()(graph_module, expect=0)
+        assert [code for _, code in refused(graph_module)] == [reason]
 
 
 def test_weights_that_are_returned_stay() -> None:

@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import copy
 import json
-import pickle
-import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
 import pytest
 import torch
-from simplify_models import TOKENS, Adapted, Computes, Masked, Rotary, Standardised, X
+from simplify_models import TOKENS, WEIGHED, Adapted, Computes, Masked, Rotary, Standardised, X
 from torch import Tensor, nn
 from torch.fx import Graph, GraphModule
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional as F
-from torch.nn.utils.parametrizations import spectral_norm, weight_norm
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.nn.utils.parametrizations import weight_norm
 
 from fxopt_capture import capture, load, save
 from fxopt_core import FxoptError, history, iter_nodes, registry, undo
@@ -37,22 +36,6 @@ def rotary() -> GraphModule:
 
 def tables_of(graph_module: GraphModule) -> ShapeTables:
     (found,) = [module for module in graph_module.modules() if isinstance(module, ShapeTables)]
-    return found
-
-
-def count_operations(module: Callable[..., Any], *args: Any) -> int:
-    """How many operators a call runs."""
-
-    class Counting(TorchDispatchMode):  # type: ignore[no-untyped-call]  # so it is in torch
-        count: int = 0
-
-        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            self.count += 1
-            return func(*args, **(kwargs or {}))
-
-    with Counting() as counting:  # type: ignore[no-untyped-call]  # so it is in torch
-        module(*args)
-    found: int = counting.count
     return found
 
 
@@ -275,13 +258,6 @@ def test_a_buffer_that_changes_is_noticed(rotary: GraphModule) -> None:
         assert torch.equal(rotary(given), plain(given)), how
 
 
-def test_gradients_by_a_buffer_are_those_of_before(rotary: GraphModule) -> None:
-    rotary(X)
-    rotary.inverse.requires_grad_()
-    rotary(X).sum().backward()
-    assert rotary.inverse.grad is not None
-
-
 # -- weights of weights
 
 
@@ -298,21 +274,11 @@ class Relative(nn.Module):
         return scores.softmax(-1)
 
 
-WEIGHED: dict[str, Callable[[], nn.Module]] = {
-    "weight norm": lambda: weight_norm(nn.Conv1d(4, 6, 3)),
-    "weight norm, transposed": lambda: nn.Sequential(weight_norm(nn.ConvTranspose1d(4, 6, 4, 2)), nn.ReLU()),
-    "standardised": lambda: Standardised(4, 6, 3),
-    "low rank": Adapted,
-    "spectral norm": lambda: spectral_norm(nn.Linear(8, 6)),
-    "layers": Relative,
-}
-
-
-@pytest.fixture(params=WEIGHED)
+@pytest.fixture(params=[*WEIGHED, "layers"])
 def weighed(request: pytest.FixtureRequest) -> tuple[nn.Module, GraphModule, Tensor]:
     """A model, its graph after the pass, and an input."""
     torch.manual_seed(0)
-    model, x = WEIGHED[request.param]().eval(), torch.randn(2, 4, 8)
+    model, x = WEIGHED.get(request.param, Relative)().eval(), torch.randn(2, 4, 8)
     return model, CacheShapeTables()(capture(model, (x,)), expect=1), x
 
 
@@ -416,18 +382,12 @@ def test_few_sizes_are_kept_and_large_tables_are_not(rotary: GraphModule) -> Non
 
 def test_many_threads_get_what_one_gets(rotary: GraphModule) -> None:
     expected = {rows: rotary(X[:1].expand(rows, 4)) for rows in range(2, 13)}
-    wrong: list[int] = []
 
-    def run() -> None:
-        for _ in range(10):
-            wrong.extend(rows for rows, y in expected.items() if not torch.equal(rotary(X[:1].expand(rows, 4)), y))
+    def wrong(_: int) -> list[int]:
+        return [rows for rows, y in expected.items() if not torch.equal(rotary(X[:1].expand(rows, 4)), y)]
 
-    threads = [threading.Thread(target=run) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not wrong
+    with ThreadPoolExecutor(4) as pool:
+        assert not any(pool.map(wrong, range(40)))
 
 
 def test_a_table_of_inference_mode_serves_training_later(rotary: GraphModule) -> None:
@@ -457,21 +417,14 @@ def test_autocast_and_function_transforms_compute(rotary: GraphModule) -> None:
         assert torch.equal(rotary(X), plain(X))
     batch = torch.stack([X, X * 2])
     assert torch.equal(torch.vmap(rotary)(batch), torch.stack([plain(X), plain(X * 2)]))
-    assert count_operations(rotary, X) == count_operations(plain, X)
+    graphs = (make_fx(each)(X).graph for each in (rotary, plain))
+    called, expected = (
+        sorted(str(node.target) for node in graph.nodes if node.op == "call_function") for graph in graphs
+    )
+    assert called == expected
 
 
 # -- travel
-
-
-@pytest.mark.parametrize("way", [copy.deepcopy, lambda graph_module: pickle.loads(pickle.dumps(graph_module))])
-def test_copies_start_without_tables(rotary: GraphModule, way: Callable[[GraphModule], GraphModule]) -> None:
-    expected = rotary(X)
-    travelled = way(rotary)
-    assert not getattr(tables_of(travelled), "_kept", None)
-    for _ in range(2):
-        assert torch.equal(travelled(X), expected)
-    names = [[node.name for node in iter_nodes(undo(each).graph)] for each in (travelled, rotary)]
-    assert names[0] == names[1]
 
 
 def test_an_archive_carries_the_module_and_a_program_without_it(tmp_path: Any) -> None:

@@ -12,7 +12,6 @@ import torch.nn.functional as F
 from simplify_models import TOKENS, Adapted, Attends, Computes, Masked, Product, Repeats, Rotary, X
 from torch import Tensor, nn
 
-from fxopt_checkpoints import load_original_state_dict, original_state_dict
 from fxopt_core import history, iter_nodes, registry, undo
 from fxopt_simplify import ShapeTables
 from fxopt_testing import ModelCase, conformance_tests, zoo
@@ -124,14 +123,6 @@ def test_an_encoder_loses_what_its_mask_cost(form: Form) -> None:
     if form == "export-dynamic":
         (attention,) = [node for node in iter_nodes(graph_module.graph) if "scaled_dot" in str(node.target)]
         assert len(attention.all_input_nodes) == 3
-
-
-def test_checkpoints_load_before_and_after() -> None:
-    graph_module = graph_of(Masked().eval(), "export-dynamic", TOKENS)
-    other = {key: torch.randn_like(value) for key, value in graph_module.state_dict().items()}
-    registry().pipeline("simplify")(graph_module)
-    load_original_state_dict(graph_module, other)
-    assert all(torch.equal(value, other[key]) for key, value in original_state_dict(graph_module).items())
 
 
 def test_merging_finds_the_same_layers_afterwards() -> None:
