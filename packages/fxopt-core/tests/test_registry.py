@@ -258,7 +258,7 @@ BROKEN: list[tuple[Any, str]] = [
     (marked(lambda: None), "returned a value of type NoneType, expected an iterable"),
     (marked(lambda: [Other, None]), "gave a value of type NoneType, expected a subclass"),
     (marked(lambda: [Other()]), "gave a value of type Other, expected a subclass"),
-    (marked(lambda: [len]), "expected a subclass of fxopt_core.Transformation"),
+    (marked(lambda: [len]), "expected a subclass of Transformation"),
     (marked(lambda: [int]), "gave type builtins.int"),
     (marked(lambda: [Unfinished]), "TypeError: Can't instantiate abstract class Unfinished"),
     (marked(lambda: [Demanding]), "missing 1 required positional argument: 'path'"),

@@ -37,8 +37,7 @@ class PassError(FxoptError):
 
     def __init__(self, message: str, *, pass_name: str | None = None, index: int | None = None) -> None:
         super().__init__(message)
-        self.pass_name = pass_name
-        self.index = index
+        self.pass_name, self.index = pass_name, index
 
 
 class PreconditionError(PassError):
@@ -73,8 +72,7 @@ class CheckpointError(FxoptError, RuntimeError):
 
     def __init__(self, message: str, *, missing_keys: Iterable[str] = (), unexpected_keys: Iterable[str] = ()) -> None:
         super().__init__(message)
-        self.missing_keys = list(missing_keys)
-        self.unexpected_keys = list(unexpected_keys)
+        self.missing_keys, self.unexpected_keys = list(missing_keys), list(unexpected_keys)
 
 
 class VerificationError(PassError):
@@ -111,8 +109,7 @@ class PipelineSyntaxError(FxoptError):
 
     def __init__(self, message: str, *, text: str, column: int) -> None:
         super().__init__(f"{message} (column {column})\n  {text}\n  {' ' * column}^")
-        self.text = text
-        self.column = column
+        self.text, self.column = text, column
 
 
 class PipelineOptionError(PipelineSyntaxError, PassOptionError):

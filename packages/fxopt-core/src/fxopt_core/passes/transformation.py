@@ -57,7 +57,7 @@ class Transformation(Pass):
             graph_module: the module to transform, in place.
             lint_and_recompile: whether to check the graph and to generate its code anew afterwards.
             reverse: whether to undo the pass instead of applying it; only a `ReversibleTransformation` can be.
-            expect: how many sites have to be rewritten; any other number is an error.
+            expect: how many sites have to be rewritten (a reversal rewrites none); any other number is an error.
             strict: whether a refused site is an error.
             protect_values: whether to copy all tensors first, so that even values which the pass writes in place
                 are restored when it fails.
@@ -66,8 +66,7 @@ class Transformation(Pass):
             The transformed graph module.
 
         Raises:
-            PreconditionError: ``graph_module`` is not one, or a site was refused under ``strict``, or ``expect`` or
-                ``strict`` is given for a reversal.
+            PreconditionError: ``graph_module`` is not one, or a site was refused under ``strict``.
             PostconditionError: ``expect`` is not met, or the pass returned no graph module, or a broken graph.
             NotReversibleError: ``reverse`` is set, and the pass is not reversible.
             PassError: The pass raised; its error is chained.

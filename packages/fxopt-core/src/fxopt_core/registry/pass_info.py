@@ -60,5 +60,4 @@ class PassInfo:
         try:
             return self.transformation(**checked)
         except Exception as error:
-            message = f"pass {self.name!r} refused its options: {type(error).__name__}: {error}"
-            raise PassOptionError(message) from error
+            raise PassOptionError(f"pass {self.name!r} refused its options: {type(error).__name__}: {error}") from error

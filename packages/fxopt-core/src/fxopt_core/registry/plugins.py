@@ -79,7 +79,7 @@ def read_plugin(load: Callable[[], object], source: PluginSource) -> Offer:
 
 
 def _implementations(plugin: object) -> dict[str, Callable[[], Any]]:
-    """Return the hooks of a plugin; raise where one is misspelt or unmarked."""
+    """Return the hooks of a plugin; raise where a marked one is misspelt, or none is marked."""
     manager = pluggy.PluginManager(PROJECT)  # one of its own: a misspelt hook does not concern the other plugins
     for spec in SPECS:
         manager.add_hookspecs(spec)
@@ -110,8 +110,7 @@ def _named(hook: str, given: Mapping[str, Any], expected: str) -> Iterator[tuple
 
 def _pass_info(cls: Any, source: PluginSource) -> PassInfo:
     if not (isinstance(cls, type) and issubclass(cls, Transformation)):
-        found = f"hook fxopt_transformations gave {describe(cls)}"
-        raise TypeError(f"{found}, expected a subclass of fxopt_core.Transformation")
+        raise TypeError(f"hook fxopt_transformations gave {describe(cls)}, expected a subclass of Transformation")
     return PassInfo(
         name=_checked_name(cls().name),  # it is concrete, and its options have defaults
         summary=inspect.cleandoc(cls.__doc__ or "").partition("\n")[0].replace("``", "`"),
