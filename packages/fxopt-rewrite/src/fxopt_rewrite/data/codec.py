@@ -11,7 +11,7 @@ import pickle
 import warnings
 import zlib
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from functools import cache
 from importlib.metadata import entry_points
 from typing import Any
@@ -80,15 +80,7 @@ def ledger_from_json(text: str, names: Names = LOADED) -> Ledger:
     """
     if '"journal":' in text:
         load_journals()
-    read = ValueReader(FIELDS.readers, (), names).read
-
-    def early(data: dict[str, Any]) -> object:
-        """Read each record as soon as its text is parsed, so that JSON's objects do not pile up."""
-        with suppress(FxoptError, ValueError):  # raised again below, unless a newer version has written it
-            return read(data) if "Record" in data else data
-        return data
-
-    data = json.loads(text, object_hook=early)
+    data = json.loads(text)
     version = data.pop(_KEY, None) if isinstance(data, dict) else None
     if type(version) is not int or version < 1:
         raise MalformedError(f"found {text[:60]!r}, which has no version under {_KEY!r}")
@@ -97,7 +89,7 @@ def ledger_from_json(text: str, names: Names = LOADED) -> Ledger:
             f"the ledger of this graph module was written by version {version} of its format, and this fxopt reads "
             f"versions up to {LEDGER_VERSION}: install a newer fxopt-core; nothing was changed"
         )
-    ledger: Ledger = read({"Ledger": data})
+    ledger: Ledger = ValueReader(FIELDS.readers, (), names).read({"Ledger": data})
     return ledger
 
 

@@ -1,8 +1,8 @@
 """What calling a module may write, and what its result may share memory with.
 
 Exact types of ``torch.nn`` are in `fxopt_rewrite.ops.tables`. fxopt's layers whose results are new tensors set
-``only_computes``; ``overwritten`` lists position and name of each input that a call may write to and return instead.
-Every other module, and any with hooks, is opaque: it may write and share its inputs, parameters and buffers.
+``only_computes``. Every other module, and any with hooks, is opaque: it may write and share its inputs, parameters and
+buffers.
 """
 
 from __future__ import annotations
@@ -68,9 +68,6 @@ def _rule_of_known(module: nn.Module) -> ModuleRule:
     rule = Rule(f"nn.{cls.__name__}", aliases_all=cls in tables.ALIASING_MODULES)
     if module.__dict__.get("inplace", getattr(cls, "inplace", False)):
         rule = Rule(rule.operation, writes=(_INPUT,), aliases=(_INPUT,))
-    if getattr(cls, "only_computes", False):
-        overwritten = tuple(Argument(*pair) for pair in getattr(module, "overwritten", ()))
-        rule = Rule(rule.operation, writes=overwritten, aliases=overwritten)
     return ModuleRule(rule, tuple(_written(module)))
 
 
