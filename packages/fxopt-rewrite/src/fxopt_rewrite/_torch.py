@@ -45,6 +45,7 @@ is_any_autocast_enabled: Callable[[], bool] = _C._is_any_autocast_enabled
 has_kernel: Callable[[str], bool] = _C._dispatch_has_kernel
 has_kernel_for: Callable[[str, str], bool] = _C._dispatch_has_kernel_for_dispatch_key
 enter_autocast, exit_autocast = autocast_mode._enter_autocast, autocast_mode._exit_autocast
+# What `symbolic_trace` inserts for an input that was fixed to None.
 assert_is_none: Callable[..., Any] = _symbolic_trace._assert_is_none
 no_dispatch: Callable[[], Any] = _mode_utils.no_dispatch
 suggest_memory_format: Callable[[Any], torch.memory_format] = _prims_common.suggest_memory_format

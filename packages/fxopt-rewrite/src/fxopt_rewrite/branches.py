@@ -70,10 +70,13 @@ class Branching:
         self, nodes: Any, root_module: str, namespace: Namespace, *args: Any, **options: Any
     ) -> PythonCode:
         """Generate the code, with each region in a branch."""
+        # Branches are in the generated code: `recompile` would drop a `forward` of our own, and a module for each
+        # region would change the keys of the state dict.
         plain = with_class(self, self.stands_for)  # type: ignore[arg-type]  # mixed into one
         owner = nodes.graph.owning_module
         mine = isinstance(owner, GraphModule) and owner.graph is nodes.graph
         regions = list(self.regions_of(owner)) if mine else []
+        # The branches pass `self` on, which is not there if the code is generated for a root of another name.
         if not regions or root_module != "self":
             return python_code(plain, nodes, root_module, namespace, *args, **options)
         run = self.runner()
@@ -140,6 +143,7 @@ def _branch(region: Region, place: dict[Node, int], function: str, result: str) 
     inputs = "".join(f", {node!r}" for node in region.inputs)
     outputs = "".join(f"{node!r}, " for node in region.outputs)
     end = place[region.nodes[-1]]
+    # As in torch's code after the last use of a value, so that its memory is freed.
     done = [repr(node) for node in region.inputs if all(place[user] <= end for user in node.users)]
     return (
         f"{result} = {function}(self, {first!r}, {last!r}{inputs})\n"

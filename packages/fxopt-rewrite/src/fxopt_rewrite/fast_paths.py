@@ -45,6 +45,7 @@ def runs_plainly() -> bool:
     ...     runs_plainly()
     False
     """
+    # The compiler first: dynamo takes it for True, and traces none of the private functions below.
     return not (
         torch.compiler.is_compiling()
         or dispatch_modes()

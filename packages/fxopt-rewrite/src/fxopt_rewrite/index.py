@@ -101,6 +101,7 @@ class GraphIndex:
     @cached_property
     def in_train_mode(self) -> bool:
         """Whether the graph module is in train mode; False for those of ``torch.export``, whose flag is always set."""
+        # `ExportedProgram.module()` sets `train` on the instance, to a function that raises.
         return self.graph_module.training and "train" not in vars(self.graph_module)
 
     @cached_property
@@ -142,6 +143,7 @@ class GraphIndex:
         for node in self.nodes:
             value = self.module_of(node) if node.op == "call_module" else self.attribute_of(node)
             using: Iterable[Node] = node.users if node.op == "get_attr" else (node,)
+            # A module that tracing did not enter may read whatever its children hold.
             for tensor in [*value.parameters(), *value.buffers()] if isinstance(value, nn.Module) else [value]:
                 if isinstance(tensor, Tensor):
                     readers.setdefault(id(tensor), {}).update(dict.fromkeys(using))
@@ -180,6 +182,7 @@ def _storage_of(tensor: Tensor) -> object | None:
 def _overlapping_of(tensors: Iterable[Tensor]) -> set[int]:
     """Return the ids of those tensors in one storage that overlap with another."""
     found: set[int] = set()
+    # By where they start: `end` is the furthest byte so far, and `owner` the tensor that reaches it.
     end, owner = -1, -1
     for start, stop, key in sorted((*_extent_of(tensor), id(tensor)) for tensor in tensors):
         if start < end:

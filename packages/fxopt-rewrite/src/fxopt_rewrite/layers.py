@@ -30,6 +30,7 @@ def tensor_problem(tensor: Tensor, *, parameter: bool) -> tuple[str, str] | None
 
 def conv1d_class() -> type[nn.Module] | None:
     """Return ``Conv1D`` of transformers, a linear layer with transposed weight; None unless it was imported."""
+    # Looked up and not imported, since importing transformers takes longer than a pass.
     cls = getattr(sys.modules.get("transformers.pytorch_utils"), "Conv1D", None)
     return cls if isinstance(cls, type) and issubclass(cls, nn.Module) else None
 
@@ -37,6 +38,7 @@ def conv1d_class() -> type[nn.Module] | None:
 def module_problem(module: nn.Module, classes: tuple[type[nn.Module], ...]) -> tuple[str, str] | None:
     """Return why a module may not be rewritten, as (reason, predicate), or None: only exact, plain types may be."""
     cls, state = type(module), vars(module)
+    # A parametrization changes the class and adds a child, so that most layers need no further look.
     may_be_parametrized = cls not in classes or module._modules or "parametrizations" in state
     if may_be_parametrized and torch.nn.utils.parametrize.is_parametrized(module):
         return "parametrized", "is parametrized"

@@ -35,6 +35,7 @@ def tensors_refusal(call: ParameterisedCall, index: GraphIndex) -> Refusal | Non
 def _adapter_refusal(call: ParameterisedCall, index: GraphIndex) -> Refusal | None:
     """Return why a layer with an adapter, found by PEFT's names, or a layer of an adapter has to stay."""
     names = (call.weight.name if call.weight is not None else call.label).split(".")
+    # PEFT puts the layer at `q.base_layer`, and the adapter beside it, at `q.lora_A.default`.
     for place, name in enumerate(names):
         owner = index.modules.get(".".join(names[:place])) if name == "base_layer" or name.startswith("lora_") else None
         if owner is None or "base_layer" not in owner._modules:

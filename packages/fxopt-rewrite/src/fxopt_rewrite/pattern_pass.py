@@ -70,6 +70,7 @@ class PatternPass(ReversibleSitePass[Match]):
         """Yield the matches, the largest where several overlap."""
         patterns, found, taken = [*self.patterns()], list[Match](), set[Node]()
         read: dict[Node, Any] = {}
+        # From the end, where a large match ends after the smaller ones within it.
         for node in (each for each in reversed(index.nodes) if each not in taken):
             matches = (match for pattern in patterns for match in pattern.matches(index, node, read))
             accepted = [match for match in matches if self.accepts(match, index) and not is_python_number(node)]
@@ -90,6 +91,7 @@ class PatternPass(ReversibleSitePass[Match]):
     def _obstacles(self, site: Match, index: GraphIndex) -> Iterator[tuple[str, str]]:
         if (other := site.other_reader()) is not None:
             yield "several-users", f"`{other[0].name}`, a part of `{site.label}`, is read by `{other[1].name}`, too"
+        # Tensors that a called module holds: no node reads them, so they are not among the inputs.
         called = [each.tensor for each in site.values.values() if isinstance(each, TensorRef) and each.node is None]
         written = [value for value in site.inputs if index.effects.written_between(value, site.nodes[0], site.root)]
         if written or any(map(index.effects.tensor_written, called)):
@@ -114,6 +116,7 @@ class PatternPass(ReversibleSitePass[Match]):
     def rewrite(self, site: Match, edit: Editor) -> None:
         """Insert the calls of the replacement, and remove those of the match."""
         assert site.pattern.replacement is not None
+        # The inputs are collected before the edits: an erased node has none.
         inserting, inputs = _Inserting(site, edit), [*site.inputs]
         result = site.pattern.replacement(*map(inserting.stand_in, site.values.values()))
         if not inserting.made or getattr(result, "node", None) is not inserting.made[-1]:

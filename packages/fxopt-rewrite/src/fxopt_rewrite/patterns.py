@@ -28,8 +28,10 @@ _Terms: TypeAlias = "tuple[tuple[Any, int], ...]"  # operands with their signs: 
 _Operands: TypeAlias = "tuple[str, _Terms]"
 _Read: TypeAlias = "dict[Node, tuple[Operation | None, _Operands | None]]"
 _Pair: TypeAlias = "tuple[Any, Any, int]"  # what is wanted, a value, and the sign of both
+#: The operator by which an export checks dtypes. Its calls belong to the match whose values they check.
 _CHECK = "_assert_tensor_metadata"
 _DIGITS = 1e-6
+#: How many nested sums or products are opened, so that time stays linear in long chains.
 _DEEPEST = 8
 
 
@@ -203,6 +205,7 @@ def _kinds_of(hint: Any) -> tuple[Any, ...]:
 
 
 def _is_number(value: object) -> bool:
+    # Larger integers are not exact as floats, which numbers are compared as.
     return type(value) is float or (type(value) is int and abs(value) < 2**53)
 
 
@@ -224,6 +227,7 @@ def _operands(call: Operation) -> _Operands | None:
 
 def _signed(kind: str, number: float, sign: int) -> float:
     """Return a number as a summand or factor; with sign -1, its opposite or inverse."""
+    # Zero has no inverse: NaN equals no number of a pattern.
     return number * sign if kind == "add" else number if sign > 0 else 1 / number if number else math.nan
 
 
@@ -284,6 +288,7 @@ class _Matcher:
             yield from self.match(wanted, value, found)
             return
         chain, mine, other = self._chains.get(wanted), self._calls.get(wanted), self.read(value)[0]
+        # `a - 2 * b` may be written `a + -2 * b`, and `a / sqrt(b)` as `a * rsqrt(b)`.
         if kind == "add" and chain is not None and chain.kind == "mul":
             yield from self._match_chain(chain, value, found, -1.0)
         elif kind == "mul" and mine and other and {mine.name, other.name} == {"sqrt", "rsqrt"} and not other.inplace:
@@ -317,6 +322,7 @@ class _Matcher:
             elif wanted.unknown is not None or not _is_same(wanted.number, total):
                 continue
             for each in known:
+                # Each order once, though the terms of `x * x` are equal.
                 for order in dict.fromkeys(permutations(terms)):
                     pairs = [(one, two, a * b) for (one, a), (two, b) in zip(wanted.terms, order, strict=True)]
                     yield from self._match_all(pairs, each, wanted.kind)
@@ -327,6 +333,7 @@ class _Matcher:
         """Yield the ways to split a sum or product into numbers and ``count`` other terms, with the joining calls."""
         if not parts and not count:
             yield [], (), ()
+        # Each part that is no number makes at least one term.
         if not parts or sum(not _is_number(value) for value, _ in parts) > count:
             return
         (value, sign), *rest = parts

@@ -88,6 +88,7 @@ def check_values(graph: Graph) -> None:
             raise MalformedError(f"node `{node.name}` gives `{node.target}` a key, a function to call")
         if not isinstance(node.type, type | str | None):
             raise MalformedError(f"node `{node.name}` has {describe(node.type)} for a type")
+    # torch traces autocast as two calls, the second of which gets what the first returned: no `with` pairs them.
     entered = [node for node in iter_nodes(graph) if node.target is enter_autocast]
     left = [node.args[0] for node in iter_nodes(graph) if node.target is exit_autocast and node.args]
     if len(entered) != len(left) or set(entered) != set(left):
@@ -119,7 +120,9 @@ def _is_excessive(node: Node) -> bool:
         base, power = (*values[1::-1], 0, 0)[:2] if name in ("rpow", "rlshift") else (*values[:2], 0, 0)[:2]
         if type(power) is not int or ("pow" in name and base in (-1, 0, 1, 1.0)):
             return False
+        # A number of b bits to the power n has about b * n bits; a shift by n adds n.
         return power * (base.bit_length() if "pow" in name and type(base) is int else 1) > _BITS
+    # `round(1, -n)` computes 10**n.
     if name == "round":
         return any(type(each) is int and each < -_BITS for each in values[1:])
     if name in _PRODUCTS.split():  # of a sequence
@@ -134,6 +137,7 @@ def _is_excessive(node: Node) -> bool:
         limit = _ITEMS if node.target is range else _ELEMENTS
         start, stop, step = [0, *(numbers or [0]), 1] if len(numbers) < 2 else [*numbers, 1][:3]
         return bool(step == 0 or abs((stop - start) / step) > limit)
+    # Sizes come as one sequence, as in `zeros((2, 3))`, or one by one, as in `zeros(2, 3)`.
     sizes = [[each for each in sequence if type(each) is int] for sequence in nested] or [numbers]
     return any(math.prod(max(abs(each), 1) for each in some) > _ELEMENTS for some in sizes)
 
@@ -146,6 +150,7 @@ def check_targets(graph: Graph, root: nn.Module) -> None:
             continue
         path, _, name = str(node.target).rpartition(".")
         owner = modules.get(path)
+        # Python finds an attribute of the class, such as a method, before a child, parameter or buffer of that name.
         has = owner is not None and not hasattr(type(owner), name) and (
             name in owner._modules
             or name in owner._parameters

@@ -35,6 +35,7 @@ class UntrustedNameError(FxoptError):
     """A file names something that an untrusted file may not name."""
 
 
+#: Functions that call others, or make functions that read attributes or call methods, by names that a file chooses.
 _NOT_PLAIN = frozenset({"attrgetter", "call", "itemgetter", "methodcaller"})
 _BUILTINS = """
     abs all any bool complex divmod float getattr int isinstance len list max min pow range reversed round slice str sum
@@ -71,7 +72,10 @@ _OPERATOR_METHODS = """
 _DUNDERS = frozenset(f"__{name}__" for name in _OPERATOR_METHODS.split())
 _PYTHON = frozenset((*_COMPOSED.split(), *_METHODS.split()))
 _FIELDS = frozenset({"indices", "max", "min", "sign", "values"})  # of what torch returns, besides methods of tensors
+#: Attributes of a graph module, for the first part of a path, and of modules, for the others: generated code would
+#: find these instead.
 _RESERVED = (frozenset(dir(GraphModule(nn.Module(), Graph()))), frozenset(dir(nn.Module())))
+#: One part of a path. Generated code quotes it, so it has no quotes, backslashes or line ends.
 _LOCAL = re.compile(r"\w[\w /:+@-]*")
 
 
@@ -87,6 +91,7 @@ def plain_name(function: object) -> str | None:
         known = None
     if known is None and callable(function):
         name = name_of(function)
+        # By identity, since a function of another module may have a name that a plugin offers.
         return name if name is not None and registry().functions().get(name) is function else None
     return known
 

@@ -16,6 +16,7 @@ from torch._ops import OpOverload
 from fxopt_core import operator_path
 from fxopt_rewrite.ops.names import aten_overloads
 
+#: A list rather than a rule about arguments: some operators that take only plain ones read raw memory.
 _ATEN = """
     absolute adaptive_avg_pool2d adaptive_avg_pool3d adaptive_max_pool1d adaptive_max_pool2d adaptive_max_pool3d addbmm
     addmv addr adjoint affine_grid_generator all allclose alpha_dropout aminmax arccos arccosh arcsin arcsinh arctan
@@ -91,6 +92,7 @@ _OTHERS = {
     "torchvision": "deform_conv2d nms ps_roi_align ps_roi_pool roi_align roi_pool",
 }
 _DATA = frozenset({"Tensor", "int", "bool", "float", "number", "complex", "str", "Device", "Generator"})
+#: Finds the innermost type: ``int`` in ``Optional[List[int]]``.
 _WITHIN = re.compile(r"(?:Optional\[|List\[)*(\w+)\]*")
 
 
@@ -123,6 +125,7 @@ def is_plain_name(name: str, space: str = "aten") -> bool:
     """Return whether an untrusted graph may call operators of this name, in place or not."""
     in_place = name.endswith("_") and not name.endswith("__")
     base = name[:-1] if in_place else name
+    # `add_` computes what `add` does, and `view_copy` what `view` does.
     names = (name, base, base.removesuffix("_copy"))
     if any(f"{space}::{each}" in plain_operators() for each in names):
         return True

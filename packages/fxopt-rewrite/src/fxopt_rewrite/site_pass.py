@@ -71,6 +71,7 @@ class SitePass(Transformation, Generic[SiteT]):
     def transform(self, graph_module: GraphModule) -> GraphModule:
         """Match, check and rewrite; return the same graph module."""
         run = editing_run(graph_module)
+        # Called as a method: start a run, which records the pass and rolls it back if it fails.
         if run is None or run.transformation is not self:
             return self(graph_module, lint_and_recompile=False)
         with collector_paused(), outside_inference_mode():  # new parameters are to be written and trained anywhere

@@ -19,6 +19,8 @@ from fxopt_rewrite._torch import is_gone
 
 State = list[tuple[int, int, int, tuple[int, ...], torch.Size]]
 
+#: How many words of a tensor are compared, and the bytes of a word. No version shows writes through ``data``, such as
+#: ``weight.data.mul_(2)``, which PEFT uses.
 _SAMPLES, _WORD = 4, 8
 
 
@@ -91,6 +93,7 @@ def _samples(tensor: Tensor) -> Iterator[tuple[int, int]]:
     size = tensor.numel() * tensor.element_size()
     if not tensor.is_cpu or tensor.layout is not torch.strided or not size:
         return
+    # Only of tensors whose elements fill one block of memory: between those of other views may lie other tensors.
     transposed = tensor.mT if tensor.dim() > 1 else tensor
     fills = size == tensor.untyped_storage().nbytes()
     if fills or tensor.is_contiguous() or transposed.is_contiguous():

@@ -156,6 +156,7 @@ def name_of_module(cls: type[Any], conv1d: type[Any] | None) -> str | None:
     if conv1d is not None and issubclass(cls, conv1d):
         return "addmm"
     found = next((MODULES[each] for each in cls.__mro__ if each in MODULES), None)
+    # `torch.ao.nn.quantized.Linear` has the name of `nn.Linear`, and is no subclass of it.
     if found is None and ".quantized." in cls.__module__:
         found = next((name for each, name in MODULES.items() if each.__name__ == cls.__name__), None)
     return found
@@ -170,6 +171,7 @@ def classes_of(names: frozenset[str], conv1d: type[Any] | None) -> tuple[type[nn
 
 def _of_module(name: str, value: Node, full: str, module: Any) -> tuple[Mapping[str, Any], bool]:
     if name == "addmm":
+        # `Conv1D` computes `addmm(bias, x, weight)` with its inputs as rows, and a weight of shape (in, out).
         ref = {key: module_tensor(module, full, key) for key in ("weight", "bias")}
         return {"input": ref["bias"], "mat1": value, "mat2": ref["weight"], "beta": 1, "alpha": 1}, False
     found: dict[str, Any] = {}
@@ -177,6 +179,7 @@ def _of_module(name: str, value: Node, full: str, module: Any) -> tuple[Mapping[
         if key in _TENSORS:
             found[key] = module_tensor(module, full, key)
         else:
+            # `nn.ConstantPad2d` holds as `padding` what `F.pad` calls `pad`.
             attribute = {"pad": "padding"}.get(key, key) if name == "pad" else key
             given = value if key == "input" else getattr(module, attribute, default)
             if given is not MISSING:
@@ -216,6 +219,7 @@ def input_of(node: Node) -> Node | None:
     return value if isinstance(value, Node) else None
 
 
+#: Names of the input: of functions and modules, of operators, and of `Conv1D`.
 _INPUTS = ("input", "self", "x")
 
 

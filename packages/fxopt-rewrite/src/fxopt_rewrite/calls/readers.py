@@ -44,6 +44,7 @@ def module_running(node: Node) -> str:
     stack = node.meta.get("nn_module_stack")
     entries = list(stack.values()) if isinstance(stack, dict) else []
     name = entries[-1][0] if entries and isinstance(entries[-1], tuple) and entries[-1] else ""
+    # torch writes `layer@1` for the second call of `layer`.
     return str(name).split("@")[0]
 
 
@@ -145,6 +146,7 @@ def read_linear(index: GraphIndex, node: Node, *, transposed: bool = False) -> L
         if tensor is None or tensor.dim() != 2:
             return None  # a product of computed values is no layer
     turned, name = operation.name != "linear", operation.module_name
+    # `Conv1D` gives its result the shape that `nf` says, and cannot run without a bias.
     unlike = turned and module is not None and isinstance(weight, TensorRef) and module.nf != weight.tensor.shape[-1]
     if unlike or (turned and module is not None and bias is None):
         return Obstacle(name, "unsupported-call", f"module `{name}` lacks a bias, or its nf is not that of its weight")
@@ -358,6 +360,7 @@ def read_elementwise(node: Node) -> ElementwiseCall | Obstacle | None:
     if extra or type(alpha) not in (int, float) or not (mode is None or isinstance(mode, str)):
         found = ", ".join(extra) or f"alpha={alpha}, rounding_mode={mode}"
         return Obstacle(node.name, "unsupported-call", f"node `{node.name}` is given {found}")
+    # `rsub(a, b, alpha=c)` is `b - c * a`.
     if operation.name == "rsub":
         return ElementwiseCall(node, "sub", right, left, alpha, mode, operation.inplace)
     return ElementwiseCall(node, operation.name, left, right, alpha, mode, operation.inplace)

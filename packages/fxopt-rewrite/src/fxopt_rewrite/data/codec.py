@@ -136,6 +136,7 @@ def restore_journal(text: bytes, objects: bytes) -> Journal:
 @cache
 def load_journals() -> None:
     """Import the modules that define journals and kinds of edits, which register them as `stored`."""
+    # A group of its own: with a hook of plugins, reading a pickle would import every family.
     for point in entry_points(group="fxopt_journal"):
         try:
             point.load()

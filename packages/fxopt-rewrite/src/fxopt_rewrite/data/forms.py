@@ -67,6 +67,7 @@ def _pairs(key: str) -> Callable[[Any, Write], Form]:
 
 _FORMS: Mapping[type, Callable[[Any, Write], Form]] = {
     int: _int_form,
+    # JSON has neither infinities nor NaN.
     float: lambda value, _: value if value - value == 0 else {"float": repr(value)},
     complex: lambda value, _: {"complex": [repr(value.real), repr(value.imag)]},
     bytes: lambda value, _: {"bytes": base64.b64encode(value).decode()},
@@ -272,6 +273,7 @@ class Fields:
         content: dict[str, Form] = {}
         for name, default in self._defaults[cls].items():
             value = getattr(item, name)
+            # By type as well, since 1, 1.0 and True are equal.
             if type(value) is not type(default) or value != default:
                 content[name] = self._write_field(writer, item, name, value)
         return {cls.__name__: content}

@@ -25,6 +25,7 @@ from fxopt_rewrite.data.forms import Form, InexpressibleError, MalformedError, V
 from fxopt_rewrite.data.policies import is_identifier
 
 OPERATIONS = frozenset({"placeholder", "get_attr", "call_function", "call_method", "call_module", "output"})
+#: Characters with which a target could end a string in generated code.
 _UNSAFE = frozenset("\"'\\\n\r\0")
 
 

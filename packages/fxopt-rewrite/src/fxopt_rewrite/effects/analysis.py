@@ -84,6 +84,7 @@ class Effects:
                 writes.append((position, written))
         self._join_inputs(writes)
         self._written: dict[Hashable, list[int]] = {}
+        # Ascending in each class, as nodes were visited in order: `_any_between` bisects.
         for position, written in writes:
             self._written.setdefault(self._classes.find(written), []).append(position)
         self._rules.clear()  # an id may be given again
@@ -174,6 +175,7 @@ class Effects:
         rule, identity = self._module(str(node.target))
         if not effect.opaque:
             return [_storage_of(tensor) for tensor in rule.written]
+        # Once for each module, since a graph may call a large one many times.
         if not self._classes.knows(identity):
             for tensor in rule.written:
                 self._classes.join(identity, _storage_of(tensor))
@@ -187,6 +189,7 @@ class Effects:
             return
         for tensor in tensors_of(value) if isinstance(value, nn.Module) else ():
             self._classes.join(_storage_of(tensor), node)
+        # Two nodes that read the same list or object reach the same contents.
         if not isinstance(value, (int, float, str, type(None))):
             self._classes.join(("object", id(value)), node)
 

@@ -23,6 +23,7 @@ def call_key(node: Node, firsts: Mapping[Node, Node]) -> Hashable | None:
 def _hashable(value: Any) -> Hashable | None:
     """Return arguments as a hashable key, in which 1, 1.0 and True differ, and 0.0 and -0.0; None if they have none."""
     if isinstance(value, (list, tuple)):
+        # A None in the sequence is ("NoneType", None); a bare None says that an item has no key.
         items = tuple(_hashable(item) for item in value)
         return None if None in items else ("sequence", items)
     if isinstance(value, Mapping):

@@ -74,5 +74,6 @@ def _rule_of_known(module: nn.Module) -> ModuleRule:
 def _written(module: nn.Module) -> Iterator[Tensor]:
     if isinstance(module, _WRITERS_OF_STATISTICS) and module.training:
         yield from (buffer for buffer in module._buffers.values() if buffer is not None)
+    # With `max_norm`, a lookup renormalises the rows that it reads, in place.
     if isinstance(module, (nn.Embedding, nn.EmbeddingBag)) and module.max_norm is not None:
         yield module.weight

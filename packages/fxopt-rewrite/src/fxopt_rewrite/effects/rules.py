@@ -104,12 +104,14 @@ def _holding_memory(values: Iterable[object], known: Known) -> tuple[Node, ...]:
 
 def _may_be_containers(node: Node, operation: str | None, known: Known) -> bool:
     """Return whether ``a + b`` and the like may join lists instead of adding tensors."""
+    # A list or dict holds the very value that is put into it; a tensor copies the elements.
     if operation in {"setitem", "iadd", "imul", "ior"}:
         first = node.args[0] if node.args else None
         return not (isinstance(first, Node) and known(first) is Kind.TENSOR)
     kinds = {known(operand) for operand in node.all_input_nodes}
     if Kind.TENSOR in kinds or any(isinstance(value, float) for value in node.args):
         return False
+    # Python adds no number to a list, so this is arithmetic; `[x] * 2`, however, repeats the list.
     is_sum = operation == "add" and (Kind.NUMBER in kinds or any(isinstance(value, int) for value in node.args))
     return not is_sum
 
@@ -151,6 +153,7 @@ def _joined(name: str | None, overloads: Iterable[OpOverload], trusted: bool) ->
             if parameter.alias_info is not None:
                 aliases.update({argument: None} if returns else {})
                 writes.update({argument: None} if parameter.alias_info.is_write else {})
+        # `_native_batch_norm_legit` declares its writes; `batch_norm` and `native_batch_norm` do not.
         if places.get("running_mean") not in writes:
             switches += _statistics_switches(name or "", places)
         aliases_all = aliases_all or (returns and _shares_silently(overload, name or "", trusted))
@@ -248,6 +251,7 @@ def _rule_of_dunder(name: str) -> Rule:
     if not hasattr(torch.Tensor, name) and not hasattr(operator, name):
         return OPAQUE
     plain = name.strip("_")
+    # `__radd__` is `add`, but the r of `rshift` is its own.
     reflected = plain[1:] if plain.startswith("r") and plain != "rshift" else plain
     return _rule_of_operator({"and": "and_", "or": "or_", "div": "truediv"}.get(reflected, reflected))
 
@@ -267,5 +271,7 @@ def rule_of_getattr(name: object) -> Rule:
     """Return the rule for reading an attribute."""
     if name in tables.PURE_ATTRIBUTES:
         return Rule("builtins.getattr")
+    # Named for `needs_own_memory`, which knows what these do to strides. Any other attribute that may share memory
+    # counts as revealing them.
     known = name in ("T", "mT", "H", "mH", "data", "real")
     return Rule(str(name) if known else "builtins.getattr", aliases_all=True)

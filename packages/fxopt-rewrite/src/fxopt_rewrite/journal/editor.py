@@ -50,6 +50,7 @@ from fxopt_rewrite.shapes.meta import (
     value_entries,
 )
 
+#: Entries of ``meta`` that rows leave out: a tag has a field of its own, and described values are tensors.
 _NEVER_RECORDED = frozenset({META_KEY, *VALUE_KEYS})
 _CONTAINER = class_path(nn.Module)
 
@@ -226,6 +227,7 @@ class Editor:
 
     def replace(self, node: Node, replacement: Node) -> None:
         """Let all users of a node read its replacement instead, and remove the node."""
+        # Users that the replacement has already must keep it on undo, so the users of the node are listed then.
         places = None
         if replacement.users:
             places = tuple((self._id(user), places) for user, places in places_of(node, self._rewiring))
@@ -248,6 +250,7 @@ class Editor:
     def _id(self, node: Node) -> int:
         number = self._ids.get(node)
         if number is None:
+            # Before the tag is read, since it drops the numbers that nodes of a graph without a ledger brought along.
             self._run.start_ids()
             tag = tag_of(node)
             number = tag.id
@@ -285,6 +288,7 @@ class Editor:
         parent_name = beside.rpartition(".")[0]
         parent = self.graph_module.get_submodule(parent_name)
         fresh, count = label, self._labels.get((parent_name, label), 0)
+        # Any attribute counts: Python would find a method before a child of that name.
         while hasattr(parent, fresh):
             count += 1
             fresh = f"{label}_{count}"
@@ -337,6 +341,7 @@ class Editor:
         module = self.index.modules.get(name) if node.op == "call_module" else None
         if module is None or len(self.index.module_names(module)) > 1:
             return
+        # A layer with weights stays, since an undo could not bring them back.
         tensors = any(True for _ in module.parameters()) or any(True for _ in module.buffers())
         if not tensors and not self._targets.of("call_module", name):
             self.drop_module(name, {}, twin=twin)
@@ -438,5 +443,6 @@ def _release(graph_module: GraphModule, tensor: Tensor, piece: edits.Piece) -> N
         return
     owner, _, key = piece.key.rpartition(".")
     source = getattr(graph_module.get_submodule(owner), key).detach()
+    # A piece that was cast has lost bits. Any other original is released, so that merging needs no second copy.
     if source.dtype == tensor.dtype:
         release(graph_module, tensor, lambda: piece.take(source).clone(memory_format=torch.contiguous_format))

@@ -43,6 +43,7 @@ class Piece:
     key: str
     slices: tuple[tuple[int, int, int], ...] = ()
     squeeze: int | None = None
+    # Weights of shape (in, out) merge into an `nn.Linear`, since a merged `Conv1D` would tie graphs to transformers.
     transposed: bool = False
 
     def take(self, tensor: Tensor) -> Tensor:
@@ -128,6 +129,7 @@ class Edit(ABC):  # so that the codec takes subclasses where a field is an Edit
 
     def accept(self, visitor: EditVisitor) -> None:
         """Call the visitor's method for edits of this kind."""
+        # A kind that the visitor lacks is an error: an undo that skipped it would record what did not happen.
         getattr(visitor, self.visit)(self)
 
 

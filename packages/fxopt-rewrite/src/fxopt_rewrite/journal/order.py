@@ -65,6 +65,7 @@ class KeyOrder(Generic[K, V]):
         self._link(previous, key)
         self._link(key, following)
         self.mapping[key] = value
+        # Only here: removing keeps the order of a dictionary, and `append` adds at its end.
         self._moved = True
 
     def apply(self) -> None:

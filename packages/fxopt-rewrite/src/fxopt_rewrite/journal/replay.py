@@ -261,6 +261,7 @@ class Live(edits.EditVisitor):
         """Free the memory of a tensor that a rollback can join from the parts cut out of it."""
         parts = self.parts.pop(name, [])
         slices = sorted(piece.slices[0] for piece, _ in parts if len(piece.slices) == 1)
+        # No pass puts two originals into one place, but an edited ledger may say so.
         for (dim, start, length), (other, following, _) in pairwise(slices):
             if dim == other and following < start + length:
                 raise self.refuse(f"two originals would get the same values of `{name}`, from {following}")
@@ -326,6 +327,7 @@ class Live(edits.EditVisitor):
         if gone and any(tensor.piece is not None for tensor in row.tensors):
             raise self.refuse(f"nothing says where the values of {', '.join(sorted(gone))} are now")
         module = module_of(row, cls, self._current)
+        # An edited ledger may lack attributes, and the layer would fail only when it is called.
         missing = _missing(module) if cls.__module__.startswith("torch.nn.") else None
         if missing is not None:
             raise self.refuse(f"module `{row.name}` would be restored incomplete: {missing}")
@@ -344,6 +346,7 @@ class Live(edits.EditVisitor):
         if not isinstance(tensor, Tensor):
             raise self.refuse(f"`{edit.piece.key}` is gone")
         region = edit.piece.take(tensor.detach())
+        # The region belongs to the parts, too: without it, they would not make up the whole tensor in `_release`.
         self.parts.setdefault(edit.piece.key, []).append((edit.piece, region.clone()))
         if not region.is_meta and not bool((region == edit.value).all()):
             raise self.refuse(

@@ -14,6 +14,7 @@ from fxopt_core import inputs_of
 from fxopt_rewrite.ops.names import nodes_in
 
 #: From this number of inputs on, all changes to a node's arguments are made at once.
+#: torch goes through all arguments of a user for each input that is replaced.
 WIDE = 32
 
 

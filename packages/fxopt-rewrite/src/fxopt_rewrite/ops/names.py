@@ -80,6 +80,7 @@ def source_of(target: object) -> tuple[str, str]:
     wraps = isinstance(target, types.FunctionType) and name not in PURE_TORCH_FUNCTIONS  # Python around the operator
     own = getattr(torch, name, None) is target
     known = own and (is_builtin or wraps)
+    # `F.linear` and `F.gelu` are functions of `torch._C._nn`, and not in `torch`.
     if is_builtin and isinstance(owner, types.ModuleType):
         known = owner.__name__.startswith("torch._C")
     if known and aten_overloads(name):

@@ -68,6 +68,7 @@ MODULES: Mapping[type[nn.Module], str] = {
     **{cls: "pad" for name, cls in _CLASSES.items() if name.startswith(("ConstantPad", "ZeroPad"))},
 }
 
+#: From names of arguments to those of torch's functions, in any operation: `aten.relu(self)` is `F.relu(input)`.
 _RENAMED = {"self": "input", "train": "training", "indices": "input", "tensor": "input"}
 #: From names of arguments of operators and modules to those of torch's functions, where they differ.
 _RENAMED_IN = {
@@ -175,6 +176,7 @@ def _read_function(target: Callable[..., object]) -> Called | None:
 
 
 def _read_operator(name: str) -> Called | None:
+    # `iadd` is `add` in place, but the i of `inv` and `invert` is their own.
     plain = name.removeprefix("i") if name.startswith("i") and name not in ("inv", "invert") else name
     plain = "truediv" if plain == "div" else plain
     operation = _OPERATORS.get(plain)
@@ -232,6 +234,7 @@ def signature_of(name: str) -> Mapping[str, object]:
 
 def _renamed(operation: str, parameter: str) -> str:
     renamed = _RENAMED_IN.get(operation, {}).get(parameter) or _RENAMED.get(parameter, parameter)
+    # The indices of `index_put` and others are not their input.
     return parameter if parameter == "indices" and operation != "embedding" else renamed
 
 
@@ -241,6 +244,7 @@ def bind(called: Called, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tu
     Arguments that no form of the operation has are numbered, or keep their names.
     """
     found, form = None, called.forms[0] if called.forms else (Parameter("input", MISSING),)
+    # The first form that fits counts. torch's `normalize_function` gives up where several do.
     for each in called.forms:
         found = _bound(each, args, kwargs)
         if found is not None:
@@ -306,11 +310,13 @@ def _bound(form: tuple[Parameter, ...], args: tuple[Any, ...], kwargs: Mapping[s
         value = found[each.name]
         if each.type and not _fits(value, each.type):
             return None
+        # `x.sum(1)` is `x.sum((1,))`. Sizes of windows are repeated for each dimension, in `plain`.
         if type(value) is int and "List[int]" in each.type and each.name not in _WINDOWS:
             found[each.name] = (value,)
     return found
 
 
+#: What may be given for a type of a schema; a type that is not listed takes any literal.
 _TYPES: Mapping[str, tuple[type, ...]] = {
     "int": (int, torch.SymInt),
     "float": (int, float, torch.SymInt, torch.SymFloat),

@@ -70,6 +70,7 @@ def _facts_of(described: object) -> TensorFacts | None:
     """Return the facts in a tensor, or in torch's description of one."""
     if isinstance(described, Tensor):
         stride = tuple(described.stride()) if described.layout == torch.strided else None
+        # torch.export makes fake tensors with an environment of symbolic shapes; those of a plain example have none.
         proven = isinstance(described, FakeTensor) and described.fake_mode.shape_env is not None
         return TensorFacts(tuple(described.shape), described.dtype, described.device, stride, proven)
     if isinstance(described, TensorMetadata):

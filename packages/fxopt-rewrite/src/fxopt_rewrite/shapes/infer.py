@@ -75,6 +75,7 @@ def describe_values(graph_module: GraphModule, nodes: Iterable[Node], fakes: Seq
 
     No guard is added to symbolic sizes. A node that cannot run on the values of its inputs stays without a value.
     """
+    # In the order of the graph, so that a node finds the values of new nodes that it reads.
     nodes = sorted(node for node in nodes if "val" not in node.meta)
     if not nodes or not fakes:
         return
@@ -102,6 +103,7 @@ def _mode_of(tensors: Sequence[Tensor]) -> FakeTensorMode:
     modes = {id(tensor.fake_mode): tensor.fake_mode for tensor in tensors if isinstance(tensor, FakeTensor)}
     if len(modes) > 1:
         raise PreconditionError("infer_shapes is given fake tensors of several modes; make them under one")
+    # A fallback kernel would run the operator on real tensors of zeros.
     return modes.popitem()[1] if modes else FakeTensorMode(allow_non_fake_inputs=True, allow_fallback_kernels=False)
 
 
@@ -157,6 +159,7 @@ class _Faker:
 
     def shadow(self, module: nn.Module) -> nn.Module:
         """Return a module of the same class with fake tensors, so that running it leaves the original as it is."""
+        # The tensors of a script module are in a C++ object, out of reach of `vars`.
         if isinstance(module, torch.jit.ScriptModule):
             return module
         if id(module) not in self._shadows:
@@ -179,6 +182,7 @@ def _bind(graph_module: GraphModule, args: Sequence[object], kwargs: Mapping[str
         raise PreconditionError(f"infer_shapes: {error}; the graph takes {takes}") from error
     bound.apply_defaults()
     graph = graph_module.graph
+    # An export graph has a placeholder for each leaf of its nested inputs.
     is_nested = isinstance(codegen_of(graph), PyTreeCodeGen)
     values = graph.process_inputs(*bound.args) if is_nested else bound.arguments.values()
     return dict(zip(graph.find_nodes(op="placeholder"), values, strict=True))
@@ -212,6 +216,7 @@ class _EagerStrides(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torc
 class _Run(Interpreter):
     def __init__(self, shadow: nn.Module, original: GraphModule, faker: _Faker, inputs: dict[Node, object]) -> None:
         super().__init__(shadow, graph=original.graph)
+        # The interpreter would append the traceback of the model to the text of an error; `run_node` names the node.
         self.extra_traceback = False
         self.values: dict[Node, object] = {}
         self._faker = faker
@@ -220,6 +225,7 @@ class _Run(Interpreter):
 
     def finish(self) -> None:
         """Run to the end, and leave autocast regions even if the run fails inside one."""
+        # The interpreter skips nodes that have an initial value, so `run_node` never sees the inputs.
         for node, value in self._inputs.items():
             self._note(node, value)
         try:

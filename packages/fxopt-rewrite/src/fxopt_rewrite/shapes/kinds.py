@@ -248,6 +248,7 @@ def kind_of(node: Node, found: dict[Node, Kind] | None = None, graph_module: Gra
             missing.append(operand)
         return kinds.get(operand, Kind.UNKNOWN)
 
+    # A stack of our own, since recursion would end at chains of a thousand nodes.
     waiting = [node]
     for _ in range(_BUDGET if found is None else sys.maxsize):
         current = waiting[-1]

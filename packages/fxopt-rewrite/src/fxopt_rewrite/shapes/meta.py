@@ -60,6 +60,7 @@ def strides_in(memory_format: str, shape: Sequence[Any]) -> tuple[Any, ...]:
     step: Any = 1
     for dim in reversed(order):
         strides[dim] = step
+        # As in torch, a dimension of size 0 counts as 1.
         step = step * (max(shape[dim], 1) if isinstance(shape[dim], int) else shape[dim])
     return tuple(strides)
 
