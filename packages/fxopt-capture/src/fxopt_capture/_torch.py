@@ -36,6 +36,7 @@ _RECURRENT: list[Any] = [
     *(torch.ops.aten.lstm.input, torch.ops.aten.gru.input),
     *(torch.ops.aten.rnn_tanh.input, torch.ops.aten.rnn_relu.input),
 ]
+#: The keys under which torch takes a recurrent layer apart, into a loop over its steps.
 _DECOMPOSED = (torch._C.DispatchKey.CompositeImplicitAutograd, torch._C.DispatchKey.Autograd)
 simplification: Any = importlib.import_module("sympy.simplify.simplify")
 # Attributes of the class, not of an instance, since making one loads NumPy.
@@ -114,6 +115,7 @@ def counting(counted: Callable[[Callable[..., Any]], Callable[..., Any]]) -> Ite
     names += [(kind, "eval") for kind in (sympy_functions.FloorDiv, sympy_functions.Mod)]
     originals = [(owner, name, vars(owner)[name]) for owner, name in names]
     for owner, name, original in originals:
+        # `eval` is a classmethod: the function in it is wrapped, and made a classmethod again.
         function = getattr(original, "__func__", original)
         replaced = counted(function)
         setattr(owner, name, replaced if function is original else classmethod(replaced))  # as long as this is open
@@ -137,7 +139,9 @@ def any_number_of_steps() -> Iterator[None]:
         def results(input: torch.Tensor, hx: Any, params: Any, *flags: Any) -> Any:
             if threading.get_ident() != thread or not isinstance(input, FakeTensor):
                 return original(input, hx, params, *flags)
+            # States are (layers * directions, batch, features); an LSTM has two of them, the other layers have one.
             states = [hx] if isinstance(hx, torch.Tensor) else hx
+            # The flags are has_biases, num_layers, dropout, train, bidirectional and batch_first.
             _, _, _, _, bidirectional, batch_first = flags
             batch, steps = input.shape[:2] if batch_first else (input.shape[1], input.shape[0])
             output = input.new_empty((steps, batch, states[0].shape[-1] * (2 if bidirectional else 1)))
@@ -151,6 +155,7 @@ def any_number_of_steps() -> Iterator[None]:
     keys = [(operator, key) for operator in _RECURRENT for key in _DECOMPOSED if key in operator.py_kernels]
     kernels = [(operator, key, operator.py_kernels[key]) for operator, key in keys]
     for operator, key, original in kernels:
+        # An operator remembers the kernel that it found for a key, so what it remembers is cleared with each change.
         operator.py_kernels[key] = by_shapes(original)  # as long as this is open
         operator._dispatch_cache.clear()
     try:
@@ -218,6 +223,7 @@ class FreeSizes:
             symbol: Any = size.node.expr
         else:
             source = _Unnamed()
+            # Otherwise a hint of 0 or 1 would become a constant.
             symbol = self.env.create_symbol(
                 hint, source, symbolic_shapes.DimDynamic.DYNAMIC, None, do_not_specialize_zero_one=True
             )

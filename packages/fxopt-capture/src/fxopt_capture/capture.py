@@ -66,6 +66,7 @@ from fxopt_rewrite import outside_inference_mode
 _LOGGER = logging.getLogger("fxopt_capture")
 # Attributes that captured modules have besides those of their class.
 _RESERVED = frozenset({"meta", GUARDS, "_input_binding"})
+#: Compared with the names of all bases of a class, so that nothing of torch.distributed is imported.
 _DISTRIBUTED = frozenset({"FSDPModule", "FullyShardedDataParallel", "DistributedDataParallel"})
 _BEFORE_SHARDING = (
     "capture the model before it is sharded or wrapped, or rewrite it as it runs, by "
@@ -199,6 +200,7 @@ def _captured(request: Request, *, compare: bool) -> CapturedModule:
     known = dynamic_dimensions if is_pretrained(model) else dynamic_dimensions_around
     dimensions: list[DimensionsOf] = [partial(known, caches=caches)]
     if any(is_sound(name, value) for name, value in request.inputs.items()):
+        # The most general first: if the model fixes the length of sounds, the next export takes it as fixed.
         dimensions.insert(0, partial(known, caches=caches, sounds=True))
     if not is_pretrained(model):
         dimensions.append(batch_dimension)
@@ -208,6 +210,7 @@ def _captured(request: Request, *, compare: bool) -> CapturedModule:
     except CaptureError as error:
         if not _chooses_cache(form):
             raise
+        # The former observer may have noted caches. The errors stay: failures are recognised that were seen before.
         without = replace(request, form=form.with_implied(use_cache=False), observer=Observer())
         captured = _capture_request(without, compare=compare)
         _LOGGER.warning(
@@ -244,6 +247,8 @@ def _capture_request(request: Request, *, compare: bool) -> CapturedModule:
     if request.observer.returned:
         captured.register_forward_hook(CacheReturn(request.observer.returned), with_kwargs=True)
     if compare:
+        # Always, unless the caller declines: patches during an export have made graphs that were wrong by 5 %,
+        # and users skip a check that they have to ask for.
         _check_example(request, exported, captured)
         if is_pretrained(model) and not is_weightless(model):
             binding.form = replace(form, absent=absent_inputs(model, form, inputs))
@@ -258,6 +263,7 @@ def _capture_without(request: Request, exported: Export, ignored: Sequence[str],
     inputs = {name: value for name, value in request.inputs.items() if name not in ignored}
     form = request.form.ignoring(ignored)
     without = replace(request, form=form, inputs=inputs, observer=Observer(), errors=[])
+    # Compared below, with the ignored inputs too, since the model is called with them.
     captured = _capture_request(without, compare=False)
     if compare:
         _check_example(request, exported, captured)
@@ -366,6 +372,7 @@ def check_model(model: object) -> None:
                 f"remove them, and register them on the graph module"
             )
     for name in (*model._modules, *model._parameters, *model._buffers):
+        # A captured module can be captured again, although it has a module of a reserved name.
         is_former_guard = isinstance(model._modules.get(name), InputGuards)
         if (hasattr(CapturedModule, name) or name in _RESERVED) and not is_former_guard:
             raise CaptureError(
@@ -380,6 +387,7 @@ def build_captured(
     graph, source = exported.module.graph, exported.module
     return_plain_containers(graph)
     tidy(graph, source)
+    # Before layers are raised: in the model, the name of a constant must not lead to another tensor.
     constants = _name_constants(graph, source, model)
     layers = raise_layers(graph, model)
     place_attributes(graph)
@@ -404,6 +412,7 @@ def _place_guards(graph: Graph) -> None:
     for node in placeholders:
         first.prepend(node)
     with graph.inserting_before(first):
+        # Before all other calls, so that no input is written to before it has been checked.
         graph.create_node("call_module", GUARDS, tuple(placeholders))
 
 

@@ -106,6 +106,7 @@ def _bound(compute: Callable[..., Any], *, converts: bool) -> Callable[..., Any]
 
 def _converts_format(graph: Graph) -> bool:
     """Return whether a graph has named inputs, and converts values to a memory format."""
+    # `memory_format` is the only keyword of `aten.contiguous`.
     converts = any(node.kwargs for node in graph.find_nodes(op="call_function", target=aten.contiguous.default))
     return converts and pytree_info(graph) is None
 
@@ -122,6 +123,7 @@ def _facts(graph: Graph) -> tuple[str, ...]:
     """Return the messages of a graph's assertions that values are as they were during the capture."""
     asserts = (aten._assert_scalar.default, aten._assert_async.msg)
     nodes = [node for target in asserts for node in graph.find_nodes(op="call_function", target=target)]
+    # Both operators take what must hold, and then the message.
     return tuple(str(message) for node in nodes for message in node.args[1:])
 
 

@@ -50,6 +50,7 @@ def fix_numbers(graph_module: GraphModule) -> None:
 def _number_of(node: Node) -> str | None:
     """Return the symbol of an input, if it is a number that a module holds."""
     source = getattr(node, "_dynamo_source", None)
+    # A float comes as a tensor without dimensions; `item_memo` is the symbol that its `item()` gives.
     number = getattr(getattr(node.meta.get("example_value"), "item_memo", None), "node", None)
     name: str | None = getattr(getattr(number, "_expr", None), "name", None)
     is_argument = source is None or source.guard_source.name == "LOCAL"

@@ -38,6 +38,7 @@ from fxopt_tools import differing
 from fxopt_tools.verification.bounds import promise_of
 
 Compiled = Callable[..., Any]
+#: How many sets of weights a graph remembers: with `functional_call`, each call may bring another one.
 _MOST_SEEN = 1024
 _NUMBERS = count()
 
@@ -105,6 +106,7 @@ class LiveGraph:
         self._lock = threading.RLock()
         effects = Effects(graph_module)
         writes = any(effects.writes(node) for node in iter_nodes(graph_module.graph))
+        # A graph that writes in place may write a weight through an input that shares its memory.
         self._others = sorted({*range(len(values))} - {*self._places}) if writes else []
         self._is_verified = not settings.verify
         self._enables_gradients, self._is_wrong = enables_gradients(graph_module), False
@@ -163,9 +165,11 @@ class LiveGraph:
         Raises:
             VerificationError: Results, or inputs that the graph writes, are different.
         """
+        # Wrong until the end: if the comparison itself fails, later calls run dynamo's graph.
         self._is_verified = self._is_wrong = True
         copies = [value.detach().clone() if isinstance(value, Tensor) else value for value in values]
         devices = {each.device.index for each in values if isinstance(each, Tensor) and each.device.type == "cuda"}
+        # Restores the random state, so that the rewritten graph draws the same numbers.
         with torch.random.fork_rng(devices=sorted(devices)):
             expected = tree_leaves(self._graph_module.forward(*copies))
         result = binding.call(*inputs)
@@ -207,6 +211,7 @@ class LiveGraph:
         if binding is not None and binding.is_current(values):  # another thread was faster
             return binding
         weights: list[Tensor] = [values[place] for place in self._places]
+        # Tensors of inference mode have no version that would show changes.
         if any(weight.is_inference() for weight in weights):
             return None
         state, key = state_of(weights), id(weights[0]) if weights else 0
@@ -271,6 +276,7 @@ GRAPHS: weakref.WeakSet[LiveGraph] = weakref.WeakSet()
 def sweep() -> None:
     """Drop rewritten graphs whose weights have moved, as after ``.half()``, or are held by nothing else."""
     graphs = list(GRAPHS)
+    # Of all graphs, since models, and the graphs of one model, may share weights.
     held = Counter(id(each) for graph in graphs for binding in graph._bindings for each in binding.tensors)
     for graph in graphs:
         graph.drop(lambda binding: binding.is_left(held))

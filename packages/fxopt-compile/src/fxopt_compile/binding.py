@@ -72,6 +72,8 @@ class Binding:
         self._made: dict[str, Tensor] = {}
         self._find(by_id)
         made = {id(tensor) for tensor in self._made.values()}
+        # Whether each tensor is a weight, a constant of dynamo, or made by a step of the ledger. Otherwise, it may hold
+        # any weight: all weights are watched, and after a change the passes run again.
         self._is_explained = {id(each) for each in _tensors_of(self._module)} <= made | baked and not self._map.ties
         read_by_passes = {weight for *_, weight in self._places} | set(self._sources(weights))
         self._weights = tuple(
@@ -79,6 +81,8 @@ class Binding:
         )
         self.tensors = tuple(tensor for weight, tensor in zip(weights, tensors, strict=True) if weight in self._weights)
         self._own_places = tuple(weight.place for weight in self._weights)
+        # By four words of each, too: PEFT writes with `parameter.data.mul_(2)`, which changes no version. Merging in
+        # the graph would copy weights at each call, and views of merged memory would move parameters.
         self._made_of = Watched(self.tensors)
 
     def _find(self, by_id: Mapping[int, Weight]) -> None:
@@ -133,6 +137,7 @@ class Binding:
         tensors: tuple[Any, ...] = self.tensors
         counts = list(map(sys.getrefcount, tensors))
         return self._made_of.have_moved(tensors) or any(
+            # References from Python but those of bindings, and then those from C++, such as autograd has.
             count - _ONE_HOLDER < held[id(each)] and each._use_count() == 1
             for each, count in zip(tensors, counts, strict=True)
         )
@@ -152,12 +157,14 @@ class Binding:
             return current[key].detach().contiguous() if key in current else None
 
         with plainly():
+            # Noted first: a write by another thread meanwhile is then seen at the next call.
             noted = Watched(tensors)
             for module, table, name, weight in self._places:
                 vars(module)[table][name] = alias_of(current[weight.name])
             try:
                 for computed in NewTensors(self._map, original):
                     made = self._made.get(computed.target.name)
+                    # A pass would refuse a fold that is not finite.
                     if made is not None and not bool(computed.write(made.detach()).isfinite().all()):
                         return False
             except FxoptError:

@@ -128,6 +128,7 @@ def undo(model: nn.Module) -> nn.Module:
 
     refresh(model)
     for module in model.modules():
+        # `nn.Module.compile` sets it.
         module._compiled_call_impl = None
     return model._orig_mod if isinstance(model, OptimizedModule) else model
 

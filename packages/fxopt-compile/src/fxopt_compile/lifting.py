@@ -17,6 +17,7 @@ from fxopt_compile._torch import set_grad_enabled
 from fxopt_core import iter_nodes
 from fxopt_rewrite import GraphIndex
 
+#: A step of dynamo's path of a tensor: `L['self']._modules['q']._parameters['weight']`.
 _STEP = re.compile(r"\._(modules|parameters|buffers)\['([^']+)'\]")
 _IN_PLACE: dict[Any, str] = {
     operator.iadd: "add_",
@@ -25,6 +26,7 @@ _IN_PLACE: dict[Any, str] = {
     operator.itruediv: "div_",
 }
 _PLAIN = (Tensor, nn.Parameter, Buffer)
+#: A module or tensor of such a name would hide an attribute of the graph module.
 _NAMED_BY_TORCH = frozenset(dir(GraphModule(nn.Module(), Graph())))
 
 
@@ -75,6 +77,7 @@ def _take(name: str | None, otherwise: str, taken: set[str]) -> str:
 
     No name may be that of a tensor and of a module.
     """
+    # From `a.b.c`: the modules `a` and `a.b`, and the whole name.
     *owners, name = accumulate((name or otherwise).split("."), "{}.{}".format)
     if name in taken or f"{name}." in taken or not taken.isdisjoint(owners):
         owners, name = [], otherwise
@@ -164,6 +167,7 @@ def lift_again(graph_module: GraphModule, aliases: Mapping[int, Weight]) -> tupl
                 inputs[weight] = graph.placeholder(node.name)
             inputs[weight].meta = dict(node.meta)
         node.replace_all_uses_with(inputs[weight])
+        # The first node marks the place of the new inputs, and is erased last.
         if node is not nodes[0]:
             graph.erase_node(node)
     if nodes[0].op == "get_attr" and not nodes[0].users:

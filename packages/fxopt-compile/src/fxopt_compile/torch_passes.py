@@ -103,6 +103,7 @@ class InductorPass:
             message = f"pass `{name}` is given a graph that belongs to no graph module, expected one of inductor's"
             raise PreconditionError(message, pass_name=name)
         calls_modules = bool(graph.find_nodes(op="call_module"))
+        # Put back at the end, so that this run leaves no marks.
         traces = {node.name: node.meta.get(META_KEY) for node in iter_nodes(graph)}
         ledger = owner.meta.get(META_KEY)
         known, run = len(ledger_of(owner).records), new_run(self.transformation, owner)

@@ -15,6 +15,7 @@ from fxopt_core.errors import CaptureError
 _LONGEST, _LARGEST_POWER = 20_000, 16
 _OPERATORS = (ast.Add, ast.Sub, ast.Mult, ast.Div, ast.FloorDiv, ast.Mod)
 _COMPARISONS = (ast.Eq, ast.NotEq, ast.Lt, ast.LtE, ast.Gt, ast.GtE)
+#: The functions that torch writes into guards and sizes.
 _CALLS = frozenset({"min", "max", "abs", "int", "float", "round", "IsNonOverlappingAndDenseIndicator"})
 _OF_MODULES = {
     "math": frozenset({"ceil", "fabs", "floor", "sqrt", "trunc"}),

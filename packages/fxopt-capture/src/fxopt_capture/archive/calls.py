@@ -45,6 +45,7 @@ _read = ValueReader(_FIELDS.readers, names=PLAIN).read
 T = TypeVar("T")
 _DEEPEST = 64
 _KINDS = frozenset({"bool", "integer", "floating", "complex"})
+#: The modules that a file may have imported: each registers the outputs or caches that it defines.
 _MODULES = re.compile(r"transformers\.(?:modeling_outputs|cache_utils|utils\.generic|models\.\w+\.modeling_\w+)")
 # The names that transformers looks up in the context of a cache: those of its classes and of plain data.
 _IN_CACHES = re.compile(
@@ -52,6 +53,7 @@ _IN_CACHES = re.compile(
     r"|builtins[.:](?:dict|frozenset|list|set|tuple)|collections[.:](?:OrderedDict|deque)|torch[.:]Size"
 )
 _LIBRARY = "transformers"
+#: A dtype or layout, which transformers reads from torch by its name.
 _TORCH_NAME = re.compile(r"[a-z]\w*")
 
 
@@ -103,6 +105,7 @@ def _spec(form: Form, depth: int = 0) -> pytree.TreeSpec:
     name, context, children = form
     kind = _container(name)
     found = _read(context)
+    # The context of a defaultdict is its factory, which a missing key would call, and its keys.
     if kind is defaultdict and not (isinstance(found[0], type) or found[0] is None):
         raise MalformedError(f"a defaultdict calls {found[0]!r:.60}")
     _check_cache(found, 0)
@@ -150,6 +153,7 @@ def _check_cache(context: Any, depth: int) -> None:
     """Refuse names that transformers would import, and should not, when it makes a cache from its context."""
     if depth > _DEEPEST:
         raise MalformedError("the context of a container nests too deeply")
+    # As transformers writes it: "_t" is the kind of a value, "p" the path of its class, and "n" a name in torch.
     if isinstance(context, dict) and "_t" in context:
         path, name = context.get("p", ""), context.get("n", "t")
         harmless = isinstance(path, str) and isinstance(name, str) and _TORCH_NAME.fullmatch(name)
@@ -167,6 +171,7 @@ def write_binding(binding: InputBinding) -> Form:
     """Return the input binding of a captured module as data; values that data cannot express are left out."""
     form = binding.form
     return {
+        # Without ``by_position``, which only matters when the model itself is called.
         "parameters": [_write(one if _is_data(one) else replace(one, default=None)) for one in form.parameters],
         "inputs": list(form.inputs),
         "fixed": [[name, _write(value)] for name, value in form.fixed.items() if _is_data(value)],

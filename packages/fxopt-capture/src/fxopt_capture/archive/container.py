@@ -26,7 +26,9 @@ Buffer = bytes | bytearray | memoryview | Any
 #: Entries begin at multiples of this in the file, and tensors in them too.
 ALIGNED = 64
 ADVICE = "expected an archive, as fxopt_capture.save writes it"
+#: The header before the content of an entry: its mark, 22 bytes, the lengths of the name and of the extra fields.
 _LOCAL = struct.Struct("<4s22xHH")
+#: The size from which an entry needs zip64, as `zipfile` decides it.
 _LARGE = 1 << 31
 _PADDING = 0xD935  # the extra field that other tools also use to align entries
 
@@ -95,6 +97,7 @@ def _write(file: IO[bytes], entries: Mapping[str, Sequence[Buffer]]) -> None:
             info = zipfile.ZipInfo(name)
             large = sum(len(part) for part in parts) >= _LARGE
             start = file.tell() + _LOCAL.size + len(name) + (20 if large else 0)  # of the zip64 field
+            # 4 bytes for the number and the length of the extra field that fills the gap.
             gap = -(start + 4) % ALIGNED
             info.extra = struct.pack("<HH", _PADDING, gap) + bytes(gap)
             with archive.open(info, "w", force_zip64=large) as entry:
@@ -118,6 +121,7 @@ def opened(source: PathLike | IO[bytes]) -> Iterator[tuple[str, IO[bytes]]]:
         if kind is not None:
             raise CaptureError(f"{path!r} is {kind}, not a file; {ADVICE}")
         try:
+            # A pipe may have taken the file's place by now, and opening it would wait for a writer.
             number = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
         except FileNotFoundError as error:
             raise CaptureError(f"there is no file {path!r}; {ADVICE}") from error
@@ -180,11 +184,13 @@ class Container:
             start = info.header_offset + _LOCAL.size + length + extra
             if info.header_offset < end or magic != b"PK\3\4" or start + info.file_size > len(self.memory):
                 raise zipfile.BadZipFile(f"entry {info.filename!r} lies in another one, or beyond the end")
+            # `zipfile` takes names from the directory at the end of a file, other readers from here.
             local = bytes(self.memory[info.header_offset + _LOCAL.size : start - extra])
             if local != info.orig_filename.encode():
                 raise zipfile.BadZipFile(f"entry {info.filename!r} has another name in its local header")
             end = start + info.file_size
             places[info.filename] = start, info
+        # `zipfile` itself accepts anything before the first entry.
         if places and min(info.header_offset for _, info in places.values()):
             raise zipfile.BadZipFile("its first part is not a zip file, but a zip file lies within it")
         return places
@@ -200,6 +206,7 @@ class Container:
         """Return an entry as text."""
         start, size = self.place(entry)
         content = bytes(self.memory[start : start + size])
+        # Weights have no such check: mapped, they are read when they are used, and not on loading.
         if zlib.crc32(content) != self._places[entry][1].CRC:
             raise CaptureError(f"{self.name!r} is cut off or damaged: Bad CRC-32 for {entry} in it; {ADVICE}")
         try:

@@ -121,6 +121,7 @@ def _node_row(shapes: ShapeWriter | None, node: Node) -> dict[str, Form]:
     tag, row = tag_of(node), {}
     if tag != NodeTag():
         row["tag"] = tag_to_json(tag)
+    # Written, and not inferred on loading: that takes a second, and a hostile graph could make it take long.
     value = None if shapes is None or "val" not in node.meta else shapes.form(node.meta["val"])
     return row if value is None else {**row, "value": value}
 
@@ -218,6 +219,7 @@ def _restored(document: Form, tensors: TensorReader, ledger: str | None) -> Grap
 def _assembled(document: Form, tree: nn.Module, graph: Graph) -> GraphModule:
     if document["call"] is None:
         traced = GraphModule(nn.Module(), Graph(), class_name=document["name"])
+        # `GraphModule(tree, graph)` would copy only what the graph reads, and make all buffers persistent.
         for key in ("_modules", "_parameters", "_buffers", "_non_persistent_buffers_set", "training"):
             vars(traced)[key] = vars(tree)[key]
         traced.graph = graph

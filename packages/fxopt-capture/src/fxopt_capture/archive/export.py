@@ -138,8 +138,10 @@ def _example(spec: InputSpec, value: Any, moved: torch.dtype | None) -> object:
     if spec.kind is None or not isinstance(value, torch.Tensor):
         return spec.value
     shape: list[Any] = [*value.shape]
+    # torch.export fixes sizes of 0 and 1.
     sizes = [max(2, each.node.hint or 2) if isinstance(each, torch.SymInt) else each for each in shape]
     dtype = moved if spec.follows else value.dtype
+    # Zeros are valid as ids, and as a mask with zeros.
     return torch.full(sizes, int(spec.ones is True), dtype=dtype, device=value.device)
 
 
@@ -227,6 +229,7 @@ def _flat(graph: Graph, inputs: Mapping[str, object]) -> list[object]:
     if pytree_info(graph) is not None:
         return pytree.tree_leaves(list(inputs.values()))
     nodes = graph.find_nodes(op="placeholder")
+    # The only argument of a placeholder is its default.
     return [inputs.get(str(node.target), next(iter(node.args), None)) for node in nodes]
 
 

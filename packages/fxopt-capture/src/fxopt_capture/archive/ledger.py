@@ -127,6 +127,7 @@ def _complaints(record: Record, functions: Callable[[], dict[str, Callable[..., 
         if row.target is getattr and not (len(row.args) > 1 and PLAIN.is_attribute(row.args[1])):
             yield f"has a node `{row.name}` that reads a private attribute"
     for derived in record.derived:
+        # Only functions that a pass lists as its arithmetic, since a package has others that do more than compute.
         problem = derived_problem(derived, functions())
         if problem is not None:
             yield problem

@@ -50,6 +50,7 @@ def layer_class(path: object) -> type[nn.Module] | None:
     """
     if not isinstance(path, str):
         return None
+    # Plugins offer layers by the hook that fxopt's own families use; a list of ours would leave out those of others.
     return layer_classes().get(path) or registry().layers().get(path)
 
 
@@ -107,6 +108,7 @@ def read_modules(
     made: dict[str, nn.Module] = {}
     for row in rows:
         name = row["name"]
+        # The root, whose name is empty, is the first row, and no other row is a root.
         if not isinstance(name, str) or name in made or (not made) != (name == ""):
             raise MalformedError(f"{name!r:.60} is not a valid name of a module here")
         made[name] = made[row["same"]] if "same" in row else _with_state(instance(row), row, tensor)
@@ -147,6 +149,7 @@ def new_module(cls: type[nn.Module], attributes: Iterable[tuple[Any, object]] = 
     module = cls.__new__(cls)
     nn.Module.__init__(module)
     for key, value in attributes:
+        # For a name that no attribute may have, any function will do: functions are refused below.
         known = getattr(cls, key, None) if is_plain_identifier(key) and key not in _RESERVED else new_module
         if callable(known) or hasattr(type(known), "__set__"):
             raise MalformedError(f"{key!r:.60} is not an attribute of a layer")
@@ -171,6 +174,7 @@ _MOST_ELEMENTS = 2**30
 
 def _is_excessive(cls: type[nn.Module], value: object) -> bool:
     """Return whether a call of a layer, for so large a number in a file, makes a result that the file does not hold."""
+    # `AvgPool1d` and `Conv3d` name their dimensions; each of these may have the same share of `_MOST_ELEMENTS`.
     dims = int(cls.__name__[-2]) if cls.__name__[-2:] in ("1d", "3d") else 2
     numbers = value if isinstance(value, (list, tuple)) else (value,)
     return any(type(each) in (int, float) and abs(each) > _MOST_ELEMENTS ** (1 / dims) for each in numbers)

@@ -20,6 +20,7 @@ from fxopt_rewrite import Form, MalformedError
 
 _TOO_LARGE = 1 << 62
 _ATOMS = (bool, int, float, str, type(None))
+#: Python's ``max`` would compare symbolic sizes, and so decide once and for all which of them is larger.
 _NAMES: Mapping[str, Any] = {"__builtins__": {}, "torch": torch, "max": torch.sym_max, "min": torch.sym_min}
 
 
@@ -56,6 +57,7 @@ class ShapeWriter:
             return {"size": self._size(value)}
         if isinstance(value, list | tuple) and type(value) in (list, tuple, torch.Size):
             return {"list" if isinstance(value, list) else "tuple": [self._form(item) for item in value]}
+        # JSON has neither NaN, which is not equal to itself, nor infinity.
         if type(value) in _ATOMS and value == value and value not in (float("inf"), float("-inf")):
             return value
         raise _Unknown

@@ -71,6 +71,7 @@ class TensorWriter:
         sizes = {id(each): each.size % ALIGNED for each in memories}
         # Large ones fill whole units of alignment; the rest is aligned to its elements.
         memories.sort(key=lambda each: (sizes[id(each)] != 0, -self._stored[each.tensors[0]].element_size()))
+        # No use of the safetensors library: it keeps no views of shared memory, and maps no file within a file.
         rows: list[Form] = [None] * len(self._tensors)
         header: dict[str, Any] = {}
         offset = 0
@@ -86,6 +87,7 @@ class TensorWriter:
             for number in memory.tensors:
                 rows[number] = self._row(number, name, memory)
         text = json.dumps(header, separators=(",", ":")).encode()
+        # 8 bytes for the length, the header, and spaces, so that the tensors begin at a multiple of the alignment.
         text += b" " * (-(8 + len(text)) % ALIGNED)
         return rows, [len(text).to_bytes(8, "little"), text, *(self._bytes(memory) for memory in memories)]
 
@@ -101,6 +103,7 @@ class TensorWriter:
             "requires_grad": tensor.requires_grad,
             "device": str(tensor.device) if not tensor.is_cpu else None,
         }
+        # What is False, 0 or None is left out, and read as such; a shape is always there, even an empty one.
         return {key: value for key, value in row.items() if value} | {"shape": row["shape"]}
 
     def _bytes(self, memory: _Memory) -> Buffer:
@@ -196,6 +199,7 @@ class TensorReader:
         steps = torch.empty(shape, device="meta").stride() if stride is None else stride
         empty = 0 in shape
         span = 0 if empty else 1 + sum((size - 1) * step for size, step in zip(shape, steps, strict=True))
+        # With a stride of 0, a small file could hold a tensor of any size.
         overlaps = not empty and any(step == 0 and size > 1 for size, step in zip(shape, steps, strict=True))
         if overlaps or offset % dtype.itemsize or offset + span * dtype.itemsize > storage.nbytes():
             raise MalformedError(

@@ -88,12 +88,14 @@ class CallForm:
         values = {**inputs, **self.fixed}
         positional: list[object] = []
         for index, parameter in enumerate(self.parameters):
+            # What stands before `*args` goes by position as soon as `*args` are given.
             by_position = not parameter.keyword or bool(self.variadic) or index < self.by_position
             if not parameter.positional or not by_position:
                 continue
             if parameter.name in values:
                 positional.append(values.pop(parameter.name))
             elif not parameter.required:
+                # Otherwise the arguments that follow would take its place.
                 positional.append(parameter.default)
         return positional, values
 
@@ -123,6 +125,7 @@ def bind_call(
     for name, value in values.items():
         if _holds_tensor(value) or is_cache(value) or name in variadic:
             inputs[name] = value
+        # None for an argument whose default is None is the same as leaving it out, and is not baked in.
         elif value is not None or name not in defaults or defaults[name].default is not None:
             fixed[name] = value
     if not any(_holds_tensor(value) for value in inputs.values()):
@@ -203,6 +206,7 @@ class InputBinding:
         self.nestings = dict(nestings or {})
         self._positional = tuple(parameter.name for parameter in form.parameters if parameter.positional)
         self._defaults = {parameter.name: parameter.default for parameter in form.parameters}
+        # A call with nothing but the inputs leaves each constant at its default, so that has to be what was baked in.
         is_repeated = (name in form.implied or _same(self._defaults.get(name), form.fixed[name]) for name in form.fixed)
         takes_tensors = all(is_repeated) and not any(self.nestings.values())
         self._plain = frozenset(form.inputs) if takes_tensors else frozenset()  # of calls with tensors alone
@@ -261,6 +265,7 @@ class InputBinding:
     def _check_fixed(self, values: dict[str, object]) -> None:
         for name, baked in self.form.fixed.items():
             implied = name in self.form.implied
+            # For a call without the argument, the model would use its default.
             value = values.pop(name, baked if implied else self._defaults.get(name))
             if not (_same(value, baked) or (implied and value is None)):
                 raise CaptureError(
@@ -278,4 +283,5 @@ class InputBinding:
 
 
 def _same(value: object, baked: object) -> bool:
+    # 1, 1.0 and True are equal; and `==` of tensors is a tensor.
     return type(value) is type(baked) and bool(value == baked) if not _holds_tensor(value) else False

@@ -173,6 +173,7 @@ def _layers(cache: object) -> Iterator[Any]:
 
 
 def _is_cache_like(value: object) -> bool:
+    # A cache has a list of layers, and an `EncoderDecoderCache` has two such caches.
     return isinstance(getattr(value, "layers", None), list)
 
 

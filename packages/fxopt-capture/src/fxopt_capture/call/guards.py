@@ -113,9 +113,11 @@ class InputGuards(nn.Module):
             (index, eval(f"lambda i, moved: {code}", names), eval(f"lambda value, spec, moved: f{text!r}"))
             for index, code, text in demands
         ]
+        # Conditions of an archive have been checked to be arithmetic on sizes (`check_conditions`).
         self._tests = [(eval(f"lambda i: {code}", names), _with_names(code, self.specs)) for code in self.conditions]
         codes = [f"len(i) == {len(self.specs)}", *(code for _, code, _ in demands), *self.conditions]
         test = " and ".join(f"({code})" for code in codes)
+        # A condition may divide by a size, which may be 0.
         lines = ["def passes(i, moved):", " try:", f"  return {test}", " except ZeroDivisionError:", "  return False"]
         exec("\n".join(lines), names)
         self._passes: Callable[[Sequence[Any], torch.dtype | None], bool] = names["passes"]
@@ -172,6 +174,7 @@ class InputGuards(nn.Module):
         Guards are the first child of a captured module, so that torch has not converted anything when they refuse.
         """
         if self.module_dtype is not None:
+            # An empty tensor shows which dtype ``fn`` makes of this one.
             self.moved_to(fn(torch.empty(0, dtype=self.module_dtype)).dtype)
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]  # torch leaves it untyped
         return self
@@ -196,6 +199,7 @@ class InputGuards(nn.Module):
         """Return the conditions, for printing."""
         return ", ".join(text for _, text in self._tests)
 
+    # Functions made by `eval` and `exec` cannot be pickled; `__setstate__` makes them again.
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in vars(self).items() if name not in ("_passes", "_demands", "_tests")}
 

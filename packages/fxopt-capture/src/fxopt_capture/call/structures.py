@@ -22,6 +22,7 @@ def register_structures(value: object) -> None:
     A registration lasts for the process, and changes nothing else about the class.
     """
     for leaf in pytree.tree_leaves(value):
+        # An instance of a registered class is a container to pytrees, so no class comes here twice.
         if is_cache(leaf):
             register_cache_type(type(leaf))
         if not dataclasses.is_dataclass(leaf) or isinstance(leaf, type):

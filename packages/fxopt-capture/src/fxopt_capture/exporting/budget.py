@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 # Measured: an export that never ends (DaViT, with few guards) spends 80 % on expressions, nine others below 30 %.
+# An alarm would belong to the whole process, and the number of guards does not tell such models from others.
 #: Seconds that any export may spend on expressions of sizes; the limit of its total time, in multiples of the rest.
 FLOOR, TIMES = 5.0, 3.0
 
@@ -46,6 +47,7 @@ class Budget:
             spent = self._spent + (now - self._since if self._since else 0.0)
             if spent > FLOOR and now - self._start > TIMES * (now - self._start - spent):
                 raise OverBudgetError(f"torch.export has spent {spent:.0f} s on expressions of sizes that vary")
+            # Within another such call, which counts the time of this one.
             if self._since:
                 return work(*args, **kwargs)
             self._since = now

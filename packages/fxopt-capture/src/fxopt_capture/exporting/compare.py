@@ -116,6 +116,7 @@ def _run(
     ):
         copies = _copy_buffers(module)
         output = module(*args, **kwargs)
+        # A buffer that the call has assigned anew is no longer one of the copies, and is not compared.
         now = {id(buffer) for each in module.modules() for buffer in each._buffers.values()}
         return _Run(output, inputs, {name: buffer for name, buffer in copies.items() if id(buffer) in now})
 
@@ -130,6 +131,7 @@ def difference_of_calls(model: nn.Module, form: CallForm, inputs: Mapping[str, o
         outputs = []
         for _ in range(2):
             for module, originals in buffers:
+                # Buffers as before: the graph counts in them too, and only attributes may make a difference here.
                 module._buffers.update(originals)
             _copy_buffers(model)
             args, kwargs = form.arguments(_cloned(inputs))
@@ -152,6 +154,7 @@ def _copy_buffers(root: nn.Module) -> dict[str, torch.Tensor]:
     for prefix, module in root.named_modules():
         for name, buffer in module._buffers.items():
             if buffer is not None:
+                # One copy for all names of a buffer, so that each of them shows what is written.
                 copied = copies.setdefault(id(buffer), buffer.clone())
                 named[f"{prefix}.{name}".lstrip(".")] = module._buffers[name] = copied
     return named

@@ -96,6 +96,7 @@ def _observed(program: ExportedProgram, paths: Sequence[pytree.KeyPath], names: 
     for guard in assumptions(program):
         code = guard.replace("torch.sym_min(", "min(").replace("torch.sym_max(", "max(")  # so in torch 2.15
         for index, path in enumerate(paths):
+            # torch names an input by its path in the arguments, or, as its tracer does, by its place among all leaves.
             for spelling in (f"L{pytree.keystr(path)}", f"L['flat_args'][{index}]"):
                 code = code.replace(spelling, f"i[{index}]")
         if "L[" in code:

@@ -75,6 +75,7 @@ def requested_shapes(form: CallForm, dynamic_shapes: Any, inputs: Mapping[str, o
     if isinstance(dynamic_shapes, Mapping):
         named = dict(dynamic_shapes)
     elif isinstance(dynamic_shapes, tuple | list):
+        # The tuple also has entries for constants that were given, in the order of ``forward``.
         names = [*form.inputs, *(name for name in form.fixed if name not in form.implied)]
         order = {parameter.name: index for index, parameter in enumerate(form.parameters)}
         named = dict(zip(sorted(names, key=lambda name: order.get(name, len(order))), dynamic_shapes, strict=False))
@@ -83,6 +84,7 @@ def requested_shapes(form: CallForm, dynamic_shapes: Any, inputs: Mapping[str, o
             f"dynamic_shapes is {type_text(dynamic_shapes)}; give a dictionary from argument names to shapes, "
             f"a tuple in the order of the arguments, or a torch.export.ShapesCollection"
         )
+    # torch.export takes None for an argument that is no tensor, so None is right for any name.
     unknown = [name for name, spec in named.items() if name not in form.inputs and spec is not None]
     if unknown:
         raise CaptureError(

@@ -56,8 +56,10 @@ def line_of_frame(frame: FrameType | None) -> str | None:
 
 def _is_model_source(filename: str) -> bool:
     path = os.path.realpath(filename)
+    # Generated code has no file, and a name like `<eval_with_key>.0`.
     if filename.startswith("<") or path.startswith(_TOOLS):
         return False
+    # The folder of installed packages lies within that of the standard library.
     return path.startswith(_SITE_PACKAGES) or not path.startswith(_STANDARD_LIBRARY + os.sep)
 
 

@@ -43,6 +43,8 @@ def enlarged(inputs: Mapping[str, object], places: Collection[Place]) -> dict[st
     leaves, spec = pytree.tree_flatten(dict(inputs))
     for place, dim in places:
         size = leaves[place].size(dim)
+        # `size & -size` is the largest power of two that divides the size: patches and strides that are powers of two
+        # and divide the size also divide the larger one.
         more = min(size & -size, _LARGEST_STEP) * (dim - 1)
         leaves[place] = torch.cat([leaves[place], *[leaves[place]] * -(-more // size)], dim).narrow(dim, 0, size + more)
     found: dict[str, object] = pytree.tree_unflatten(leaves, spec)

@@ -75,6 +75,7 @@ def dependence(code: str) -> tuple[Place, Place, int] | None:
     for (index, dim), name in zip(sizes, ("one", "other"), strict=True):
         code = code.replace(f"i[{index}].size()[{dim}]", name)
     left, _, right = code.partition(" == ")
+    # After the match, only numbers, `one`, `other`, `+`, `-`, `*` and parentheses can be in the text.
     difference = sympy.expand(eval(f"({left}) - ({right})", {"one": one, "other": other}))
     first, second = ((int(index), int(dim)) for index, dim in sizes)
     for sign in (1, -1):
@@ -153,6 +154,7 @@ def _interval(node: ast.expr) -> Interval:
             (left_low, left_high), (right_low, right_high) = _interval(left), _interval(right)
             if isinstance(operator, ast.Add):
                 return (left_low + right_low, left_high + right_high)
+            # With a negative factor, the bounds would change places.
             if left_low > 0 and right_low > 0:
                 return (left_low * right_low, left_high * right_high)
     return _ANYTHING

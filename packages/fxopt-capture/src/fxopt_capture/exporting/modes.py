@@ -25,6 +25,7 @@ def captured_mode(model: nn.Module) -> bool | None:
     >>> captured_mode(nn.Dropout().eval())
     False
     """
+    # A captured module: its modules are plain ones, but its guards have the mode of the first capture.
     if any(isinstance(module, InputGuards) and module.mode is not None for module in model.modules()):
         return model.training
     classes = {type(module) for module in model.modules()}
@@ -57,6 +58,7 @@ def _codes(cls: type) -> Iterator[CodeType]:
     for value in vars(cls).values():
         functions = (value.fget, value.fset) if isinstance(value, property) else (value,)
         for function in functions:
+            # A decorator such as `torch.no_grad` hides the function whose code may mention `training`.
             unwrapped = inspect.unwrap(getattr(function, "__func__", function)) if callable(function) else None
             code = getattr(unwrapped, "__code__", None)
             if isinstance(code, CodeType):

@@ -20,6 +20,7 @@ from fxopt_capture.call.caches import is_cache
 from fxopt_capture.exporting.failure import line_of_frame
 from fxopt_rewrite import dtype_kind
 
+#: What a mode is given as the function when code reads one of these attributes.
 _GETTERS = tuple(getattr(torch.Tensor, name).__get__ for name in ("dtype", "itemsize", "nbytes"))
 _PLAIN = (int, float, str)
 _READS = frozenset({*_GETTERS, torch.result_type, torch.Tensor.type, torch.Tensor.element_size})
@@ -49,6 +50,7 @@ class Observer:
         inputs: Mapping[str, object],
     ) -> object:
         """Return ``forward(*args, **kwargs)``; `inputs` are the arguments that are inputs of the graph, by name."""
+        # The leaves are kept until the end, so that no new tensor has the id of a former one.
         caches = {name: (value, pytree.tree_leaves(value)) for name, value in inputs.items() if is_cache(value)}
         with _DtypeReads(self.dtype_reads):
             output = forward(*args, **kwargs)
@@ -105,4 +107,5 @@ class _DtypeReads(TorchFunctionMode):
             return  # a conversion
         dtype = result if isinstance(result, torch.dtype) else args[0].dtype
         if dtype_kind(dtype) not in self.found:
+            # Frames 0 and 1 are this method and `__torch_function__`; 2 is the code that reads the dtype.
             self.found[dtype_kind(dtype)] = line_of_frame(sys._getframe(2)) or "its source"

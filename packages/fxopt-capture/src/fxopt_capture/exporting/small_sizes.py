@@ -129,6 +129,7 @@ def refuted(
             wrong.append(question)
         elif not all(map(_same, narrowed, flipped)):
             other = pytree.tree_unflatten(flipped, spec)
+            # The model may not take flipped values at all, which says nothing about the graph.
             if not is_equal(model, form, graph_module, other, lenient=True):
                 wrong.append(question)
     return wrong

@@ -104,6 +104,7 @@ def export(request: Request) -> Export:
                     return replace(found, note=note)
             if any(_seen(error, errors[:before]) for error in errors[before:]):
                 break
+    # There is one: the last attempt, which fixes all sizes, has no budget.
     cause = next(error for error in errors[first:] if not isinstance(error, OverBudgetError))
     raise capture_error(request.model, cause, unknown_names(request.model, request.form)) from cause
 
@@ -153,6 +154,7 @@ def _larger_images(request: Request) -> tuple[list[Place], Inputs]:
     """
     images = image_sizes(request.model, request.inputs)
     if images and not is_weightless(request.model):
+        # Heights (dimension 2) with widths (3), then widths alone.
         for places in (images, [place for place in images if place[1] == 3]):
             larger = enlarged(request.inputs, places)
             if takes(request.model, request.form, larger):
@@ -180,6 +182,7 @@ def _export_for_all_sizes(request: Request, inputs: Mapping[str, object], shapes
     strict = None if found is None else found.guards
     if found is None:
         error = request.errors[-1]
+        # The usual export would fail there as well.
         if is_about_values(error) or _seen(error, request.errors[:known]) or isinstance(error, OverBudgetError):
             return None
         found = _try(request, inputs, shapes, small_sizes=False)
@@ -190,6 +193,7 @@ def _export_for_all_sizes(request: Request, inputs: Mapping[str, object], shapes
     asked = open_questions(found.values, guards, leaves)
     refused = [question for question in asked if strict is None or not strict.accepts(question.applied(leaves))]
     guards = guards if refused else found.guards
+    # 0 is compared even where no guard refuses it, since a branch on 0 leaves no guard.
     asked = [question for question in asked if question in refused or 0 in question.sizes.values()]
     compared = request.model, request.form, found.module, inputs
     conditions = list(guards.conditions)
@@ -205,6 +209,7 @@ def _export_for_all_sizes(request: Request, inputs: Mapping[str, object], shapes
 def _try(request: Request, inputs: Mapping[str, object], shapes: Any, *, small_sizes: bool) -> Export | None:
     """Export with these shapes, or note the error and return None."""
     model, handled = request.model, sys.exc_info()[1]
+    # Sizes that the caller has named may take as long as they need.
     is_bounded = shapes is not None and request.dynamic_shapes is None
     try:
         with stand_ins(model, device_for(model, inputs)), counting(Budget().counted) if is_bounded else nullcontext():

@@ -85,10 +85,13 @@ def _baked(graph: Graph, own: torch.dtype, read_at: str | None) -> str | None:
     """
     for node, dtype in _asserted(graph).items():
         becomes_own = any(user.target in _CONVERSIONS and own in _constants(user) for user in node.users)
+        # The guards check the dtypes of inputs, but not those of values within the graph.
         if dtype.is_floating_point and (becomes_own or node.op != "placeholder"):
             return f"`{node.name}` is converted there as a tensor of {dtype}"
     if read_at is None:
         return None
+    # No trace shows whether `torch.float32` was `x.dtype` or a literal, so that each constant counts that may follow
+    # from the dtype of the weights. Masks are filled with its lowest number, `-info.max`.
     info = torch.finfo(own)
     from_own = {own, info.max, -info.max, info.max / 2, -info.max / 2, info.eps, info.tiny}
     for node in iter_nodes(graph):

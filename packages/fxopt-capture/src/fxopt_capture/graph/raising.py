@@ -51,6 +51,7 @@ def raise_layers(graph: Graph, model: nn.Module) -> list[nn.Module]:
             continue
         arguments = {name: value_of(model, value) for name, value in operation.arguments.items()}
         held = [holders[id(value)] for value in arguments.values() if isinstance(value, torch.Tensor)]
+        # Layers with tied weights hold the same tensor, and the one that ran comes first.
         names = (name for name in (running(node), *chain.from_iterable(held)) if name in modules)
         name = next((name for name in names if _made(modules[name], operation, arguments)), None)
         if name is None:
@@ -76,6 +77,7 @@ def _made(layer: nn.Module, operation: Operation, arguments: dict[str, Any]) -> 
         return False
     expected = {key: each.tensor if isinstance(each, TensorRef) else each for key, each in computed[1].items()}
     if isinstance(layer, BatchNorm):
+        # As `_BatchNorm.forward` has them in eval mode: it normalises by the batch if there are no statistics.
         expected |= {"training": layer.running_mean is None and layer.running_var is None}
         expected["momentum"] = layer.momentum or 0.0
     given = {**arguments, "input": operation.node}

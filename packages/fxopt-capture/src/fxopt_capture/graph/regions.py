@@ -23,6 +23,8 @@ from fxopt_capture.graph.shells import attribute
 from fxopt_core import iter_nodes
 
 aten = torch.ops.aten
+#: By their schemas, these make a new tensor. They return the input itself where there is nothing to do: dropout in
+#: eval mode, `type_as` for an equal dtype.
 _MAY_RETURN_INPUT = frozenset({"aten::dropout", "aten::feature_dropout", "aten::alpha_dropout", "aten::type_as"})
 
 
@@ -102,6 +104,7 @@ def _is_own(node: Node) -> bool:
     """Return whether a tensor, and the base that it is a view of, was made within its graph."""
     while node.op != "placeholder":
         if not isinstance(node.target, torch._ops.OpOverload) or not node.all_input_nodes:
+            # An operator without inputs makes a tensor; of attributes and other functions nothing is known.
             return isinstance(node.target, torch._ops.OpOverload)
         schema = node.target._schema
         if not any(result.alias_info is not None for result in schema.returns) and schema.name not in _MAY_RETURN_INPUT:

@@ -91,6 +91,7 @@ def owner_of(root: nn.Module, target: str) -> tuple[nn.Module, str]:
 def running(node: Node) -> str:
     """Return the name of the module that ran a node, as ``torch.export`` notes it; empty if unknown."""
     stack = list((node.meta.get("nn_module_stack") or {}).values())
+    # From its second call on, a module is noted as `name@1`, `name@2` and so on.
     return str(stack[-1][0]).split("@")[0] if stack else ""
 
 

@@ -30,6 +30,7 @@ def tidy(graph: Graph, root: nn.Module) -> None:
                 node.replace_all_uses_with(node.all_input_nodes[0])
                 graph.erase_node(node)
     drop_assertions(graph)
+    # From the end, so that a value is erased after the last call that reads it.
     for node in reversed(list(iter_nodes(graph))):
         if not node.users and not _has_effect(node):
             graph.erase_node(node)
@@ -44,6 +45,7 @@ def _has_effect(node: Node) -> bool:
     if node.is_impure():
         return True
     if node.target is aten.batch_norm.default:
+        # Input, weight, bias, mean, variance, training: statistics are written in training only.
         return bool(node.args[5])
     if isinstance(node.target, torch._ops.OpOverload):
         return torch.Tag.nondeterministic_seeded in node.target.tags or not node.target._schema.returns

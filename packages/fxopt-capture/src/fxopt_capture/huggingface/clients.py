@@ -34,8 +34,10 @@ _KEYS: Mapping[str, Any] = {
     "generation_config": dict | None,
     "name_or_path": str,
 }
+#: The most characters that are read as a literal, since a long text of a file could use up memory or the stack.
 _LONGEST = 10_000
 _UNREADABLE = (ValueError, SyntaxError, TypeError, MemoryError, RecursionError)  # what `ast.literal_eval` raises
+#: The objects made of notes. They are kept beside the modules, so that copies and pickles hold plain data.
 _CONFIGURATIONS: WeakKeyDictionary[GraphModule, dict[str, Any]] = WeakKeyDictionary()
 
 
@@ -114,6 +116,7 @@ def add_attributes(graph_module: GraphModule) -> None:
     if NOTE not in vars(graph_module).get("meta", ()):
         return
     own = {*graph_module._modules, *graph_module._parameters, *graph_module._buffers}
+    # Python finds an attribute of the class first, and it would hide a layer or tensor of that name.
     for name in _ATTRIBUTES.keys() - own:
         setattr(type(graph_module), name, _Attribute(name))
     for name, text in graph_module.meta[NOTE]["attributes"].items():
@@ -143,6 +146,7 @@ class _Attribute:
     def __init__(self, name: str) -> None:
         self._compute = _ATTRIBUTES[name]
 
+    # There is no ``__set__``, so that a value that a user sets on the module is found before this.
     def __get__(self, instance: GraphModule, owner: type) -> Any:
         return self._compute(instance)
 
@@ -164,6 +168,7 @@ def _class(name: str, of_models: bool) -> Any:
     transformers = import_module("transformers")
     base = transformers.PreTrainedConfig if of_models else transformers.GenerationConfig
     found = getattr(transformers, name, None)
+    # The name may come from a file, so no other kind of class is taken.
     return found if isinstance(found, type) and issubclass(found, base) else base
 
 
@@ -189,6 +194,7 @@ _ATTRIBUTES: dict[str, Callable[[GraphModule], Any]] = {
     "name_or_path": lambda graph_module: graph_module.meta[NOTE]["name_or_path"],
     "device": _device,
     "dtype": dtype_of,
+    # `transformers.pipeline` asks this, and a graph has no `generate`.
     "can_generate": lambda graph_module: lambda: False,
 }
 #: Attributes that mean something else on graph modules, and are not replaced by a model's.

@@ -24,9 +24,11 @@ def computed_buffers(model: nn.Module, device: torch.device) -> dict[str, Tensor
 def _initialized(model: nn.Module, garbage: int) -> dict[str, Tensor]:
     """Return such buffers of a copy without weights after initialization; none if it fails."""
     on_meta = {id(tensor): tensor.detach().to("meta") for tensor in (*model.parameters(), *model.buffers())}
+    # The memo has a meta tensor in place of each tensor, so that no weights are copied.
     copied = copy.deepcopy(model, on_meta)
     found = {}
     for name, module in copied.named_modules():
+        # transformers does not initialize modules that have this mark.
         vars(module).pop("_is_hf_initialized", None)
         for key in module._non_persistent_buffers_set:
             buffer = model.get_submodule(name)._buffers.get(key)

@@ -26,6 +26,7 @@ def configurations(model: nn.Module) -> list[Any]:
     kinds = tuple(getattr(sys.modules[module], name) for module, name in _KINDS.items() if module in sys.modules)
     found: dict[int, Any] = {}
     waiting = [vars(each) for each in model.modules()] if kinds else []
+    # The list grows meanwhile, by the configurations that are found in others.
     for attributes in waiting:
         for value in attributes.values():
             if isinstance(value, kinds) and id(value) not in found:

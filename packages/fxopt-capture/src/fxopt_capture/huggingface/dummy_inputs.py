@@ -31,6 +31,7 @@ def default_names(model: Any) -> list[str]:
         chosen.append("attention_mask")
     if "decoder_input_ids" in names:
         chosen.append("decoder_input_ids")
+    # A model with a token for images takes texts without any; another one needs the image beside the text.
     if {"input_ids", "pixel_values"} <= set(names) and getattr(model.config, "image_token_id", None) is None:
         chosen = [name for name in names if name in {*chosen, "input_ids", "pixel_values", "attention_mask"}]
     return [name for name in names if name in chosen]
@@ -80,6 +81,7 @@ def _example(name: str, config: Any, generator: torch.Generator) -> torch.Tensor
         case "input_values":
             return torch.randn(BATCH, _SAMPLES, generator=generator)
         case "input_features":
+            # The encoder's second convolution has a stride of 2, as in Whisper.
             frames = 2 * config.max_source_positions
             return torch.randn(BATCH, config.num_mel_bins, frames, generator=generator)
     return None

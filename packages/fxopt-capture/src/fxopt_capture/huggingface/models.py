@@ -18,9 +18,11 @@ from fxopt_capture.call.caches import is_cache, register_cache_types
 from fxopt_capture.exporting.strategy import Preparation
 from fxopt_capture.huggingface.configurations import configurations, configurations_kept
 
+#: Inputs of floating-point numbers whose second dimension is the sequence.
 _SEQUENCE = frozenset({"inputs_embeds", "decoder_inputs_embeds", "encoder_hidden_states", "encoder_outputs"})
 _SOUNDS = frozenset({"input_values", "input_features", "audio_values"})
 _MOST_CHANNELS = 2  # mono and stereo: a sound of more is frames of features
+#: This implementation gathers the weights of the chosen experts; the default loops over experts that values choose.
 _EXPORTABLE_EXPERTS = "batched_mm"
 _EAGER = "eager"
 
@@ -80,6 +82,7 @@ def dynamic_dimensions(
     if "mask" in name and "pixel" not in name and tensor.dim() == 4:
         return (0, 2, 3)
     if tensor.dim() > 1 and "pixel" not in name and (is_text or "attention_mask" in name):
+        # Ids for multiple choice are (batch, choices, tokens), and `bbox` is (batch, tokens, 4 coordinates).
         return (0, 1, 2) if tensor.dim() == 3 and name != "bbox" and not tensor.is_floating_point() else (0, 1)
     return (0,)
 
@@ -177,6 +180,7 @@ def _normed_projections(model: nn.Module) -> Iterator[None]:
 
 def _normed(layer: Any, project: nn.Module, args: object, projected: torch.Tensor) -> torch.Tensor:
     """Return queries, keys and values side by side, with queries and keys normalised per head."""
+    # With grouped heads, a layer has `kv_dim`: keys and values are narrower than queries.
     width = getattr(layer, "kv_dim", None) or projected.shape[-1] // 3
     parts = torch.split(projected, [projected.shape[-1] - 2 * width, width, width], dim=-1)
     queries, keys = (part.view(*part.shape[:-1], -1, layer.head_dim) for part in parts[:2])
