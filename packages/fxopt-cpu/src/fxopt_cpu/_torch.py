@@ -24,6 +24,7 @@ require_torch("fxopt-cpu", _NEEDED)
 
 without_modes: Callable[[], Any] = _python_dispatch._disable_current_modes
 storage_count: Callable[[int], int] = _C._storage_Use_Count
+#: Also disables modes, such as the one that ``torch.device`` enters.
 without_functions: Any = _C.DisableTorchFunction
 below_autograd: Any = _C._AutoDispatchBelowAutograd
 after_autograd: Any = _C._after_autograd_keyset

@@ -25,6 +25,7 @@ ISAS = ("portable", "avx2", "avxvnni", "avx512", "avx512vnni", "avx512bf16", "am
 VARIABLE = "FXOPT_KERNELS_ISA"
 
 _library = torch.library.Library("fxopt", "FRAGMENT")  # type: ignore[no-untyped-call]  # torch.library is untyped
+# One file for every Python and for torch from 2.13 on, because it uses torch's stable ABI only.
 _file = Path(__file__).with_name("_kernels.so")
 _loaded: ctypes.CDLL | None = None
 _isa: str | None = None
@@ -50,11 +51,13 @@ def limit_isa(name: str) -> str | None:
 
 for _operator in OPERATORS:
     _library.define(_operator.schema, tags=(torch.Tag.pt2_compliant_tag,))  # type: ignore[no-untyped-call]
+    # The reference serves as the fake: a separate one would trace faster, but its shapes or strides could differ.
     torch.library.register_fake(f"fxopt::{_operator.name}", _operator.reference, lib=_library)
     _library.impl(_operator.name, _operator.with_gradient, "Autograd", with_keyset=True)  # type: ignore[no-untyped-call]
     if not _file.exists():
         _library.impl(_operator.name, _operator.reference, "CPU")  # type: ignore[no-untyped-call]
 if _file.exists():
     torch.ops.load_library(str(_file))  # type: ignore[no-untyped-call]
+    # The same library, for its C function `fxopt_limit_kernels`, which is not an operator.
     _loaded = ctypes.CDLL(str(_file))
 limit_isa(os.environ.get(VARIABLE) or ISAS[-1])

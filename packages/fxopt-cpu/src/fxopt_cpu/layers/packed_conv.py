@@ -123,6 +123,7 @@ class PackedConv2d(PackedLayer):
             result: Tensor = onednn.CONVOLUTION(padded, packed, *operands, *(unary or onednn.NONE))
             return self._in_format(result if unary else self.activation(result), input)
         name = self.activation.name
+        # After a sum, oneDNN computes no activation but ReLU, and it does not broadcast the other value.
         if is_plain_tensor(other, input.dtype) and other.shape == output and name in ("none", "relu"):
             after = "relu" if name == "relu" else None
             return self._in_format(onednn.SUM(padded, other, packed, *operands, "add", None, after, (), None), input)
@@ -176,6 +177,7 @@ class PackedConv2d(PackedLayer):
         return packed
 
     def _in_panels(self, weight: Tensor) -> tuple[Tensor, Callable[[], Tensor]]:
+        # oneDNN's copy beside the panels would be a second packed weight, and would keep the plain one (`drops`).
         self._copy = None
         panels = pack_convolution(window_of(weight), self.groups)
         return panels, partial(_unpacked, panels, self.weight_shape, self.groups)

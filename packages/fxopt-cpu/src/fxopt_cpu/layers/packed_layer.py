@@ -24,6 +24,7 @@ class PackedLayer(Layer):
     attributes sees them.
     """
 
+    # Neither a parameter nor a buffer: packed weights in files would be tied to one kind of processor.
     __slots__ = ("_panels",)
     only_computes = True
     #: The dtypes of a floating-point weight that can be packed.
@@ -109,6 +110,7 @@ class PackedLayer(Layer):
             makers["scale"] = partial(plain_scale, padded, self.parts, len(scale) // self.parts)
         if rounding is not None:
             shifts = rounding[1].repeat(weight[0].numel() // rounding.shape[1])  # for each place of a kernel
+            # Clones: whoever reads the plain tensor may write to it.
             rounding, sums = rounding.clone(), torch.cat([cast("Tensor", sums), shifted_sums(panels, shifts)])
             makers["rounding"] = rounding.clone
         held: Any = self.holder
@@ -136,6 +138,7 @@ class PackedLayer(Layer):
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the attributes alone, to be copied and saved."""
+        # Python would add the values of slots by default, here the panels.
         return dict(vars(self))
 
 

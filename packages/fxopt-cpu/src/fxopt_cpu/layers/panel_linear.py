@@ -138,6 +138,7 @@ class PanelLinear(PackedLayer):
     def _records(self, input: Tensor, residual: Tensor | None) -> bool:
         """Return whether autograd would record a call."""
         packed, held = self.panels, self._parameters
+        # Asking a dropped weight would make it again, so the panels remember its flag; `dict.values` does not thaw.
         if packed is not None and packed.trains and isinstance(held, Thawing) and held.frozen:
             return True
         return needs_gradient(input, residual, *dict.values(held))
@@ -174,6 +175,7 @@ class PanelLinear(PackedLayer):
         scale = self.scale if "scale" in self._buffers else None
         wide = weight.to(input.dtype) if scale is None else (weight.float() * scale.unsqueeze(1)).to(input.dtype)
         if "rounding" in self._buffers:
+            # The weight was divided by these factors before it was rounded.
             input = input * self.rounding[0].to(input.dtype)
         product = F.linear(input, wide, None if bias is None else bias.to(input.dtype))
         if self.gated:

@@ -53,6 +53,7 @@ class QuantizedConv2d(PackedConv2d):
         device: torch.device | str | None = None,
         **settings: Any,
     ) -> None:
+        # On the device meta, because integers replace the float weight at once.
         super().__init__(in_channels, out_channels, kernel_size, device="meta", **settings)
         del self.weight
         self.add_integers(rounding=rounding, device=device)
@@ -84,6 +85,7 @@ class QuantizedConv2d(PackedConv2d):
 
     def _plain_weight(self, input: Tensor) -> Tensor:
         weight = self.weight.float() * self.scale.view(-1, 1, 1, 1)
+        # Inputs are not rounded here, so the weight gets back the factors that it was divided by.
         rounding = self._buffers.get("rounding")
         return (weight if rounding is None else weight * rounding[0].view(-1, 1, 1)).to(input.dtype)
 

@@ -26,6 +26,7 @@ from fxopt_cpu._torch import storage_count, without_functions, without_modes
 from fxopt_rewrite import Watched
 
 _LOCK = threading.RLock()
+#: These bypass `Thawing`: they neither restore a dropped tensor nor report a change.
 _READ: Any = dict.__getitem__
 _WRITE: Any = dict.__setitem__
 #: Methods of a dictionary that neither give nor take a value.
@@ -57,6 +58,7 @@ class Thawing(dict[str, Any]):
     def frozen(self) -> bool:
         """Whether some tensors exist only as panels; false once a rollback has written to the dictionary."""
         made: Mapping[str, object] = getattr(self, "_made", {})
+        # None stands for a dropped tensor.
         return bool(made) and all(dict.get(self, key, self) is None for key in made)
 
     def freeze(self, made: Mapping[str, Callable[[], Tensor]], thawed: Callable[[list[Tensor]], object] = len) -> bool:
@@ -76,6 +78,7 @@ class Thawing(dict[str, Any]):
                 old = _READ(self, key)
                 makers[key] = _Maker(make, type(old) is nn.Parameter, old.requires_grad, old.stride(), dict(vars(old)))
                 del old
+            # Before the values go: other threads read `frozen` without the lock.
             self._made, self._by, self._thawed = makers, made, thawed
             for key in makers:
                 _WRITE(self, key, None)
@@ -91,8 +94,11 @@ class Thawing(dict[str, Any]):
         with _LOCK:
             if not self.frozen:
                 return
+            # The reader may be in inference mode, whose tensors have no version, or under modes that make tensors
+            # without values, such as `torch.device("meta")`.
             with torch.inference_mode(False), torch.no_grad(), without_functions(), without_modes():
                 found = {key: make() for key, make in self._made.items()}
+                # The panels stand for the new tensors as well, until these are written.
                 self._thawed(list(found.values()))
             for key, tensor in found.items():
                 _WRITE(self, key, tensor)
@@ -268,6 +274,7 @@ def _is_droppable(held: Thawing, key: str) -> bool:
     if not (last or tensor.is_contiguous()):
         return False
     storage = tensor.untyped_storage()
+    # Two references: the tensor's own, and `storage` here.
     return storage_count(storage._cdata) <= 2 and not tensor.is_shared() and tensor.is_cpu
 
 
@@ -291,5 +298,6 @@ def _methods() -> Iterable[str]:
     return (name for name in vars(dict) if callable(getattr(dict, name)) and name not in _HARMLESS)
 
 
+# Taken from the running Python's `dict`, so that a method of a later version does not return None for a tensor.
 for _name in set(_methods()) - set(vars(Thawing)) - {"__getattribute__", "__class_getitem__", "__hash__"}:
     setattr(Thawing, _name, _thawed_first(_name))

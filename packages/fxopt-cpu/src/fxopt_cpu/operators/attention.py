@@ -35,7 +35,9 @@ def plain_attention(
     """Compute `fxopt::attention` with torch's own functions."""
     grouped = bool(0 < key.shape[1] != query.shape[1] and query.shape[1] % key.shape[1] == 0)
     settings: dict[str, Any] = {"scale": scale, "enable_gqa": grouped}
+    # torch's function refuses a mask together with `is_causal`.
     if mask is not None and causal:
+        # As in torch's causal attention, row i reads columns 0 to i, however many columns there are.
         later = torch.ones(query.shape[2], key.shape[2], dtype=torch.bool, device=query.device).triu(1)
         shape = (query.shape[0], query.shape[1], query.shape[2], key.shape[2])
         mask = mask.expand(shape).masked_fill(later, False if mask.dtype == torch.bool else float("-inf"))

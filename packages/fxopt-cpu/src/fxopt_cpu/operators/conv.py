@@ -61,7 +61,9 @@ def pack_convolution(weight: Tensor, groups: int = 1) -> Tensor:
     """
     features, channels = weight.shape[:2]
     if _is_depthwise(features, channels, groups):
+        # (features, 1, height, width) -> (taps, features), with features padded to whole panels
         return F.pad(weight.flatten(1).t(), (0, -features % PANEL)).contiguous()
+    # (out, in, height, width) -> (out, taps * in), the order of elements in a window of channels-last images
     rows = weight.permute(0, 2, 3, 1).flatten(1)
     if groups > 1:  # no shared panels: NaN of one group, times the zeros between them, would reach the others
         of_group = rows.view(groups, features // groups, rows.shape[1])
@@ -110,6 +112,7 @@ def _reference(
         value = F.conv2d(padded, weight, bias, *settings)
     else:
         weight = weight * scale[:features].to(input.dtype).view(-1, 1, 1, 1)
+        # The scale comes from finite numbers only: one NaN must not spoil the windows that do not read it.
         finite = padded.isfinite()
         numbers = padded.where(finite, 0.0)
         if rounding is None:
@@ -118,6 +121,7 @@ def _reference(
             rounded = (numbers * factor).round() / factor
         else:
             factor, shift = rounding.to(input.dtype).view(2, -1, 1, 1)
+            # Not divided by `factor`, since the weight already is; unrounded pixels are multiplied by it instead.
             rounded = (numbers * factor + shift).round().clamp(-LARGEST, LARGEST) - shift
             padded = padded * factor
         value = F.conv2d(rounded, weight, bias, *settings)

@@ -38,12 +38,14 @@ class Operator(NamedTuple):
         """
         tensors = [each for each in tree_leaves(args) if isinstance(each, Tensor)]
         if any(map(_is_recorded, tensors)):
+            # `run` has no reference that could compute, and rounding to integers has a gradient of zeros.
             if self.name == "run" or any(each.dtype is torch.int8 for each in tensors):
                 raise RuntimeError(
                     f"fxopt::{self.name} has no derivative for plans and int8 weights, and an operand requires a "
                     "gradient: call it under torch.no_grad(), or call the layer that it stands for"
                 )
             return self.reference(*args)
+        # `redispatch` takes the keys as given; the guard covers operators that the kernel or the reference calls.
         with below_autograd():
             return getattr(torch.ops.fxopt, self.name).default.redispatch(keys & after_autograd, *args)
 
@@ -51,6 +53,7 @@ class Operator(NamedTuple):
 def without_gradient(operator: Callable[..., Any]) -> Callable[..., Any]:
     """Return an operator for calls that autograd does not record, without the check whether it does."""
 
+    # Callers ask `needs_gradient` themselves: the kernel for autograd would ask again, in Python.
     def call(*args: Any) -> Any:
         with below_autograd():
             return operator(*args)

@@ -25,12 +25,15 @@ from torch import Tensor
 
 from fxopt_cpu.operators.definition import Operator
 
+#: Columns of a panel, the same for every instruction set: a packed layer can move to another processor.
 PANEL = 16
 LARGEST = 127  # of the integers of a weight, or of an input
 # How many elements of a row of the weight lie side by side.
+# One step of a panel then takes 64 bytes in every dtype.
 TOGETHER = {torch.float32: 1, torch.bfloat16: 2, torch.int8: 4}
 NORMS = ("none", "layer", "rms")
 
+# In the order of `Activation` in csrc/math.h.
 _ACTIVATIONS: dict[str, Callable[[Tensor, float, float], Tensor]] = {
     "none": lambda x, alpha, beta: x,
     "relu": lambda x, alpha, beta: F.relu(x),
@@ -43,6 +46,7 @@ _ACTIVATIONS: dict[str, Callable[[Tensor, float, float], Tensor]] = {
     "hardtanh": lambda x, alpha, beta: F.hardtanh(x, alpha, beta),
     "hardsigmoid": lambda x, alpha, beta: F.hardsigmoid(x),
     "leaky_relu": lambda x, alpha, beta: F.leaky_relu(x, alpha),
+    # A faster approximation of GELU from https://arxiv.org/abs/1606.08415; CLIP uses it.
     "quick_gelu": lambda x, alpha, beta: x * torch.sigmoid(1.702 * x),
     "elu": lambda x, alpha, beta: F.elu(x, alpha),
     "mish": lambda x, alpha, beta: F.mish(x),
@@ -122,7 +126,9 @@ def quantize(weight: Tensor, *, transposed: bool = False) -> tuple[Tensor, Tenso
     """
     plain = weight.detach().t() if transposed else weight.detach()
     rows = plain.flatten(1)
+    # `amax` raises an error for rows without elements.
     largest = rows.abs().amax(1).float() if rows.shape[1] else rows.new_zeros(len(rows)).float()
+    # A row of zeros has scale 1, to avoid dividing by 0; `tiny` keeps the quotient of very small rows above 0.
     scale = torch.where(largest > 0, largest / LARGEST, 1.0).clamp_min(torch.finfo(torch.float32).tiny)
     integers = (plain.float() / scale.view(-1, *[1] * (plain.dim() - 1))).round_().clamp_(-LARGEST, LARGEST)
     return integers.to(torch.int8).contiguous(), scale
@@ -177,6 +183,8 @@ def _reference(
 ) -> Tensor:
     """Compute the product with torch's operators, with the kernel's rounding of rows to bfloat16 or int8."""
     depth, halves, dtype = input.shape[-1], 1 + gated, input.dtype
+    # Inputs stay in float32 until here: with casts between layers, attention would run in bfloat16, and masks could
+    # become infinite.
     rows = input.to(torch.bfloat16).to(dtype) if panels.dtype == torch.bfloat16 else input
     weight = torch.cat([unpack(part, features, depth) for part in panels.chunk(halves)]).to(dtype)
     if panels.dtype == torch.int8:
@@ -189,6 +197,7 @@ def _reference(
             rounded = (input / row_scale).round().clamp(-127, 127) * row_scale
         else:
             factor, shift = rounding.to(dtype)
+            # The weight was divided by the factors before it was rounded, so unrounded rows are multiplied by them.
             input = input * factor
             rounded = (input + shift).round().clamp(-127, 127) - shift
         rows = torch.where(finite, rounded, input)

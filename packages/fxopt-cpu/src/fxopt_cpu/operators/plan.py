@@ -23,12 +23,15 @@ from fxopt_cpu.operators.conv import Window, result_sizes
 from fxopt_cpu.operators.definition import Operator
 from fxopt_cpu.operators.linear import TOGETHER
 
+#: As in csrc/plan.cpp, which refuses plans of another format.
 FORMAT = 6
 LINEAR, ATTENTION, NORM, EMBEDDING, ELEMENTWISE, CONVOLUTION, POOL, PICK, BLOCK, GROUP_NORM = range(1, 11)
+#: The index is the number of the operation in csrc/kernels.h.
 OPERATIONS = ("copy", "add", "subtract", "multiply", "divide")
 FEW_CHANNELS, MOST_COPIED = 8, 4096  # as in csrc/kernels.h
 MOST_TAPS = 4096  # of a window's side, as csrc/plan.cpp reads it
 ALIGNMENT = 16  # elements of the arena: 64 bytes
+# 384 KB, as `STRIPE_BYTES` in csrc/conv.cpp: the stripe that a block works on stays in the L2 cache.
 MOST_OF_STRIPE = 96 << 10  # elements between the layers of a block that one row of results needs
 LEAST_OF_BLOCK = 128 << 10  # elements of what a block expands; less stays in the L2 cache anyway
 
@@ -103,6 +106,8 @@ class _Buffer:
 
     def __init__(self, kind: str, shape: Sequence[int], first: int) -> None:
         self.kind, self.shape, self.elements, self.first, self.last = kind, shape, math.prod(shape), first, first
+        # `slot` is the place among the tensors of the plan, -1 for the arena. `within` is the wider buffer that this
+        # one lies in from `channel` on, or itself. `movable` ends with the first step that takes no pitch.
         self.slot, self.own_offset = -1, 0
         self.movable, self.within, self.channel = True, self, 0
 
@@ -195,6 +200,7 @@ class PlanBuilder:
     def output(self, value: Value) -> None:
         """Make a value the next output, contiguous."""
         buffer = self._buffers[value.buffer]
+        # A value that fills its own buffer is computed in the output directly; all others are copied there.
         if buffer.kind != "arena" or not value.layout.is_contiguous() or value.layout.numel() != buffer.elements:
             value = self.elementwise(value)
             buffer = self._buffers[value.buffer]
@@ -326,6 +332,7 @@ class PlanBuilder:
             into = result.narrow(dim, start, length)
             if len(shape) == 4 and dim == 3 and self._is_pitched(value):
                 part, whole = self._buffers[value.buffer], self._buffers[result.buffer]
+                # Part of a buffer, such as a chunk, cannot lie in two places and is copied.
                 if value.layout.numel() == part.elements:
                     self._parts.append((len(self._steps), part, whole, start))
                 sizes, steps = [1, 1, math.prod(shape[:3]), length], [0, 0, self._pitch(value), 1]
@@ -378,6 +385,7 @@ class PlanBuilder:
             images, result, kernel, settings, reach, deep, whole, residual is not None
         )
         operands = [images, self.weight(panels), scale, sums, rounding, bias, other, result]
+        # Integers are multiplied about three times as fast as floats.
         self._step(CONVOLUTION, numbers, operands, products // (3 if integers else 1), pitched=pitched)
         return result.permute(0, 3, 1, 2)
 
@@ -437,10 +445,12 @@ class PlanBuilder:
 
     def build(self) -> Plan:
         """Return the plan, with places in the arena by the lifetimes of values."""
+        # Blocks first: values between their layers get no memory, so they have no place in a concatenation.
         left_out = self._join() | self._unite()
         arena = self._place()
         counts = [len(self._inputs), len(self._outputs), len(self._weights)]
         numbers = [FORMAT, arena, int(self._nanoseconds), *counts]
+        # Slot 0 is the arena. Weights need no shapes: each step checks how many elements its operands have.
         for slot, value in enumerate((*self._inputs, *self._outputs, *(value for _, value in self._weights)), 1):
             buffer = self._buffers[value.buffer]
             need(buffer.slot < 0)
@@ -475,6 +485,7 @@ class PlanBuilder:
             rows = min(deep.reach, deep.image.shape[1])
             of_row = rows * math.prod(deep.image.shape[2:]) + math.prod(deep.result.shape[2:])
             large = math.prod(deep.image.shape[1:]) >= LEAST_OF_BLOCK and of_row <= MOST_OF_STRIPE
+            # `_is_between` comes last: where it returns True, it has taken away the memory of the expanded images.
             if not large or expand.residual or not self._is_between(expand, deep, step):
                 continue
             last, layers = step, [self._steps[step - 1][1:-1], self._steps[step][1:]]
@@ -485,6 +496,7 @@ class PlanBuilder:
                 layers[place] = [*numbers[:operand], *numbers[operand + 1 :]]  # it reads the result of the layer before
             self._steps[step - 1] = [BLOCK, int(last > step), *(part for numbers in layers for part in numbers)]
             left_out |= {*range(step, last + 1)}
+            # The block runs in place of its first step, so its result is written earlier than before.
             result = self._buffers[self._layers[last].result.buffer]
             result.first = step - 1
         return left_out
@@ -600,6 +612,7 @@ def _broadcast(*values: Value) -> tuple[int, ...]:
 
 
 def _unknown(*arguments: object) -> list[Tensor]:
+    # Under fake tensors and on the device meta, a plan has a shape but no numbers.
     raise RuntimeError("fxopt::run: the plan's numbers are not available; run the operators that it was made from")
 
 

@@ -142,6 +142,7 @@ def _has_rows(index: GraphIndex, node: Node) -> bool:
     if facts is None or layout is None or layout.base.op == "placeholder":
         return False
     heads, rows, size = facts.shape[1:]
+    # The strides of contiguous (batch, rows, heads, size), with rows and heads exchanged
     return has_strides(facts, (heads * rows * size, size, heads * size, 1))
 
 
@@ -169,6 +170,7 @@ def _write_out(site: AttentionSite, edit: Editor) -> None:
     scores = call(torch.matmul, given["query"], call(torch.transpose, given["key"], -2, -1))
     scores = call(torch.mul, scores, given["scale"])
     if given.get("attn_mask") is not None:
+        # A summand: the pass that made the call adds masks, and makes no boolean ones.
         scores = call(torch.add, scores, given["attn_mask"])
     take_out(edit, last, call(torch.matmul, call(torch.softmax, scores, -1), given["value"]), [node])
     edit.note(f"written out again, as torch has no fast kernel for it: {site.taken_back}")
@@ -177,6 +179,7 @@ def _write_out(site: AttentionSite, edit: Editor) -> None:
 def _scope(index: GraphIndex, node: Node) -> str:
     """Return the full name of the module that calls attention, or of the nearest one around it that is still there."""
     stack = node.meta.get("nn_module_stack")
+    # torch.fx writes `name@1` for the second call of a module.
     names = [str(entry[0]).split("@")[0] for entry in stack.values()] if isinstance(stack, dict) else []
     return next((name for name in reversed(names) if name in index.modules), "")
 
@@ -244,6 +247,7 @@ def _merged(layouts: list[Layout | None], size: int) -> tuple[Node, int] | None:
     if len(found) < 3 or facts is None or facts.rank != 3:
         return None
     counts, _, repeats = zip(*found, strict=True)
+    # The columns of the product are all heads of the query, then of the keys, then of the values.
     offsets = [0, counts[0] * size, (counts[0] + counts[1]) * size]
     fits = counts[1] == counts[2] and repeats[0] == 1 and repeats[1] == repeats[2]
     same = [layout.offset for layout in known] == offsets and same_size(facts.shape[2], offsets[2] + counts[2] * size)
@@ -282,6 +286,7 @@ def _is_shown(index: GraphIndex, node: Node, size: int, hidden: set[Node]) -> bo
     layout = _heads_apart(node, size)
     waiting = [] if layout is None else [layout]
     for layout in waiting:
+        # The chain has its last node first, and is empty for the call itself.
         current = (*layout.chain, node)[0]
         for user in current.users:
             follows = follows_strides(current, user, index)

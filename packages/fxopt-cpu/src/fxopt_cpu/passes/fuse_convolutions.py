@@ -226,6 +226,7 @@ class FuseConvolutions(low_precision.Options, ReversibleSitePass[ConvolutionSite
 
     def rewrite(self, site: ConvolutionSite, edit: Editor) -> None:
         """Insert one module with the same parameters, and drop what it replaces."""
+        # In int8, the activation is computed by an operator of fxopt's, which keeps NaN.
         if site.activation.name in HIDE_NAN and self.weights != "int8":
             edit.note(f"oneDNN's {site.activation.name} turns NaN into a number")
         call, nodes, is_int8 = site.call, site.nodes, self.weights == "int8"
@@ -241,6 +242,7 @@ class FuseConvolutions(low_precision.Options, ReversibleSitePass[ConvolutionSite
         full = call.module_name or call.weight.name
         name = edit.add_module(full, f"{full.rpartition('.')[2]}_packed", module.train(call.training))
         inputs = [site.input] if site.sum is None else [site.input, site.sum.other]
+        # At the sum, if there is one: the other value may be computed after the convolution.
         before = nodes[0] if site.sum is None else site.sum.node
         edit.replace(nodes[-1], edit.call_module(name, *inputs, before=before, like=nodes[::-1]))
         for node in reversed(nodes[:-1]):
@@ -255,9 +257,11 @@ class FuseConvolutions(low_precision.Options, ReversibleSitePass[ConvolutionSite
 
     def settle(self, edit: Editor) -> None:
         """Let results stay channels last where every reader, after all rewrites, takes them so."""
+        # After all rewrites, because packed layers decide; a pass before them could only insert conversions.
         graph_module = edit.index.graph_module
         if any(isinstance(module, PackedConv2d) for module in graph_module.modules()):
             index = GraphIndex(graph_module)
+            # In the order of the graph: `follows_images` reads how the inputs are described.
             for node in sorted(leave_channels_last(index)):
                 edit.restrided(node)
 
@@ -325,6 +329,7 @@ def _padding_of(call: ConvolutionCall) -> tuple[Pair, Pair]:
         return (high, high), (wide, wide)
     if call.padding == "valid":
         return (0, 0), (0, 0)
+    # "same": if the number of zeros is odd, torch puts one more after than before.
     totals = sides_of([d * (k - 1) for d, k in zip(call.dilation, call.weight.tensor.shape[2:], strict=True)], 0)
     rows, columns = ((total // 2, total - total // 2) for total in totals)
     return rows, columns

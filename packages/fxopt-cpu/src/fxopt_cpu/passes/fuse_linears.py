@@ -210,6 +210,7 @@ class FuseLinears(low_precision.Options, ReversibleSitePass[ProductSite]):
         name = edit.add_module(full, f"{full.rpartition('.')[2]}_panels", module.train(call.training))
         for each in site.calls:
             inputs = [each.input] if each.residual is None else [each.input, each.residual]
+            # The last node first: the new node takes its metadata.
             made = edit.call_module(name, *inputs, before=each.last, like=each.chain[::-1])
             take_out(edit, each.last, made, each.chain)
         pieces = {call.weight.name: Piece(f"{name}.weight", transposed=call.transposed)}
@@ -251,6 +252,7 @@ def _as_one(index: GraphIndex, plain: list[ProductSite], claimed: set[Node]) -> 
     What another layer has claimed stays out: the sum of two layers goes with the first.
     """
     fused = plain
+    # In the order in which the operator computes them; with a gate, there is no other activation.
     for extend in (_with_gate, _with_activation, _with_residual):
         fused = [extend(index, site) for site in fused]
     for sites in ([_with_norm(index, site) for site in fused], fused):
@@ -317,6 +319,7 @@ def _with_gate(index: GraphIndex, site: ProductSite) -> ProductSite:
             way += [user, *chain]
     if set(halves) != {0, features // 2}:
         return site
+    # The operator activates the first half. If a model activates the second, its calls stay.
     gate, up = halves[0], halves[features // 2]
     activated, activation = activation_after(index, gate)
     product = sole_user(activated)

@@ -191,6 +191,7 @@ def _sums(index: GraphIndex) -> dict[Node, _Sum]:
         call = read_embedding(index, node)
         if isinstance(call, EmbeddingCall):
             ids = tensor_facts(call.input)
+            # torch also takes int32, the operator does not.
             if ids is not None and ids.dtype is torch.int64:
                 found[node] = (call,), (node,)
             continue
@@ -200,6 +201,7 @@ def _sums(index: GraphIndex) -> dict[Node, _Sum]:
         parts = [found[each] for each in (total.left, total.right)
                  if isinstance(each, Node) and each in found and sole_user(each) is node]  # fmt: skip
         if len(parts) == 2:
+            # Cut off: one table too many is enough for a refusal, and whole tuples would take quadratic time.
             (one, before), (other, after) = parts
             found[node] = (one + other)[: MOST_TABLES + 1], (*before, *after, node)[: 2 * MOST_TABLES]
     return found

@@ -200,6 +200,7 @@ def _indexed(layout: Layout, *places: Any) -> _Made:
         size: Any = axis.size
         one = type(place) is int
         part = slice(place % size, place % size + 1) if one else place
+        # Offsets count elements of the base's last dimension, so only its parts can start elsewhere.
         fits = isinstance(part, slice) and part.step in (None, 1) and axis.dim is None and axis.repeat == 1
         if not fits or any(type(each) not in (int, NoneType) for each in (size, part.start, part.stop)):
             raise _NoReadingError
@@ -266,6 +267,7 @@ def _joined(one: Axis, other: Axis) -> Axis:
     if other == Axis(1):
         return one
     size = one.size * other.size
+    # (heads, repeats) -> heads, each repeated in succession: keys and values of grouped heads
     if other.dim is None and not other.stride and one.repeat == 1:
         return replace(one, size=size, repeat=other.size)
     parts = one.dim is None and other.dim is None and one.repeat == other.repeat == 1

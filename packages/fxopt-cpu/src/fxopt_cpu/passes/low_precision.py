@@ -142,6 +142,7 @@ class Options:
                 layer.weight = nn.Parameter(narrowed(plain).contiguous(), weight.requires_grad)
             else:
                 if ends is not None:
+                    # (out, in, height, width) -> (out * height * width, in): a factor belongs to a channel
                     layer.rounding = rounding(plain.movedim(1, -1).flatten(0, -2), ends)
                     plain = plain / layer.rounding[0].view(-1, *[1] * (plain.dim() - 2))
                 layer.weight, layer.scale = quantize(plain)

@@ -105,6 +105,7 @@ def follows_strides(value: Node, user: Node, index: GraphIndex) -> bool | None:
         return None
     if plain in _CHOOSES_STRIDES or user.kwargs.get("memory_format") is torch.contiguous_format:
         return None if effect.writes else False
+    # The lists name what is allowed: any other operation may compute something else from other strides.
     return True if plain in _FOLLOWING or _is_pointwise(plain) else None
 
 

@@ -86,6 +86,7 @@ def _as_sides(pad: object) -> tuple[Pair, Pair] | None:
     """Return torch's padding, last dimension first, as sides of rows and of columns."""
     if not isinstance(pad, tuple) or len(pad) not in (2, 4):
         return None
+    # A negative size crops, which a convolution cannot do.
     sizes = [size for size in (*pad, 0, 0)[:4] if isinstance(size, int) and size >= 0]
     if len(sizes) < 4:
         return None

@@ -106,6 +106,7 @@ def _gives_tensor(index: GraphIndex, node: Node) -> bool:
     """Return whether a node's value is a tensor: no number, tuple or size."""
     if tensor_facts(node) is not None:
         return True
+    # What is indexed decides: `x.size()[0]` is a number, `x.split(4)[0]` a tensor.
     while (name := operation(index, node)) == "getitem" and isinstance(source := node.args[0], Node):
         if operation(index, source) in SPLITS:
             break
@@ -143,6 +144,7 @@ def _joins(index: GraphIndex, node: Node, images: bool) -> bool:
     module = index.module_of(node)
     is_view = isinstance(module, VIEW_MODULES) and len(node.args) == 1 and is_plain_module(module)
     if module is not None and not is_view:
+        # By exact class: a subclass may have its own `forward`.
         known = type(module) in LAYERS or (images and type(module) in CONVOLUTIONS)
         return known and is_plain_module(module)
     if node.op not in ("call_function", "call_method", "call_module"):

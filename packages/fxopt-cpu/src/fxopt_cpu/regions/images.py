@@ -33,6 +33,7 @@ from fxopt_rewrite import (
 )
 
 Pair = tuple[int, int]
+#: What plans have computed from layers' tensors, by the tensors' ids and the layers' settings (`compute`).
 Kept = dict[tuple[object, ...], tuple[Tensor, ...]]
 _NEAREST = ("nearest", "nearest-exact")
 
@@ -49,6 +50,7 @@ def convolutions_fit(index: GraphIndex) -> bool:
     """
     found = [module for module in index.modules.values() if isinstance(module, PackedConv2d)]
     fit = all(math.prod(each.kernel_size) <= 256 and each.packable for each in found)
+    # Processors without AVX2 run these layers one by one, by oneDNN.
     return bool(found) and isa() not in (None, "portable") and fit
 
 
@@ -125,6 +127,7 @@ def pooling_of(index: GraphIndex, node: Node) -> Pooling | None:
 
 def _windows(source: Node, largest: bool, settings: Mapping[str, Any]) -> Pooling | None:
     kernel = _pair(settings["kernel_size"])
+    # Exported graphs write an empty list for the default, the size of the kernel.
     stride = _pair(settings.get("stride") or kernel)
     padding, dilation = _pair(settings.get("padding") or 0), _pair(settings.get("dilation") or 1)
     if settings.get("return_indices") or settings.get("divisor_override"):
@@ -151,10 +154,12 @@ def pool(builder: PlanBuilder, found: Pooling, input: Value) -> Value:
     given, input = input, _as_images(input)
     kernel, padding = found.kernel or (input.shape[2], input.shape[3]), list[int]()
     settings = kernel, found.stride, found.padding, found.dilation
+    # torch's own function gives the sizes with `ceil_mode`, which are the same for means.
     results = F.max_pool2d(input.layout, *settings, found.ceil).shape[2:]
     for size, result, width, stride, pad, dilation in zip(input.shape[2:], results, *settings, strict=True):
         padding += [pad, max(pad, (result - 1) * stride + dilation * (width - 1) + 1 - size - pad)]
     cut = padding[::2] != padding[1::2]  # windows at the end, of which what is cut off does not count
+    # For means over such windows, torch counts padding but nothing beyond it; the step counts both or neither.
     need(not cut or found.largest or not found.counts_padding or not any(found.padding))
     window = Window(kernel, found.stride, padding, found.dilation)
     made = builder.pool(input, window=window, largest=found.largest, counts_padding=found.counts_padding and not cut)
@@ -232,6 +237,7 @@ def plain_layer_of(index: GraphIndex, node: Node) -> BatchNormCall | Convolution
     rank = _rank(call.input)
     if not is_float(call.input) or rank not in _ranks(call) or not (module is None or is_plain_module(module)):
         return None
+    # `num_batches_tracked` is an integer, and results do not depend on it.
     tensors = (ref.tensor for ref in call.tensors if ref is not getattr(call, "counter", None))
     return call if all(map(is_weight, tensors)) else None
 
@@ -267,6 +273,7 @@ def compute(builder: PlanBuilder, call: BatchNormCall | ConvolutionCall, input: 
         kept: what other plans for the same layers have computed.
     """
     settings = (call.eps,) if isinstance(call, BatchNormCall) else (call.groups, call.transposed, call.stride)
+    # Ids are safe: `kept` belongs to an `Unchanged`, which does not outlive a change of these tensors.
     key = (call.bias is None, *(id(ref.tensor) for ref in call.tensors), *settings)
     if key not in kept:
         with torch.no_grad():
@@ -292,6 +299,7 @@ def compute(builder: PlanBuilder, call: BatchNormCall | ConvolutionCall, input: 
 def _scale_and_shift(call: BatchNormCall) -> tuple[Tensor, ...]:
     """Return a batch norm as a convolution of each channel with one number, and its bias."""
     mean, variance, weight, bias = (
+        # In float64, so that the results are rounded once.
         None if ref is None else ref.tensor.double()
         for ref in (call.running_mean, call.running_var, call.weight, call.bias)
     )
@@ -308,6 +316,7 @@ def _panels(call: ConvolutionCall) -> tuple[Tensor, ...]:
     if not call.transposed:
         return (pack_convolution(window_of(weight), call.groups),)
     taps = weight.shape[-1] // call.stride[-1]  # of one dimension: pixels that reach the same one
+    # `result[p * stride + r]` sums `input[p - t] * weight[t * stride + r]` over t: the window reads t backwards.
     windows = weight.reshape(*weight.shape[:-1], taps, call.stride[-1]).flip(-2).movedim(-2, -1)
     # (in, out, height, width, taps), or without a height -> (height * width * out, in, 1, taps)
     panels = pack_convolution(windows.movedim((0, 1), (-2, -3)).flatten(0, -3).unsqueeze(-2), 1)
@@ -375,6 +384,7 @@ def enlarged_by(index: GraphIndex, node: Node) -> Node | None:
 def enlarge(builder: PlanBuilder, input: Value, compute: Callable[[Tensor], Tensor]) -> Value:
     """Add a step that picks pixels to a plan; the graph's own function tells which ones."""
     height, width = input.shape[2:]
+    # Positions pass through the graph's function as float32, which is exact for integers up to 2**24.
     need(max(height, width) < 1 << 24)
     rows, columns = (torch.arange(size, dtype=torch.float32, device="cpu") for size in (height, width))
     down = compute(rows.view(1, 1, -1, 1).expand(1, 1, height, width))[0, 0, :, 0]
@@ -399,6 +409,7 @@ def concatenate(builder: PlanBuilder, values: Sequence[Value], dim: int) -> Valu
     if not any(map(_is_last, values)):
         return builder.concatenate(values, dim)
     images = [_as_images(each).permute(0, 2, 3, 1) for each in values]
+    # From the end, since the last dimension of (count, channels, length) becomes the columns.
     place = (0, 3, 1, 2)[dim if dim < 2 else dim - len(values[0].shape)]
     return _like(values[0], builder.concatenate(images, place).permute(0, 3, 1, 2))
 

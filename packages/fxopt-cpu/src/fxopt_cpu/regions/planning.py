@@ -76,6 +76,7 @@ def plan_of(graph_module: GraphModule, region: Region, values: Sequence[Any], ke
                 builder.output(made[home].permute(*strides.order_of(found[home])))
                 numbers[home] = len(numbers)
             shape, stride = tuple(found[node].shape), found[node].stride()
+            # Plans write contiguous outputs; other strides take a view, even if no view was made in eager mode.
             usual = numbers[home] < given or stride == torch.empty(shape, device="meta").stride()
             itself = usual and found[node] is found[home]
             results.append((numbers[home], None if itself else (shape, stride, found[node].storage_offset())))
@@ -83,6 +84,7 @@ def plan_of(graph_module: GraphModule, region: Region, values: Sequence[Any], ke
             results = []
         held: Any = tuple(map(index.attribute_of, read))
         return Planned(builder.build(), held, tuple(results))
+    # No step for a call, or arguments that torch refuses: run one by one, the nodes raise their own errors.
     except (ValueError, RuntimeError, IndexError, TypeError):
         return None
 
@@ -133,6 +135,7 @@ class _Step:
             need(args[0].layout.dtype is torch.float32)
             return args[0]  # a cast to its own dtype, or a check of it
         if name in COPIES:
+            # No step overwrites an operand, so a copy can be its source; as an output, it still gets its own memory.
             kept = args[0].layout.is_contiguous() or kwargs.get("memory_format") is torch.channels_last
             return args[0] if kept else self.builder.elementwise(args[0])
         if args and type(args[0]) is tuple:  # one of the parts that a split gives
@@ -146,6 +149,7 @@ class _Step:
         found = called(call, _layouts(args), _layouts(kwargs))
         views = found if isinstance(found, tuple | list) else (found,)
         need(all(each.dtype is source.layout.dtype for each in views))
+        # On the device meta, too, a view shares the storage and a copy does not.
         place = source.layout.untyped_storage()._cdata
         if any(each.untyped_storage()._cdata != place for each in views):  # a reshape that copies
             source = self.builder.elementwise(source)

@@ -62,6 +62,7 @@ class Unchanged:
                 held = thawing(module, key) if isinstance(module, Layer) else vars(module)[key]
                 self._add(vars(module), key)  # a rollback brings back the former dictionary
                 for name in dict.keys(held):
+                    # Packed tensors come and go as they are read; `packed()` tells whether they have changed.
                     if name not in makers.get(module, ()):
                         self._add(held, name)
                 if not isinstance(module, Layer):
@@ -88,6 +89,7 @@ class Unchanged:
         """Return whether everything is as before, without any hooks."""
         number = latest_change()  # first: what changes from here on gives it another value
         try:
+            # One number stands for all layers: comparing them at each call took 0.43 of the 4.8 ms of MobileNetV2.
             if number is not self._number or not self._as_noted():
                 with _PLANNING:
                     if not self._compare():
@@ -100,6 +102,7 @@ class Unchanged:
     def _as_noted(self) -> bool:
         """Return whether what reports no changes is as it was noted."""
         try:
+            # Identical tensors are equal; others are compared by value, which raises an error for several elements.
             if self._tables != self._snapshots or [*map(vars, self._others)] != self._attributes:
                 return False
             if [*map(type, self._others)] != self._types:
@@ -236,6 +239,7 @@ def run_plan(graph_module: nn.Module, first: str, last: str, *values: Any) -> li
     if torch.is_grad_enabled() or not runs_plainly() or not isinstance(graph_module, GraphModule):
         return None
     forward, plans = _REGIONS.get(graph_module, (None, {}))
+    # `recompile` makes a new `forward`, perhaps of a graph with other regions.
     if forward is not type(graph_module).forward:
         regions = () if is_edited(graph_module) else regions_of(graph_module)
         plans = {region.key: RegionPlans(region.key) for region in regions}

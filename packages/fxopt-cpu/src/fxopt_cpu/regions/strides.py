@@ -89,8 +89,10 @@ def _layout(index: GraphIndex, node: Node, found: Mapping[Node, Any], made: Any)
         return _on_meta(index.attribute_of(node))  # type: ignore[arg-type]  # regions read nothing else
     if isinstance(module, PackedConv2d):
         if module.dims == 1:
+            # In eager mode, torch's `conv1d` gives contiguous results; in a sum, the other value decides as well.
             return sum(args[1:], torch.empty(made.shape, device="meta"))
         weight = torch.empty_strided(module.weight_shape, module.holder.strides("weight"), device="meta")
+        # As in torch, a convolution gives channels-last results if its input or its weight is channels last.
         follows = module.memory_format == "preserve" and (is_channels_last(args[0]) or is_channels_last(weight))
         last = follows or module.memory_format == "channels_last"
         return torch.empty(made.shape, device="meta", memory_format=_FORMATS[last])
