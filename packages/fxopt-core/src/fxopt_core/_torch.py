@@ -87,6 +87,7 @@ def add_node(graph: Graph, op: str, target: Any, name: str, type_expr: Any = Non
     node = Node(graph, name, op, target, (), {}, type_expr)
     graph._graph_namespace._used_names.add(name)
     graph._graph_namespace.associate_name_with_obj(name, node)
+    # The nodes form a ring that the root closes, so the place before the root is the end.
     graph._root.prepend(node)
     graph._find_nodes_lookup_table.insert(node)
     graph._len += 1

@@ -17,6 +17,7 @@ from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
 
 from fxopt_core.errors import FxoptError
 
+#: What names of torch's operators begin with; namespace, name and overload follow, separated by dots.
 OPERATORS = "torch:ops."
 
 
@@ -56,6 +57,8 @@ def name_of(value: Any) -> str | None:
             found = _find(name, sys.modules.__getitem__)
         except Exception:  # a module or class that computes its attributes
             continue
+        # A name may lead to another object, such as the wrapper of a decorator; then it does not name this one. A bound
+        # method is made anew by each look-up, so it is compared by value.
         if found is value or (isinstance(value, types.MethodType) and found == value):
             return name
     return None
@@ -98,6 +101,7 @@ def _find(name: str, module_of: Callable[[str], Any]) -> Any:
     return reduce(getattr, path.split("."), module_of(module))
 
 
+# By path. A record's class is looked up here and never imported by its name: the record may come from a stranger.
 _KNOWN: WeakValueDictionary[str, type] = WeakValueDictionary()
 
 
@@ -127,6 +131,7 @@ providers: list[Callable[[], object]] = []
 def load_operator(*path: str) -> object:
     """Return the operator with this namespace, name and overload; an `FxoptError` if none is registered here."""
     found = _find_operator(path)
+    # torch.ops makes a namespace for any unknown name, so not only None means that there is no operator.
     for provide in providers if not operator_path(found) else ():
         provide()
         found = _find_operator(path)

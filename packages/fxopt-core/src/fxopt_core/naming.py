@@ -10,6 +10,7 @@ from functools import cache
 #: A valid name of a pass or pipeline in pipeline text.
 NAME = re.compile(r"[^\W\d][\w-]*")
 
+# Before a capital after a lower-case letter or digit (Norm2d|In), and before the last capital of several (QKV|Linears).
 _WORD_START = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
 
 

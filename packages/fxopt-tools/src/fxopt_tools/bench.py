@@ -24,7 +24,9 @@ from fxopt_tools.speed import CONFIDENCE, FEWEST_ROUNDS, SHORTEST, Ratio, Times,
 from fxopt_tools.subjects import Pipeline, as_graph_module, as_transformation
 from fxopt_tools.verification.verify import verify
 
+# Calls before anything is measured: fast paths such as packed weights may start only at the second call.
 _WARM_UP = 3
+# A coarse clock may measure no time at all for short calls, which would ask for billions of repetitions.
 _MOST_CALLS = 1000
 
 
@@ -140,12 +142,14 @@ def bench(
     steps = [] if per == "pipeline" else counter.steps
     if per == "pass":
         steps = [RewriteStep(None, step.pass_name, step.index) for step in steps]
+    # Site steps became one step for each pass if `per` is "pass", so equal ones are counted once.
     parts = list({(step.pass_name, step.index, step.site): step for step in steps}.values())
     original, again, transformed = sampler.measure(faithful_copy(graph_module), faithful_copy(graph_module), whole)
     contributions: list[Contribution] = []
     for part in parts:
         with instrumented(LeaveOut(part)):
             without = transformation(faithful_copy(graph_module))
+        # One variant at a time, so that few copies are in memory; `whole` is measured again in the same rounds.
         contributions.append(Contribution(part, Ratio.of(*sampler.measure(without, whole))))
     speedup, noise = Ratio.of(original, transformed), noise_of(Ratio.of(original, again))
     why = doubt([original, again, transformed], noise)

@@ -163,6 +163,7 @@ def bisect(
         problem = diagnose(result) if error is None else str(error)
         trials.append(Trial(middle, problem))
         good, bad = (middle, bad) if problem is None else (good, middle)
+    # `bad` is 0 if the untransformed model fails, and beyond the last step if nothing fails.
     culprit = steps[bad - 1] if 0 < bad <= len(steps) else None
     verdict: Verdict = "found" if culprit is not None else "never-fails" if bad else "fails-untransformed"
     return Bisection(verdict, culprit, len(steps), tuple(trials))

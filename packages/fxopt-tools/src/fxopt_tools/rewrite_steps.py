@@ -13,9 +13,12 @@ from torch.fx import GraphModule, Node
 from fxopt_core import Instrument, PassRun, PreconditionError
 from fxopt_rewrite import SitePass
 
+# A frame as Python's traceback prints it; the line of code may be missing.
 _FRAME = re.compile(
     r'File "(?P<file>[^"\n]+)", line (?P<line>\d+), in (?P<function>[^\n]+)(?:\n[ \t]+(?!File ")(?P<code>[^\n]+))?'
 )
+# Frames that are not the model's: torch as it is installed here or by relative paths, and generated code such as
+# "<eval_with_key>.0", which is in no file.
 _OF_TORCH = (os.path.join(os.path.dirname(torch.__file__), ""), "torch/", "<")
 
 
@@ -108,6 +111,7 @@ class BisectLimit(Instrument):
 
     def should_run(self, run: PassRun, graph_module: GraphModule) -> bool:
         """Count a pass that has no sites; skip any pass once the limit is reached."""
+        # A site pass is counted site by site in `should_rewrite`. At the limit, it need not look for sites at all.
         has_sites = isinstance(run.transformation, SitePass) and len(self.steps) != self.limit
         return run.reverse or has_sites or self._count(run)
 
@@ -148,4 +152,5 @@ class LeaveOut(Instrument):
     def _has(self, run: PassRun, site: str | None) -> bool:
         steps = (each for each in self._left_out if isinstance(each, RewriteStep))
         found = [step for step in steps if (step.pass_name, step.site) == (run.name, site)]
+        # A step from outside a composition has no position; then pass and site decide.
         return any(step.index == run.index or None in (step.index, run.index) for step in found)

@@ -18,6 +18,7 @@ from typing import Literal
 
 import torch
 
+#: The probability with which the interval of a ratio contains its true median.
 CONFIDENCE = 0.99
 FEWEST_ROUNDS = 8  # with fewer, not even the extremes enclose the median with this confidence
 LARGEST_SPREAD = 0.5  # relative to the median; on quiet machines it is 0.03 to 0.15
@@ -85,6 +86,7 @@ class Ratio:
         """Return the verdict on the other way: the interval has to exclude 1, and the median to exceed the noise."""
         if self.low > 1 and self.median > 1 + noise:
             return "faster"
+        # The inverse, since a ratio of 1 / 1.25 is as far from 1 as one of 1.25.
         return "slower" if self.high < 1 and self.median < 1 / (1 + noise) else "within noise"
 
     def __str__(self) -> str:
@@ -98,6 +100,7 @@ def interval(values: Sequence[float]) -> tuple[float, float]:
     (8, 23)
     """
     number = len(values)
+    # How many values lie below the median follows a binomial distribution with probability 1/2.
     outside, rank = 0.0, 0  # how probable it is that fewer than `rank` values are below the median
     while outside + math.comb(number, rank) / 2**number <= (1 - CONFIDENCE) / 2:
         outside += math.comb(number, rank) / 2**number
@@ -108,6 +111,7 @@ def interval(values: Sequence[float]) -> tuple[float, float]:
 
 def processors() -> int:
     """Return how many processors this process may use."""
+    # `cpu_count` includes processors that this process is not allowed to use.
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 

@@ -42,6 +42,7 @@ class Container:
 
     kind: str
     cls: type | None
+    # Not compared, since contents that are missing or new are reported at their own paths.
     size: int = field(compare=False)
 
 
@@ -98,7 +99,9 @@ def has_value(value: object) -> bool:
     (True, False, False)
     """
     if isinstance(value, (set, frozenset)):
+        # Tensors hash by identity, so sets of different tensors are never equal.
         return not any(isinstance(item, Tensor) or not has_value(item) for item in value)
+    # With the `__eq__` of `object`, a value equals only itself, and each run works on copies.
     return isinstance(value, _UNIQUE) or type(value).__eq__ is not object.__eq__
 
 

@@ -29,6 +29,7 @@ def autoload() -> None:
     if _AWAITED in sys.modules:
         _register()
     elif not any(isinstance(finder, _Waiting) for finder in sys.meta_path):
+        # Before Python's own finders, which would load the module without it.
         sys.meta_path.insert(0, _Waiting())
 
 

@@ -53,6 +53,7 @@ def __getattr__(name: str) -> object:
         )
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}{''.join(hints)}")
     value: object = getattr(importlib.import_module(home), name)
+    # From now on Python finds the name without calling `__getattr__`.
     globals()[name] = value
     return value
 

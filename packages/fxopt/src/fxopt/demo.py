@@ -26,6 +26,7 @@ from fxopt_capture import capture
 from fxopt_core import NotReversibleError, compose, history, registry, undo
 from fxopt_tools import Inputs, compare_pipelines, verify
 
+# Models and their trained weights come from packages, too, since CI cannot reach a model hub.
 _NEEDED = (
     "transformers",
     "sentence_transformers",

@@ -8,8 +8,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from textwrap import dedent
 
+# A heading at the margin, with the indented and empty lines below it.
 _SECTION = re.compile(r"^(Args|Attributes|Cost|Examples?|Raises|Returns|Source|Yields):\n((?: .*\n|\n)*)", re.MULTILINE)
+# `name: meaning` or `*name (type): meaning`, with the indented lines that continue it.
 _PARAMETER = re.compile(r"^\*{0,2}(\w+)(?: \([^)]*\))?: (.*(?:\n .*)*)", re.MULTILINE)
+# From a prompt to the next empty line, so that output belongs to it.
 _SESSION = re.compile(r"^ *>>>.*(?:\n.*\S.*)*", re.MULTILINE)
 
 

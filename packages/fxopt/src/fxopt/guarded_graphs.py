@@ -97,6 +97,8 @@ class GuardedGraphs(nn.Module):
         undo: list[Callable[[], None]] = []
         try:
             for guards in self._guards():
+                # Only to ask: `moved_to` raises if the graph cannot be converted. The conversion below makes the notes
+                # that stay.
                 if guards.module_dtype is not None:
                     undo.append(guards.moved_to(fn(torch.empty(0, dtype=guards.module_dtype)).dtype))
         finally:
@@ -110,6 +112,7 @@ class GuardedGraphs(nn.Module):
 
     def __getattr__(self, name: str) -> Any:
         """Return an attribute that the graphs have from a Hugging Face model, such as ``config``."""
+        # An object that is being copied or unpickled has no `_modules` yet.
         graphs = vars(self).get("_modules", {}).get("graphs")
         if graphs is not None and is_noted(graphs[0], name):
             return getattr(graphs[0], name)

@@ -156,12 +156,14 @@ def optimize(
         else:
             graph_module = capture(model, example.args, example.kwargs, dynamic_shapes=shapes, compare=verify)
         if also is not None:
+            # The graph would refuse calls that take another way through the model.
             noted = [call for call in noted if accepts(graph_module, call)] or [example]
         chosen = transformation or registry().pipeline(default_pipeline(graph_module))
         with calibrated(graph_module, [(call.args, call.kwargs) for call in noted]):
             return (chosen if first is None else compose(first, chosen))(graph_module)
 
     def verified(model: nn.Module, graph_module: GraphModule, calls: Sequence[Inputs]) -> GraphModule:
+        # A graph module may be given without an example; then there is nothing to call it with.
         if verify and (calls[-1].args or calls[-1].kwargs):
             verify_outputs(model, graph_module, calls, sqnr=sqnr).raise_if_failed()
         return graph_module
@@ -209,6 +211,7 @@ def _shapes_of(model: nn.Module, calls: Sequence[Inputs], dynamic_shapes: Any) -
         {
             name: shape
             for name, shape in dynamic_shapes.items()
+            # A name that no call has goes to all of them, so that `capture` refuses the misspelt name.
             if name in own or not any(name in each for each in names)
         }
         for own in names
@@ -220,6 +223,7 @@ def _with_shapes(graph_module: GraphModule, example: Inputs) -> GraphModule:
     inputs = graph_module.graph.find_nodes(op="placeholder")
     if not (example.args or example.kwargs) or any(tensor_facts(node) is not None for node in inputs):
         return graph_module
+    # With duck shapes, sizes that happen to be equal in the example would be one symbol, and equal in every call.
     mode = FakeTensorMode(shape_env=ShapeEnv(duck_shape=False))
 
     def free(tensor: Tensor) -> Tensor:

@@ -54,4 +54,5 @@ def forget_ids(nodes: Iterable[Node]) -> None:
     for node in nodes:
         tag = tag_of(node)
         if tag.id is not None:
+            # `origin` still needs the name, which tells this node from one that its meta was copied to.
             set_tag(node, replace(tag, id=None, name=tag.name if tag.origin else None))

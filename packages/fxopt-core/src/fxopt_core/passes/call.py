@@ -71,6 +71,7 @@ def execute(
             demands.check(run.name, ledger_of(result).records[known:])
         if lint:
             lint_and_recompile(result, transformation)
+        # A graph module without a ledger has nothing to lose, and pickles as torch has it.
         if META_KEY in result.meta:
             install_pickling(result)
     return result
@@ -106,6 +107,8 @@ def perform(run: PassRun, root: PassRun) -> GraphModule:
         step = PassRun(member, graph_module, None, run.reverse, run, root.number, protect_values=root.protect_values)
         if member.members is None:
             step.index = next(root.places)
+            # An equal pass earlier in the composition has the same signature, and its records are not for this one to
+            # take back.
             step.since = step.index if member in passes[: step.index] else 0
         graph_module = perform(step, root)
     return graph_module
@@ -121,6 +124,7 @@ def observed(run: PassRun) -> tuple[GraphModule, Record | None]:
     instruments, seen, veto = active_instruments(), run.graph_module, None
     entered: list[InstrumentProtocol] = []
     runs_module = any(getattr(each, "runs_module", False) for each in instruments)
+    # Only a veto needs a snapshot for each pass; errors are rolled back by the snapshot of the outermost call.
     may_veto = any(getattr(type(each), "after_pass", None) is not Instrument.after_pass for each in instruments)
     try:
         if runs_module:
@@ -135,6 +139,7 @@ def observed(run: PassRun) -> tuple[GraphModule, Record | None]:
             if runs_module:
                 lint_and_recompile(seen, run.transformation)
             while entered:
+                # Popped first: an instrument gets either `after_pass` or `after_pass_failed`, never both.
                 instrument = entered.pop()
                 if instrument.after_pass(run, seen, record) is False:
                     veto = VetoError(f"pass `{run.name}` was vetoed by {type(instrument).__name__}")
@@ -167,6 +172,7 @@ def apply_pass(run: PassRun) -> tuple[GraphModule, Record]:
     if not isinstance(result, GraphModule):
         found = f"`{method}` of pass `{run.name}` returned {type_text(result)}"
         raise PostconditionError(f"{found}, expected a torch.fx.GraphModule: return the graph module at its end")
+    # `GraphModule(graph_module, graph)`, as a pass may return, does not take over `meta`.
     if result is not graph_module and META_KEY not in result.meta and META_KEY in graph_module.meta:
         set_ledger(result, ledger_of(graph_module))
     changed = bool(run.journal) or result is not graph_module or before.changed(result)

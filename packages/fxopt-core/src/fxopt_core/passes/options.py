@@ -30,6 +30,7 @@ _PLAIN = (type(None), bool, int, float, str)
 PLAIN_VALUES = "a number, text, True, False, None, or a list or tuple of such"
 # Sequence types of annotations, each with the type that a list or tuple is converted to; None: it keeps its own.
 _SEQUENCES: dict[Any, Any] = {list: list, tuple: tuple, abc.Sequence: None, abc.Collection: None, abc.Iterable: None}
+# Returned by `_fit` for a value that does not fit, since None may be a value.
 _MISFIT = object()
 
 
@@ -147,6 +148,7 @@ def _fit(value: Any, annotation: Any) -> object:
     wanted, arguments = get_origin(annotation) or annotation, get_args(annotation)
     if wanted in (Union, types.UnionType):
         fitted = [each for each in (_fit(value, member) for member in arguments) if each is not _MISFIT]
+        # The member of the value's own type wins: 1 for `float | int` stays an int.
         return next((each for each in fitted if type(each) is type(value)), fitted[0] if fitted else _MISFIT)
     if wanted in _SEQUENCES:
         is_fixed = wanted is tuple and arguments and arguments[-1] is not Ellipsis
@@ -156,11 +158,13 @@ def _fit(value: Any, annotation: Any) -> object:
         made: Any = _SEQUENCES[wanted] or type(value)
         return _MISFIT if any(each is _MISFIT for each in fitted) else made(fitted)
     if wanted is float and type(value) is int:
+        # Beyond this, some integers have no equal float.
         return float(value) if abs(value) <= 2**53 else _MISFIT
     if wanted is Literal:
         fits = any(type(value) is type(choice) and value == choice for choice in arguments)
     elif wanted is None or wanted in _PLAIN:
         fits = type(value) is (wanted or type(None))
     else:
+        # `Any` is a class since Python 3.11. Values given as text are instances of no classes but those above.
         fits = not isinstance(wanted, type) or wanted in (object, Any, Parameter.empty)
     return value if fits else _MISFIT

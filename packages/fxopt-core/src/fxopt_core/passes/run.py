@@ -136,6 +136,7 @@ def transaction(run: PassRun) -> Iterator[None]:
     if any(cls.__name__ == "FSDPModule" for cls in type(graph_module).__mro__):
         found = "the graph module was given to fully_shard, after which torch cannot regenerate its code"
         raise PreconditionError(f"pass `{run.name}`: {found}. Rewrite and undo before that", pass_name=run.name)
+    # The calling pass may have edits pending, which the snapshot has to include.
     if outer is not None and outer.is_editing:
         outer.flush()
     run.snapshots.append(Snapshot(graph_module, protect_values=run.protect_values))

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from fxopt_core.names import class_path, name_of, source_of
 
+# Part of every digest: another text changes all signatures, so that marks and records made before are not recognised.
 _FORMAT = "fxopt signature 3"
 _BY_TEXT = frozenset(
     {float, complex, bytes, range, type(...), torch.dtype, torch.device, torch.layout, torch.memory_format}
@@ -122,6 +123,7 @@ def _tensor_form(value: Tensor) -> Any:
     if address is None:
         found = f"found a {class_path(type(value))} of {value.dtype}, {value.layout}, on {value.device}"
         raise TypeError(f"{found}, whose values cannot be read; give a dense tensor with values, on the CPU")
+    # The bytes of a tensor of any dtype, without NumPy, which core does not require.
     content = ctypes.string_at(address, dense.numel() * dense.element_size())
     kind = "parameter" if isinstance(value, nn.Parameter) else "tensor"
     return {kind: [str(value.dtype), list(value.shape), hashlib.sha256(content).hexdigest()]}

@@ -53,6 +53,7 @@ def undo(graph_module: GraphModule, lint_and_recompile: bool = True) -> GraphMod
     """
     check_graph_module(graph_module, "undo")
     records = [r for r in ledger_of(graph_module).records if r.state == "applied" and r.changed]
+    # Passes of one composition share the number of their run. Without records, the condition is never evaluated.
     last = [record for record in records if record.run == records[-1].run]
     if not last:
         _check_not_lost(graph_module)

@@ -61,6 +61,7 @@ def parse_pipeline(text: str) -> tuple[PipelineItem, ...]:
     """
     items: list[PipelineItem] = []
     at = _after_space(text, 0)
+    # After the first item, only a comma leads here, and a comma must be followed by an item.
     while items or at < len(text):
         name = _match(NAME, text, at, "the name of a pass")
         options, end = _options(text, _after_space(text, name.end()))
@@ -107,6 +108,7 @@ def _value(text: str, start: int, end: int) -> object:
             warnings.simplefilter("ignore")
             if is_plain(value := ast.literal_eval(text[start:end])):
                 return value
+    # Python documents these five for malformed input of `literal_eval`.
     except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
         pass
     raise _error(text, start, f'a value: {PLAIN_VALUES}; text is quoted ("...")', end)

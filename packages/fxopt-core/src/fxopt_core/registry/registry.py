@@ -129,6 +129,7 @@ class Registry:
 
     def __init__(self, entry_points: Iterable[EntryPoint] | None = None) -> None:
         self._entry_points = None if entry_points is None else tuple(entry_points)
+        # Reentrant: a plugin that asks for the registry while it is loaded gets an error instead of a deadlock.
         self._lock = threading.RLock()
         self._loading = False
         self._loaded: _Contents | None = None

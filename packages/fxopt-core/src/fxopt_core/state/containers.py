@@ -38,6 +38,7 @@ def put_back(container: Any, contents: Any) -> None:
     >>> alias
     {'second': 2}
     """
+    # OrderedDict comes before dict, whose methods would bypass the order that an OrderedDict keeps for itself.
     base: Any = next(each for each in (OrderedDict, *_COPIES) if isinstance(container, each))
     if base in (list, bytearray):
         base.__setitem__(container, slice(None), contents)
@@ -75,6 +76,7 @@ class Containers:
             if kind is None:
                 others.append(value)
             elif id(value) not in self._held:
+                # Tuples are recorded too, so that one that many containers share is walked through once.
                 self._held[id(value)] = value, _COPIES.get(kind, tuple)(value)
                 inside = value.values() if kind is dict else () if kind is bytearray else value
                 waiting += [item for item in inside if type(item) not in _LEAVES]

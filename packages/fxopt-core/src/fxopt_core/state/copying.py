@@ -67,6 +67,7 @@ class _Copier:
         states = [vars(module) for module in modules.values()]
         hooks = Containers().add(value for state in states for key, value in state.items() if key.endswith("_hooks"))
         hooks += [hook.hook for hook in hooks if hasattr(hook, "with_module")]
+        # An object that the memo maps to itself is not copied.
         self._memo.update((id(hook), hook) for hook in hooks if not self._is_bound(hook))
         graph_modules = [module for module in modules.values() if isinstance(module, GraphModule)]
         self._memo.update((id(module), type(module).__new__(type(module))) for module in graph_modules)
@@ -129,6 +130,7 @@ class _Copier:
         if not tensor.is_leaf:
             found = f"{name} is the result of a computation that autograd recorded"
             raise FxoptError(f"{found}, from which a copy would be cut off; detach it, or compute it in the graph")
+        # Subclasses, lazy parameters among them, define their own deep copy.
         if type(tensor) not in (Tensor, nn.Parameter) and not isinstance(tensor, FakeTensor):
             own: Tensor = copy.deepcopy(tensor, self._memo)
             return own
@@ -136,6 +138,7 @@ class _Copier:
         data = tensor.data.clone() if isinstance(tensor, FakeTensor) else copy.deepcopy(tensor.data, self._memo)
         is_parameter, flag = isinstance(tensor, nn.Parameter), tensor.requires_grad
         twin: Tensor = nn.Parameter(data, flag) if is_parameter else data.requires_grad_(flag)
+        # Noted before its attributes are copied, since they may refer to the tensor.
         self._memo[id(tensor)] = twin
         vars(twin).update(self._value(vars(tensor), f"an attribute of {name}"))
         twin.grad = self._value(tensor.grad, f"the gradient of {name}")

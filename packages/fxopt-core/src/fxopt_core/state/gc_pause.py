@@ -11,6 +11,8 @@ from contextlib import contextmanager
 def collector_paused() -> Iterator[None]:
     """Keep the garbage collector from running while many small objects are made that all stay alive."""
     was_running = gc.isenabled()
+    # Each collection would walk through all of them and free none. With collections, a full snapshot cost 89 % of the
+    # time of lint and recompile, without them 24 %.
     gc.disable()
     try:
         yield

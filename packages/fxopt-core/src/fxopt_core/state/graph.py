@@ -39,6 +39,7 @@ class GraphRows:
     def are_in(self, graph: Graph, *, exactly: bool = True) -> bool:
         """Return whether a graph has these very nodes; if ``exactly``, with users and taken names as they were."""
         nodes = list(iter_nodes(graph))
+        # By identity, which is safe since the rows hold all arguments: no new tuple gets the address of an old one.
         same = nodes == self.nodes and all(
             map(is_, chain.from_iterable(map(_ROW, nodes)), chain.from_iterable(self.rows))
         )
@@ -77,6 +78,7 @@ class GraphRows:
         for node, (*_, args, kwargs) in zip(self.nodes, self.rows, strict=True):
             set_arguments(new[node], map_aggregate(args, leaf), map_aggregate(kwargs, leaf))
         for node, users in zip(self.nodes, self._users, strict=True):
+            # Setting arguments added the users in the order of the nodes; several users may have been in another order.
             if len(users) > 1 or len(users) != len(new[node].users):
                 put_back(new[node].users, dict.fromkeys([new[user] for user in users if user in new]))
         put_back(names_of(graph).taken, self._names[0])
@@ -104,6 +106,7 @@ class GraphState:
         if not unchanged:
             Graph.__init__(self._graph)  # empties it, without calling hooks
             new = self._rows.fill(self._graph)
+        # These hold the new nodes; the recorded ones still refer to the old nodes.
         structure = {} if unchanged else {key: vars(self._graph)[key] for key in STRUCTURE}
         for place, (attributes, held) in enumerate(self._attributes):
             put_back(attributes, held if place else {**held, **structure})
@@ -117,6 +120,7 @@ class GraphState:
 
 def own_classes(graph_module: GraphModule) -> list[type]:
     """Return the classes that only this graph module has: its own, and the one of torch beneath a swapped class."""
+    # Parametrizing a module swaps its class for a new subclass, beneath which is the class that torch made.
     classes = type(graph_module).__mro__
     own = [cls for cls in classes if cls is classes[0] or cls.__qualname__.endswith("GraphModuleImpl")]
     return [cls for cls in own if cls is not GraphModule]

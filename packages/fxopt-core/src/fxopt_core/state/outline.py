@@ -37,6 +37,8 @@ class Outline:
 
     def shapes(self) -> dict[str, Any]:
         """Return the shapes of all parameters and buffers by full name."""
+        # A row is (name, training, *tensors); a tensor is (key, requires_grad, version, dtype, device, shape) or
+        # (key, None).
         return {f"{row[0]}.{key}" if row[0] else key: shape for row in self._modules for key, *_, shape in row[2:]}
 
     def changed(self, graph_module: GraphModule) -> bool:

@@ -30,6 +30,7 @@ FORMAT = 6
 # What the graph has as well, or torch makes again; and what only matters to a new trace of the original.
 _DROPPED = frozenset({"_graph", "_code", "_lineno_map", "_prologue_start", "_compiled_call_impl", "shape_env"})
 _DROPPED |= {"_tracer_cls", "_tracer_extras"}
+# `val` and `tensor_meta` are not stored: symbolic sizes, which they may hold, cannot be pickled.
 _KEPT_META = (META_KEY, "stack_trace", "from_node")
 _SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 
@@ -92,6 +93,7 @@ def _reduce_ex(self: GraphModule, protocol: int) -> tuple[Any, ...]:
         remedy = "make it with `fxopt_capture.capture`, or save the program with `torch.export.save`"
         raise FxoptError(f"{found}; {remedy}")
     base = next(cls for cls in type(self).__mro__ if not cls.__qualname__.endswith("GraphModuleImpl"))
+    # What is dropped leaves its key, so that attributes come back in the same order.
     attributes = {key: None if key in _DROPPED else _form(value) for key, value in vars(self).items()}
     with collector_paused():
         rows = GraphRows(self.graph).apart(_form)
@@ -101,6 +103,7 @@ def _reduce_ex(self: GraphModule, protocol: int) -> tuple[Any, ...]:
     for module in self.modules():
         if isinstance(module, GraphModule):
             install_pickling(module)  # torch loses names in them too, and cannot trace what an export has made
+    # pickle notes the new module before it restores the state, so that attributes may refer to the module itself.
     return create, (FORMAT, base, type(self).__name__), (attributes, rows, metas, codegen), None, None, fill
 
 

@@ -109,8 +109,10 @@ class _TensorState:
         assert self.rebuild is not None
         shape, dtype, device, *_ = self.place
         storage = None if self.memory is None else self.memory()
+        # What is made inside inference mode could not be trained or written outside of it.
         with torch.inference_mode(False), torch.no_grad():
             if storage is not None and storage.nbytes() == self.nbytes:
+                # `release` takes only contiguous tensors that fill their storage, so a shape says everything.
                 return torch.empty(0, dtype=dtype, device=device).set_(storage).view(shape)
             data = self.rebuild().detach()
         if _place(data)[:3] != self.place[:3]:
@@ -160,6 +162,7 @@ class _ModuleState:
         """Return the module, or a new one of its class if it is gone; `restore` sets its attributes."""
         if self.module is None:
             alive = self.reference()
+            # Without the constructor, which may require arguments and would initialise weights.
             self.module = object.__new__(self.cls) if alive is None else alive
         return self.module
 
@@ -223,6 +226,7 @@ class Snapshot:
             self._module(module, "")
             found = [state.module for state in self._modules.values() if isinstance(state.module, GraphModule)]
             graphs = {id(each.graph): each.graph for each in found}
+            # `Containers` come last: they fill the dictionaries and lists again that restoring a module has emptied.
             self._graphs: list[ClassState | GraphState | Containers] = [
                 *(ClassState(cls) for each in found for cls in own_classes(each)),
                 *(GraphState(graph, self._containers) for graph in graphs.values()),
@@ -274,6 +278,7 @@ class Snapshot:
                 if memory is None or memory.is_meta:
                     continue
                 if storage is not None:
+                    # The bytes of the whole storage, so that every tensor over it comes back with one copy.
                     memory = torch.empty(0, dtype=torch.uint8, device=memory.device).set_(storage)
                 key = id(memory) if storage is None else storage._cdata
                 if key not in self._saved:

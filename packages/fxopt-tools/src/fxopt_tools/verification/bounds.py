@@ -55,6 +55,7 @@ class Bounds:
             return self
         both = [[*_applied(before)], [*_applied(after)]]
         one, other = (Counter(map(_identity, records)) for records in both)
+        # Counters: a pass that both states had equally often cancels out, and is no reason for a difference.
         differ = {**(one - other), **(other - one)}
         made = {_identity(record): record for records in both for record in records if _identity(record) in differ}
         promises = {
@@ -62,6 +63,7 @@ class Bounds:
         }
         if not promises:
             return self
+        # Decibels are logarithms of powers, and powers of independent noises add up.
         noise = sum(10 ** (-promised / 10) for _, promised in promises)
         names = " and ".join(sorted({name for name, _ in promises}))
         return Bounds(sqnr=-10 * math.log10(noise), source=f"promised by {names}")

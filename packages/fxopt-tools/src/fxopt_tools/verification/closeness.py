@@ -54,6 +54,8 @@ from torch import Tensor
 from fxopt_rewrite import Tolerance
 from fxopt_tools.verification.magnitudes import Magnitudes
 
+# The numbers of the criterion as it is stated above: 0.1 and 0.025 (of s), 64 (eps), 20 dB, 4 k for typical and for
+# largest errors, and the 4 in k.
 _COARSE = 0.1
 _EXACT = 0.025
 _NOISE = 64
@@ -146,6 +148,7 @@ def measure(expected: Tensor, found: Tensor, criterion: Criterion, truth: Tensor
     allowed = _allowed(size, criterion, magnitudes, of_zeros=truth is None)
     nonzero = (size > 0) & size.isfinite()
     relative = torch.where(nonzero, error / size, 0.0)
+    # How many times as large as allowed. Where nothing differs it is 0: NaN, from 0 / 0, would be the largest.
     excess = error if criterion.tolerance is None else torch.where(error > 0, error / allowed, 0.0)
     place = int(excess.argmax())
     index = tuple(int(i) for i in torch.unravel_index(torch.tensor(place), error.shape))
@@ -201,6 +204,7 @@ def cosine(reference: Tensor, found: Tensor) -> float:
     0.7071...
     """
     r, f = (wide(t).reshape(t.shape[0] if t.dim() > 1 else 1, -1) for t in (reference, found))
+    # Each sample is divided by its largest element, since squares may overflow; zeros stay zeros.
     r, f = (t / t.abs().amax(1, keepdim=True).clamp_min(torch.finfo(torch.float64).tiny) for t in (r, f))
     sizes = torch.linalg.vector_norm(r, dim=1) * torch.linalg.vector_norm(f, dim=1)
     found_zero = torch.where((r == f).all(1), 1.0, 0.0)
@@ -216,12 +220,14 @@ def is_rounding(expected: Tensor, found: Tensor, reference: Tensor, criterion: C
     magnitudes = Magnitudes(size)
     beyond = magnitudes.count(error > _allowed(size, criterion, magnitudes, of_zeros=False))
     beyond_as_a_whole = _coarse(magnitudes, error, own, eps)
+    # Rounding moves a and b by up to eps / 2 each; t is not rounded, so a - t contains only half of that.
     last = torch.where(size.isfinite(), eps * size, math.inf)  # what rounding the results themselves contributes
     noise = magnitudes.per_power((error - last).clamp_min(0.0))
     rounding = magnitudes.per_power((torch.where(own.isfinite(), own, 0.0) - last / 2).clamp_min(0.0))
     for number, near, _ in magnitudes.windows():
         if beyond[number] or number in beyond_as_a_whole:
             squares, fourths = rounding.squares[near].sum().item(), rounding.fourths[near].sum().item()
+            # The participation ratio: n for n errors of one size, 1 for a single error.
             contributing = squares**2 / fourths if fourths else 0.0  # about how many make up the sum
             chance = 1 + _CHANCE / math.sqrt(max(contributing, 1.0))
             if noise.squares[near].sum() > (_TYPICAL_RATIO * chance) ** 2 * squares:
@@ -256,6 +262,7 @@ def rms(tensor: Tensor) -> float:
 
 
 def _error(a: Tensor, b: Tensor) -> Tensor:
+    # The difference of equal infinities is NaN, so these are found first.
     same = (a == b) | (a.isnan() & b.isnan())
     error = torch.where(same, 0.0, (a - b).abs())
     return torch.where(error.isnan(), math.inf, error)

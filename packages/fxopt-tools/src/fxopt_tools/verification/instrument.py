@@ -103,6 +103,7 @@ class Verify(Instrument):
         caller = run.parent
         while caller is not None and id(caller) not in self._pending:  # a composition
             caller = caller.parent
+        # A part of the whole need not accept the inputs of the whole.
         if caller is not None and self._pending[id(caller)][1] is not graph_module:
             return
         try:
@@ -133,6 +134,7 @@ class Verify(Instrument):
                 pass_name=run.name,
                 index=run.index,
             ) from error
+        # The pass's own record enters the ledger only after the instruments have accepted it.
         bounds = self._bounds.between(known, (*records_of(graph_module), record))
         report = report_on(zip(expected, found, strict=True), bounds, (record,))
         self.checks.append(replace(check, passed=report.passed, report=report))

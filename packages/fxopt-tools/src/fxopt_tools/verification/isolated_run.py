@@ -77,6 +77,7 @@ def run_thrice(module: nn.Module, inputs: Inputs) -> list[Outcome]:
     no buffer, the others get the module's own buffers instead of copies, like later calls in use. A call with the same
     outcome as the first one gives the very same object.
     """
+    # Inference tensors have no version counters, by which writes are noticed.
     with ONE_AT_A_TIME, torch.inference_mode(False), kept(module):
         first = run_once(module, inputs, restores=False)
         outcomes = [first]
@@ -107,6 +108,7 @@ def run_once(
         with kept(module) if restores else nullcontext():
             output, buffers = _call(module, arguments.inputs, own_buffers=own_buffers)
             parts = parts_of(output, "output", lambda tensor: tensor.detach().clone())  # before the module is restored
+            # The tensors themselves: copies would not show their strides and memory.
             returned = tensors(parts_of(output, "output"))
             strides = {path: _strides(each) for path, each in returned.items()}
         written = tuple(name for name, (p, version) in versions.items() if version_of(p) != version)
@@ -179,6 +181,7 @@ def _call(module: nn.Module, inputs: Inputs, *, own_buffers: bool) -> tuple[obje
     if own_buffers:
         return module(*inputs.args, **inputs.kwargs), dict(module.named_buffers())
     copies: dict[str, Any] = {name: tensor.detach().clone() for name, tensor in module.named_buffers()}
+    # Embeddings with `max_norm` write to their own weights in each call.
     for prefix, child in module.named_modules():
         if isinstance(child, (nn.Embedding, nn.EmbeddingBag)) and child.max_norm is not None:
             own = child.named_parameters(prefix, recurse=False)
@@ -192,6 +195,7 @@ def _shared(outputs: Mapping[str, Tensor], arguments: Mapping[str, Tensor]) -> d
     owners: dict[int, tuple[str, ...]] = {}
     for path, tensor in arguments.items():
         owners[_memory(tensor)] = (*owners.get(_memory(tensor), ()), path)
+    # 0 is the address of empty tensors and of those without a storage; these share nothing.
     owners.pop(0, None)
     return {path: owners[place] for path, tensor in outputs.items() if (place := _memory(tensor)) in owners}
 

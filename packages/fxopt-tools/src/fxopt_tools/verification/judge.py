@@ -26,7 +26,9 @@ from fxopt_tools.verification.isolated_run import Outcome
 from fxopt_tools.verification.report import OutputReport, counted
 
 _AFTER = " after the call"
+# With a lower ratio, the run in float64 took another way through the model and is no reference.
 _RELATED_DB = 10.0
+# How many times finer than the original's a reference's unit of rounding has to be.
 _FINER = 64
 
 
@@ -142,6 +144,7 @@ class Judge:
     def _values(self, path: str, a: object, b: object, exact: object) -> OutputReport:
         if isinstance(a, Tensor) and isinstance(b, Tensor):
             return self._tensors(path, a, b, exact)
+        # Not `isinstance`: 1, 1.0 and True are different results.
         if type(a) is type(b):
             if isinstance(a, (float, complex)) and isinstance(b, (float, complex)):
                 return self._numbers(path, a, b)
@@ -188,6 +191,7 @@ class Judge:
             tolerance_source=criterion.source,
             unseen=_unseen(a, b, measurement),
         )
+        # Quantized tensors have to be equal like integers, but stand for floating-point numbers.
         report = replace(report, floating=report.unseen is None and (inexact or a.is_quantized))
         if criterion.sqnr is not None:
             return _by_ratio(replace(report, cosine=cosine(a, b) if inexact else None), criterion)
@@ -319,6 +323,7 @@ def tokens_of(outcome: Outcome) -> Tensor | None:
 def _of_tokens(tree: Mapping[str, object], tokens: Tensor) -> dict[str, object]:
     """Return the parts of an output with zeros for padding."""
     return {
+        # The mask (batch, tokens) gets as many trailing dimensions as the value has: (batch, tokens, 1, ...).
         path: value.masked_fill(~tokens.view(*tokens.shape, *[1] * (value.dim() - 2)), 0)
         if isinstance(value, Tensor) and value.shape[:2] == tokens.shape and value.layout is torch.strided
         else value

@@ -24,9 +24,12 @@ import torch
 from torch import Tensor
 
 _LOWEST = 1074  # of float64, whose smallest magnitude is 2 ** -1074
+# `frexp` gives exponents from -1073 to 1024, which are bins 1 to 2098; bin 0 is for zeros and non-finite elements.
 _BINS = _LOWEST + 1024 + 1
+# Eight elements, or an eighth of those of a small tensor, are not small merely by chance.
 _COMPANY = 8
 _GAP = 8
+# Within how many powers of two elements are comparable: a factor of 32, or of 256 where there are few.
 _NEAR, _FAR = 5, 8
 _GROUP = 64
 
@@ -72,6 +75,7 @@ class Magnitudes:
         for number, up_to in zip(reversed(self.present), reversed(self._up_to), strict=True):
             gap = _BINS if above is None else above - number
             total = up_to if gap >= _GAP - 1 and up_to >= company else total
+            # m / F, with the share F = up_to / total.
             own = min(self._largest[number] * (total / up_to), sys.float_info.max)
             found[number] = own if up_to >= company or gap > _GAP or above is None else found[above]
             above = number

@@ -198,6 +198,7 @@ def _message(report: VerificationReport, pass_name: str | None) -> str:
 
 def _severity(output: OutputReport) -> float:
     if output.least_sqnr_db is not None and output.sqnr_db is not None:
+        # As a ratio of amplitudes, like that of an error to its tolerance below.
         return math.inf if output.sqnr_db == -math.inf else 10 ** ((output.least_sqnr_db - output.sqnr_db) / 20)
     worst = None if output.measurement is None else output.measurement.worst
     if worst is None or not worst.allowed:

@@ -98,6 +98,7 @@ def verify(
     bounds = stated.between(records_of(original), records_of(transformed))
     report = report_on(pairs, bounds, records_of(transformed))
     outputs, notes = report.outputs, report.notes
+    # What the original was approximated with is in both models, so `bounds` does not contain it.
     if (known := stated.between(records_of(original), ())) != stated:
         said = f"the original is approximated itself, with the noise {known.source}: what differs may be its error"
         notes = (*notes, f"{said}; verify against the model as it was before")
@@ -167,6 +168,7 @@ class Original:
         was = torch.backends.mha.get_fastpath_enabled()
         if not was or not any(isinstance(each, nn.MultiheadAttention) for each in self._module.modules()):
             return {}
+        # Captured graphs do not take the fast path, whose results have other strides.
         torch.backends.mha.set_fastpath_enabled(False)
         try:
             return run_once(self._module, inputs).strides
@@ -222,6 +224,7 @@ def report_on(
         first, compared = base.outcomes[0], dict[str, OutputReport]()
         known: list[tuple[Outcome, Outcome]] = []
         for expected, found in zip(base.outcomes, calls, strict=True):
+            # Equal outcomes are one object, and a pair that was compared before shows nothing new.
             if any(expected is one and found is other for one, other in known):
                 continue
             is_first, reference = not known, base.reference if expected is first else None

@@ -45,6 +45,7 @@ def answer(work: Callable[[Terminal], Answer], *, as_json: bool) -> None:
     Raises:
         typer.Exit: The exit code is not 0.
     """
+    # Made before the redirection, so that it holds the real standard output.
     terminal = Terminal()
     try:
         with redirect_stdout(sys.stderr):

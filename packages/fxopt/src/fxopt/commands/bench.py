@@ -52,6 +52,7 @@ def bench(
         varying = check_dynamic(dynamic or ())
         check_sources(source, inputs=inputs)
         with terminal.steps() as step:
+            # These imports load torch, which takes seconds: they follow the checks of the command line.
             from fxopt.commands.models.inputs import prepared
             from fxopt.optimization import named_pipelines
             from fxopt_tools import bench as measure, compare_pipelines

@@ -23,6 +23,7 @@ DESCRIBING = ("*.json", "*.txt", "*.model", "*.tiktoken", "*.jinja", "README.md"
 _EXPECTED = (
     "expected a .fxopt archive, a folder in Hugging Face format, owner/name on the Hub, or package.module:factory"
 )
+# ``owner/name``. A text with the suffix of a model's file is taken for a path that does not exist.
 _HUB_NAME = re.compile(r"(?!.*\.(fxopt|pt2|pt|pth|py|safetensors|onnx)$)[\w-][\w.-]*/[\w-][\w.-]*")
 _DYNAMIC = re.compile(r"[^\W\d]\w*=\d{1,2}(,\d{1,2})*")
 
@@ -60,6 +61,7 @@ def archive_path(text: str) -> Path:
 
 def is_hub_name(text: str) -> bool:
     """Whether a SOURCE that is not a path is the name of a model on the Hub, ``owner/name``."""
+    # Where there is a folder of the owner's name, a file in it is meant.
     return not Path(text).exists() and bool(_HUB_NAME.fullmatch(text)) and not Path(text).parent.is_dir()
 
 
@@ -86,6 +88,7 @@ def downloaded(name: str) -> Path:
         message = f"{there_is_none}: huggingface_hub is not installed: pip install 'fxopt[transformers]'"
         raise FileError(message) from error
     try:
+        # Neither pickles nor code is downloaded.
         return Path(
             hub.snapshot_download(name, allow_patterns=[*DESCRIBING, "*.safetensors", "*.safetensors.index.json"])
         )
@@ -110,6 +113,7 @@ def folders_of_modules(folder: Path) -> list[str]:
         names = [module["path"] for module in json.loads(listed.read_text(encoding="utf-8"))]
     except (ValueError, RecursionError, TypeError, KeyError) as error:
         raise FileError(f"{listed} is not as sentence-transformers writes it: {error!r}") from error
+    # The file may be untrusted: `write_folder` copies the folders that it names.
     outside = [name for name in names if not isinstance(name, str) or name != Path(name).name or name == ".."]
     if outside:
         raise FileError(f"{listed} names {outside[0]!r}, expected the name of a folder beside it")

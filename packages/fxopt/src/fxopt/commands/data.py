@@ -34,6 +34,7 @@ def operations_of(graph_module: GraphModule) -> Counter[str]:
         if node.op == "call_module":
             layers[type(graph_module.get_submodule(str(node.target))).__name__] += 1
         elif node.op in ("call_function", "call_method"):
+            # All overloads of an operator count as one kind: `add.Tensor` and `add.Scalar` as `add`.
             target: Any = getattr(node.target, "overloadpacket", node.target)
             functions[getattr(target, "__name__", str(target))] += 1
     return layers + functions

@@ -40,6 +40,7 @@ def export(
         path = check_output(output, force=force, suffix=".pt2")
         with (
             terminal.steps() as step,
+            # Beside the output, so that `replace` stays within one file system and the file appears complete.
             tempfile.TemporaryDirectory(prefix=".fxopt.", dir=path.absolute().parent) as made,
         ):
             import torch

@@ -21,6 +21,7 @@ class ExitCode(IntEnum):
     UNDO = 8
     NOTHING_FOUND = 9
     REPORT = 10
+    # As shells report a process that SIGINT ended: 128 + 2.
     INTERRUPTED = 130
 
 

@@ -44,6 +44,7 @@ def optimized(
     step("running passes")
     with blaming(ExitCode.PASS):
         graph_module = (transformation if source.note is None else compose(source.note, transformation))(graph_module)
+    # An archive brings along the records of earlier runs.
     records = History(history(graph_module)[known:])
     with blaming(ExitCode.DEMAND):
         Demands(expect=job.expect, strict=job.strict).check(transformation.name, records)
@@ -59,9 +60,11 @@ def optimized(
             if source.calls and not own:
                 raise FileError(f"the tokenizer or processor in {folder} cannot be loaded")
         except FileError as error:
+            # The folder still has a temporary name, which means nothing to the user.
             reason = str(error).replace(str(folder), str(path))
             hint = "save model and tokenizer with their save_pretrained, and start from that folder"
             raise FileError(f"{path} was not written, because it would be unusable: {reason}; {hint}") from error
+        # Without a file of inputs, those that the new folder's own tokenizer prepares, as for its later users.
         verification = _verified(source, found, calls if job.inputs else own or calls, job)
 
     step("verifying")

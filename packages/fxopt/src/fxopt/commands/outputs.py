@@ -130,6 +130,7 @@ def write_folder(graph_module: GraphModule, path: Path, *, source: str, check: C
     """
     from fxopt_capture.huggingface.folders import write_config
 
+    # Beside the path, since a folder is renamed only within a file system; the process number keeps two runs apart.
     folder, former = (path.with_name(f".{path.name}.{os.getpid()}.{word}") for word in ("part", "former"))
     try:
         folder.mkdir()
@@ -149,6 +150,7 @@ def write_folder(graph_module: GraphModule, path: Path, *, source: str, check: C
             path.rename(former)
         folder.rename(path)
     finally:
+        # Only if renaming the new folder failed.
         if former.exists() and not path.exists():
             former.rename(path)
         for left in (folder, former):

@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+# The control characters C0, DEL and C1, but for tabs and line feeds.
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 _TALKATIVE = ("torchao", "torch.utils._pytree", "torch.onnx._internal.exporter._registration")
 
@@ -28,6 +29,7 @@ def silence_libraries() -> None:
     """
     for name in _TALKATIVE:
         logging.getLogger(name).setLevel(logging.ERROR)
+    # torch.export logs a traceback for each failed attempt, which `capture` handles.
     os.environ.setdefault("TORCH_LOGS", "-all")
 
 

@@ -68,6 +68,7 @@ def _undone(graph_module: GraphModule) -> list[str]:
     before = history(graph_module)
     with blaming(ExitCode.UNDO):
         undo_last(graph_module)
+    # Undoing changes the states of records, and neither their number nor their order.
     pairs = zip(reversed(before), reversed(history(graph_module)), strict=True)
     return [old.pass_name for old, new in pairs if old.changed and old.state != new.state]
 

@@ -39,6 +39,7 @@ def view(
 
         check_reports()
         if output is None:
+            # Not removed at the end, since the browser may read the page later.
             path = Path(tempfile.mkdtemp(prefix="fxopt."), f"{Path(archive).stem}.html")
         else:
             path = check_output(output, force=force, suffix=".html")

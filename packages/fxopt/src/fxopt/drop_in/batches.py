@@ -86,6 +86,7 @@ class BatchEncoder:
                 "batch of columns is given to the object itself"
             )
         rows = [self._row(place, each) for place, each in enumerate(inputs)]
+        # Without rows, a stand-in gives the result its width and dtype, and none of it is returned.
         return self._compute(rows or [("a", "a") if self._checked is _pair else "a"], **options)[: len(rows)]
 
     def __call__(self, batch: Mapping[str, Any]) -> dict[str, Any]:
@@ -114,6 +115,7 @@ class BatchEncoder:
 
 def _opened(folder: Path) -> tuple[Callable[[Any], Any], Callable[..., Any]]:
     """Return a function that checks and converts a row, and a function from rows to an array."""
+    # In folders of sentence-transformers each module may have a config.json; the one of fxopt has the entry "fxopt".
     configs = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(folder.rglob("config.json"))]
     config = next((config for config in configs if isinstance(config, dict) and "fxopt" in config), None)
     if config is None:

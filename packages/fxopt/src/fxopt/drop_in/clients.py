@@ -70,6 +70,7 @@ def with_models_replaced(
     recording, recorders = _recorded(client)
     examples = [recorder.calls for recorder in recorders]
     if calibrate is not None:
+        # `examples` keeps the calls with examples; from here on, recorders collect those to calibrate with.
         for recorder in recorders:
             recorder.calls = []
         calibrate(recording)
@@ -84,6 +85,8 @@ def with_models_replaced(
             around = around if isinstance(around, nn.Module) else around.model
             around.float()  # layers after the model, which get its results
         memo[id(recorder)] = optimize(model, calls, noted, varying_sizes(calls[0]), first)
+    # The memo gives each graph as the copy of its recorder: wherever the client refers to the recorder, the copy refers
+    # to the graph.
     return copy.deepcopy(recording, memo)
 
 
@@ -166,6 +169,7 @@ def _models(client: Any) -> list[nn.Module]:
     model = client.model
     if not model.can_generate():
         return [model]
+    # The encoder runs once for each input, so that a graph can stand for it; the decoder has a growing cache.
     if model.config.is_encoder_decoder:
         return [model.get_encoder()]
     raise PreconditionError(
@@ -204,6 +208,7 @@ def _calls(client: Any) -> Iterator[Callable[[], object]]:
     if task in _TEXT_TASKS:
         mask = f" {tokenizer.mask_token}" if task == "fill-mask" else ""
         for texts in TEXTS:
+            # Texts of different lengths form a batch only with padding.
             size = len(texts) if tokenizer.pad_token_id is not None else 1
             yield partial(client, [text + mask for text in texts], batch_size=size)
     elif task == "zero-shot-classification":
@@ -243,6 +248,7 @@ def images() -> Sequence[list[Any]]:
 def sound(seconds: float, rate: int) -> Any:
     """Return a rising tone."""
     time = torch.arange(int(seconds * rate)) / rate
+    # The frequency is the derivative of (200 + 100 t) t: 200 Hz at first, and 200 Hz more with each second.
     return torch.sin(2 * math.pi * (200 + 100 * time) * time).numpy()
 
 

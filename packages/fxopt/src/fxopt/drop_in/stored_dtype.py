@@ -108,5 +108,6 @@ def computed_in_float32(model: nn.Module, stored: torch.dtype, examples: Sequenc
         narrow = [value if dtype is None else value.to(dtype) for value, dtype in zip(values, dtypes, strict=True)]
         return pytree.tree_unflatten(narrow, structure)
 
+    # In a class: as an attribute of the object, the function would be bound to this object in its copies, too.
     wide.__class__ = type(kind.__name__, (kind,), {"forward": forward, "__module__": kind.__module__})
     return wide

@@ -48,6 +48,7 @@ def from_factory(text: str) -> tuple[nn.Module, Inputs | None]:
         found = f"args as {type(args).__name__} and kwargs as {type(kwargs).__name__}"
         raise FileError(f"the factory {text} returned {found}; expected a tuple and a dictionary: (model, (x,))")
     if (note := training_note(model)) is not None:
+        # Only the middle of the note, which says what the mode does; the remedy here is another one.
         what = note.partition(": ")[2].partition(". For inference")[0]
         raise FileError(f"the model of {text} is in training mode: {what}; return model.eval()")
     return model, Inputs(*args, **kwargs) if given else None
@@ -61,6 +62,7 @@ def named_function(text: str) -> Callable[..., object]:
     """
     if not FACTORY.fullmatch(text):
         raise FileError(f"{text!r} does not name a function; expected package.module:function")
+    # The path of an installed script begins with the script's folder, not with the current one.
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
     try:

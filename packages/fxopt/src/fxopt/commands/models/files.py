@@ -52,6 +52,7 @@ def from_folder(folder: Path) -> nn.Module:
     transformers = importlib.import_module("transformers")
     transformers.utils.logging.disable_progress_bar()
     try:
+        # No code of the folder runs; for a model with code of its own there are factories.
         model: nn.Module = _class_for(folder, transformers).from_pretrained(
             str(folder), local_files_only=True, trust_remote_code=False
         )
@@ -90,6 +91,7 @@ def _prepared_calls(folder: Path, model: Any) -> list[Inputs]:
     They hold whatever ``forward`` takes, also what its ``**kwargs`` ignore, as ``token_type_ids`` for DistilBERT.
     """
     main, kind = str(getattr(model, "main_input_name", "")), type(model).__name__
+    # Models for multiple choice take (batch, choices, tokens), which a tokenizer does not make of plain texts.
     if main == "input_ids" and not kind.endswith("ForMultipleChoice"):
         tokenizer = loaded("AutoTokenizer", folder)
         usable = tokenizer is not None and tokenizer.pad_token_id is not None
@@ -109,6 +111,7 @@ def _prepared_calls(folder: Path, model: Any) -> list[Inputs]:
     names = {parameter.name for parameter in parameters}
     takes_all = isinstance(model, GraphModule) or any(each.kind is each.VAR_KEYWORD for each in parameters)
     try:
+        # `made` is lazy, so that errors of tokenizers and processors are raised here.
         calls = [{name: each[name] for name in each if takes_all or name in names} for each in made]
     except Exception:  # a processor may need texts and images together
         return []

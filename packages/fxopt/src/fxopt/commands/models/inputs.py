@@ -139,6 +139,7 @@ def _tables(node: Node, index: GraphIndex) -> Iterator[int]:
             call = read_embedding(index, user)
             if isinstance(call, EmbeddingCall) and call.input is value:
                 yield len(call.weight.tensor)
+            # Indices may be reshaped or shifted before they reach the table: first arguments are followed.
             elif user not in seen and user.args and user.args[0] is value:
                 seen.add(user)
                 waiting.append(user)
@@ -152,6 +153,7 @@ def prepared(step: Step, job: Job) -> tuple[Source, GraphModule, Transformation,
     Raises:
         CommandError: There is no such source, file of inputs or pass, or the model cannot be captured.
     """
+    # First of all, so that a misspelt pass is reported before the model is read.
     chosen = None if job.pipeline is None else registry().pipeline(job.pipeline)
     step("reading")
     source = read_source(job.source, job.pipeline)

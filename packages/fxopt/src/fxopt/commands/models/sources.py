@@ -113,5 +113,6 @@ def graph_of(
             chosen = shapes or (varying_sizes(inputs) if source.calls else None)
             return capture(source.model, inputs.args, inputs.kwargs, dynamic_shapes=chosen, compare=compare)
         except CaptureError as error:
+            # The remedy in the message of `capture` is an argument in Python; here it is an option.
             unseen = "`fxopt optimize --no-verify` accepts the graph anyway"
             raise CaptureError(str(error).replace("compare=False returns the graph anyway", unseen)) from error
