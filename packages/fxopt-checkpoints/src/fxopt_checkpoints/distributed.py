@@ -192,6 +192,8 @@ class _Fold:
 class _Part(Tensor):
     """An original tensor of which this process holds some rows, inside a sharded merged tensor."""
 
+    # A subclass of Tensor, from which torch's planner requests chunks: a planner of our own would have to be named in
+    # every `dcp.save`, and gathering needs the memory that sharding saves.
     _here: LocalRegion
     _key: str
 

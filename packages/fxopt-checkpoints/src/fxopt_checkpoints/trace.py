@@ -67,6 +67,7 @@ def key_map(graph_module: GraphModule) -> KeyMap:
             "original keys are not known. A graph module that is made from another one's graph starts without a "
             "ledger; copy it with `new.meta.update(old.meta)`"
         )
+    # Traced anew each time: records are undone in many orders, so that a map made earlier would not stay right.
     records = [record for record in ledger_of(graph_module).records if record.state == "applied" and record.changed]
     for record in records:
         if record.rekeyed:

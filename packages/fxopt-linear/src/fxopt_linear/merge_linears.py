@@ -169,6 +169,7 @@ class MergeLinears(ReversibleSitePass[LinearGroup]):
             rows = regions[id(call.weight.tensor)]
             _fill(merged, call, *rows)
             region = ((0, *rows),)
+            # An (in, out) weight goes into an `nn.Linear` too: a merged `Conv1D` would be tied to transformers.
             weight = Piece(f"{name}.weight", region, transposed=call.transposed)
             pieces: dict[str, Piece | None] = {call.weight.name: weight}
             if call.bias is not None:

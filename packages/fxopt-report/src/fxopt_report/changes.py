@@ -92,6 +92,7 @@ def changes_between(before: DrawnGraph | None, after: DrawnGraph, graph_module: 
     applied = [record for record in records if record.state == "applied"]
     made = {node.name: tag.origin[1] for node in iter_nodes(graph_module.graph) if (tag := tag_of(node)).origin}
     former = DrawnGraph({}) if before is None else before
+    # `roots` reads rewrites forwards, `images` backwards: what the names on the far side stand for is known by then.
     roots = _followed(((each.after, each.before) for record in applied for each in record.rewrites), former)
     images = _followed(((each.before, each.after) for record in applied[::-1] for each in record.rewrites), after)
     ours: dict[str, Status] = {}
@@ -100,6 +101,7 @@ def changes_between(before: DrawnGraph | None, after: DrawnGraph, graph_module: 
         ours[name] = "removed" if other is None else "kept" if node.identity == other.identity else "changed"
     theirs: dict[str, Status] = {name: ours.get(name, "added") for name in after.nodes}
     sources: dict[str, tuple[str, ...]] = {}
+    # Where the graph before is not known, only the marks of passes tell which nodes are new.
     if before is None:
         theirs = {name: "added" if name in made else "kept" for name in after.nodes}
     else:
@@ -137,6 +139,7 @@ def _sources(name: str, before: DrawnGraph, origin: Iterable[str], roots: _Names
 
 def _sites(record: Record, before: DrawnGraph, after: DrawnGraph, roots: _Names, images: _Names) -> Iterator[DrawnSite]:
     for rewrite in record.rewrites:
+        # The nodes of an undone rewrite are gone, and others may have their names.
         applied = record.state == "applied"
         ours = _resolved(rewrite.before, roots, before) if applied else ()
         theirs = _resolved(rewrite.after, images, after) if applied else ()

@@ -18,6 +18,7 @@ from fxopt_report.rows import shared_rows
 def drawing_json(picture: Picture) -> Html:
     """Return everything that the script needs, as JSON that is safe inside a ``script`` element."""
     text = json.dumps(_drawing(picture), separators=(",", ":"), ensure_ascii=True)
+    # `</script>` or `<!--` in a name would end the element; to JSON, the escapes are the same characters.
     return Html(text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026"))
 
 
@@ -37,9 +38,11 @@ def _layouts(picture: Picture) -> list[tuple[str, DrawnGraph, Layout]]:
 def _drawing(picture: Picture) -> dict[str, Any]:
     numbers = {name: number for number, name in enumerate(picture.order)}
     layouts = _layouts(picture)
+    # The number of each frame, -1 for none; nodes and sites fill it, so that "frames" comes last below.
     frames: dict[Frame | None, int] = {None: -1}
     return {
         "height": NODE_HEIGHT,
+        # How far above the view an edge may begin and still reach into it.
         "reach": (FURTHEST + 1) * ROW_HEIGHT,
         "total": max(layout.height for _, _, layout in layouts),
         "nodes": _nodes(picture, numbers, frames),
@@ -75,6 +78,7 @@ def _nodes(picture: Picture, numbers: Mapping[str, int], frames: dict[Frame | No
 
 
 def _pane(word: str, graph: DrawnGraph, layout: Layout, numbers: Mapping[str, int]) -> dict[str, Any]:
+    # Nodes and edges from top to bottom, because the script finds those in view by bisection.
     names = sorted(graph.nodes, key=lambda name: (layout.places[name][1], layout.places[name][0]))
     paths = sorted(layout.paths.items(), key=lambda path: path[1][0][1])
     return {
@@ -111,6 +115,7 @@ def _stops(picture: Picture, numbers: Mapping[str, int]) -> list[dict[str, Any]]
     """Return groups of changed nodes to step through: the nodes of a site, and runs of others that no site names."""
     sites = [(place, site) for place, site in enumerate(picture.changes.sites) if site.rewritten]
     where = {name: (place, 0) for place, site in sites for name in site.nodes}
+    # By the place of the site; by -1 and the number of unchanged nodes before, where no site names the node.
     groups: dict[tuple[int, int], list[int]] = {}
     run = 0
     for name in picture.order:

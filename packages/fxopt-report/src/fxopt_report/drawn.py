@@ -24,6 +24,7 @@ _CATEGORIES: Mapping[str, Category] = {
     "output": "output",
 }
 _LONGEST = 400
+#: Stands for every node in outlines, so that calls that differ only in their inputs have the same one.
 _ANY = Graph().placeholder("any")
 
 
@@ -72,6 +73,7 @@ class DrawnNode:
     def width(self) -> float:
         """The width of its box."""
         label, caption = self.lines
+        # Pixels: margins, and 8.4 for a character of the label (12.5 px, bold), 6.75 for one of the caption (11 px).
         return round(max(84.0, 39 + 8.4 * len(label), 23 + 6.75 * len(caption)), 1)
 
     @property

@@ -46,5 +46,6 @@ def _short(file: str) -> str:
     inside = _PACKAGES.sub("", file)
     if inside != file or not os.path.isabs(file):
         return inside
+    # Of other paths only the end: reports are passed on, and should not name the author's folders.
     here = os.path.join(os.getcwd(), "")
     return file.removeprefix(here) if file.startswith(here) else "/".join(re.split(r"[/\\]", file)[-2:])

@@ -63,6 +63,7 @@ class _FormerGraph(EditVisitor):
     def __init__(self, graph_module: GraphModule) -> None:
         self._modules = module_texts(graph_module)
         self._graph = Graph()
+        # By number in the ledger. Several nodes have one number where a node's `meta` was copied to others.
         self._by_number: dict[int, list[Node]] = {}
         copies: dict[Node, Node] = {}
         for node in iter_nodes(graph_module.graph):
@@ -153,6 +154,7 @@ def _description(row: ModuleRow) -> str:
     """Return class and settings of a removed module, from its row."""
     module, _, path = row.cls.partition(":")
     name = path.rpartition(".")[2]
+    # Only classes of torch: what else the ledger of a stranger names is not called.
     if module.startswith("torch.nn.modules."):
         with suppress(Exception):  # a class of another version
             return f"{name}({module_of(row, getattr(sys.modules[module], name), _on_meta).extra_repr()})"
@@ -161,5 +163,6 @@ def _description(row: ModuleRow) -> str:
 
 
 def _on_meta(row: TensorRow) -> nn.Parameter | None:
+    # A parameter that was None, such as a missing bias, has neither dtype nor shape.
     absent = row.dtype is None and not row.shape
     return None if absent else nn.Parameter(torch.empty(row.shape, device="meta"), requires_grad=False)

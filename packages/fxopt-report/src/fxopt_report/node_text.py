@@ -53,6 +53,7 @@ def target_text(target: object) -> str:
     known = name_of(target)
     if known is None:  # a function inside of another one
         return without_addresses(str(target))
+    # Without the underscore: `operator.add` is defined in `_operator`.
     return known.replace(":", ".").removeprefix("torch.ops.").removeprefix("_")
 
 

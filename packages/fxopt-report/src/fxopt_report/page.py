@@ -88,6 +88,7 @@ class Report:
             raise PreconditionError(f"{target} exists, expected a new file: give another path, or force=True")
         if not target.parent.is_dir():
             raise PreconditionError(f"there is no folder {target.parent} to write {target.name} into: make it first")
+        # In the same folder, because `os.replace` fails across file systems.
         beside = target.with_name(f".{target.name}.{os.getpid()}.part")
         try:
             beside.write_text(self.html, encoding="utf-8", newline="\n")
@@ -119,6 +120,7 @@ def _page(report: Report) -> str:
     assets = files("fxopt_report").joinpath("assets")
     style, script = (assets.joinpath(name).read_text(encoding="utf-8") for name in ("report.css", "report.js"))
     versions = f"fxopt {version('fxopt-core')} with torch {torch.__version__}"
+    # By their hashes, so that no other script or style takes effect, even one that got past the escaping.
     policy = (
         f"default-src 'none'; style-src {hash_source(style)}; script-src {hash_source(script)}; "
         "base-uri 'none'; form-action 'none'"

@@ -22,7 +22,9 @@ from fxopt_report.rows import shared_rows
 Side = Literal["both", "before", "after"]
 Kinds = tuple[tuple[str, int, int], ...]
 _MOST = 400  # nodes that a notebook draws
+#: Signs and dashes repeat the colours, for readers who cannot tell colours apart.
 _SIGNS = {"removed": "−", "added": "+", "changed": "~", "refused": "!"}
+#: Fill, border and text of a node, by its status.
 _COLOURS = {
     "kept": ("#f6f8fa", "#8c959f", "#1f2328"),
     "removed": ("#ffebe9", "#cf222e", "#82071e"),
@@ -97,6 +99,7 @@ class Picture:
     @cached_property
     def order(self) -> tuple[str, ...]:
         """The names of the nodes of both graphs in one order; nodes that are gone come before new ones."""
+        # For each node that both graphs have, the removed nodes directly before it.
         waiting: dict[str, list[str]] = {}
         gone: list[str] = []
         for name in self.former:

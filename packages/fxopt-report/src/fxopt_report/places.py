@@ -57,6 +57,7 @@ def lay_out(rows: Mapping[str, int], edges: Iterable[tuple[str, str]], widths: M
     chains: dict[tuple[str, str], list[int]] = {}
     far = []
     for one, other in edges:
+        # Edges run upwards only if both graphs together have a cycle, and rows are in plain order.
         if not 0 < rows[other] - rows[one] <= FURTHEST:
             far.append((one, other))
             continue
@@ -107,6 +108,7 @@ def _settled(
         for layer in layers
     ]
     for sweep in range(_SETTLING):
+        # The first half of the sweeps follows the row above or below, the second half both.
         down, last = sweep % 2 == 0, sweep >= _SETTLING // 2
         for row in range(len(layers)) if down else reversed(range(len(layers))):
             wanted = []
@@ -124,7 +126,9 @@ def _spread(wanted: Sequence[float], gaps: Sequence[float]) -> list[float]:
     offsets = list(accumulate(gaps, initial=0.0))[: len(wanted)]
     blocks: list[tuple[float, int]] = []  # the sum of what is wanted, and how many want it
     for want, offset in zip(wanted, offsets, strict=True):
+        # Without the gaps before it, a position only has to be no smaller than the former one.
         total, count = want - offset, 1
+        # While the last block has a larger mean than the new one, both become one block.
         while blocks and blocks[-1][0] * count > total * blocks[-1][1]:
             former, more = blocks.pop()
             total, count = total + former, count + more

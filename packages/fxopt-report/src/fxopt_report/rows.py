@@ -36,7 +36,9 @@ def rows_of(order: Sequence[str], edges: Iterable[tuple[str, str]], tensors: fro
     for name in ready:
         if name in tensors:
             continue
+        # Tensors have no row yet: the 0 leaves room for them above.
         highest = 1 + max((rows.get(each, 0) for each in inputs[name]), default=-1)
+        # From the row that was filled last: all users of one value would start at the same full rows otherwise.
         row = free.get(highest, highest)
         while taken[row] == WIDEST_ROW:
             row += 1

@@ -45,6 +45,7 @@ def code_of(graph: GraphModule | Graph) -> str:
         return _1
     """
     graph = graph.graph if isinstance(graph, GraphModule) else graph
+    # Not the `code` of the graph module, which is outdated until the graph module is recompiled.
     return "\n".join(normal_lines(graph.python_code("self").src))
 
 
@@ -83,6 +84,7 @@ def normal_lines(text: str) -> list[str]:
 
 
 def _without_annotation(line: ast.stmt) -> ast.stmt:
+    # `relu : torch.Tensor = ...`, as torch.fx writes a node with a `type`.
     if not isinstance(line, ast.AnnAssign) or line.value is None:
         return line
     return ast.copy_location(ast.Assign([line.target], line.value), line)
@@ -107,6 +109,7 @@ def assert_code(graph_module: GraphModule, expected: str, *, what: str = "the gr
     ... ''')
     """
     found, wanted = normal_lines(code_of(graph_module)), normal_lines(expected)
+    # `normal_lines` has put a signature without arguments above the body.
     if "def " not in expected:
         found, wanted = found[1:], wanted[1:]
     if found != wanted:
@@ -173,6 +176,7 @@ def assert_rewrites(
     untouched = state_of(caller)
     if before is not None:
         assert_code(graph_module, before, what=f"before {name}, the graph")
+    # A graph module may come with records of earlier runs: they are the first `known`.
     source, former, known = faithful_copy(graph_module), structure(graph_module), len(history(graph_module))
     result = transformation(graph_module)
     sites, refusals = _sites_of(result, known)

@@ -96,6 +96,7 @@ class ModelCase:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
             model = self.make()
+        # A graph module is tried as it is: those of torch.export refuse `train()`.
         if self.form == "graph":
             return model
         model = model.to(self.dtype).train(self.training)
@@ -107,9 +108,11 @@ class ModelCase:
         Exporting and tracing is slow, so the model is made once, until something writes into it or `forget` is called.
         The graph module is a new one each time.
         """
+        # A pass edits these graph modules themselves, and `GraphModule(model, graph)` would not make them again.
         if self.form in ("graph", "capture"):
             model = self.model()
             return Captured(model, traced(model, self.form, self.example()))
+        # By values: no version counter tells of `parameter.data.mul_(2)`.
         if not self._known or dict(tensors_of(self._known[0][0])) != self._known[0][2]:
             model, is_exported = self.model(), self.form.startswith("export")
             found = (exported if is_exported else traced)(model, self.form, self.example())
@@ -142,6 +145,7 @@ class ModelCase:
 
     def _resized(self, size: int) -> Inputs:
         def resized(x: Tensor) -> Tensor:
+            # Rows of the example, repeated: other numbers might be no indices of an embedding.
             return x if not x.dim() else x[torch.arange(size) % max(1, x.shape[0])].clone()
 
         return self._map(self.example(), resized)

@@ -54,6 +54,7 @@ def check_transformation(
     """
     checked = chosen_properties(properties)
     known = dict(expected_failures or {})
+    # Only for its error: a misspelt name would excuse nothing, and nobody would notice.
     chosen_properties(known)
     (subject,) = subjects_of([transformation], models, site_model)
     rows = [check_property(subject, each, known.get(each.name)) for each in checked]
@@ -165,6 +166,7 @@ def _on_models(subject: Subject, rule: Property, check: OnModel) -> Row:
     found: list[tuple[Trial, Flaw]] = []
     for trial in subject.trials:
         reason = rule.not_applicable(subject, trial)
+        # The property `runs` reports what the pass raised.
         if rule.if_changed and trial.error is not None:
             reason = reason or "the pass raised"
         if reason is not None:

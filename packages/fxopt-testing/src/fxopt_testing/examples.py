@@ -63,10 +63,12 @@ def example_case(cls: type[Transformation]) -> ModelCase | None:
     with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()), torch.random.fork_rng(devices=[]):
         warnings.simplefilter("ignore")
         with contextlib.suppress(Exception), instrumented(given):  # an example that fails is its author's to test
+            # As in doctest, the names are those of the module; a copy, so that the example sets none of them.
             exec(source, dict(vars(sys.modules[cls.__module__])))
         for graph_module in given.graph_modules:
             for inputs in _guesses(graph_module):
                 with contextlib.suppress(Exception), torch.no_grad():
+                    # On a copy: a call may write to buffers, and the case makes its models of this graph module.
                     faithful_copy(graph_module)(*inputs)
                     make = partial(faithful_copy, graph_module)
                     return ModelCase(f"the example of {cls.__name__}", make, inputs, form="graph", batched=False)
@@ -79,6 +81,7 @@ def _guesses(graph_module: GraphModule) -> Iterator[tuple[Tensor, ...]]:
     if all(value is not None for value in noted):
         yield tuple(value for value in noted if value is not None)
     for size in dict.fromkeys([*(size for each in graph_module.parameters() for size in each.shape), 4, 8]):
+        # With `size` features or channels: rows, texts, images, signals, volumes.
         for shape in ((3, size), (2, 3, size), (2, size, 8, 8), (2, size, 16), (2, size, 6, 6, 6)):
             yield tuple(torch.randn(shape) for _ in inputs)
     yield tuple(torch.arange(6).reshape(2, 3) for _ in inputs)
@@ -86,9 +89,11 @@ def _guesses(graph_module: GraphModule) -> Iterator[tuple[Tensor, ...]]:
 
 def _noted(node: Node) -> Tensor | None:
     """Return a tensor as the node describes it; None where it describes none of known sizes."""
+    # "val" is what torch.export and `infer_shapes` note, "tensor_meta" what torch's `ShapeProp` notes.
     value: Any = node.meta.get("val", node.meta.get("tensor_meta"))
     try:
         sizes, dtype = [int(size) for size in value.shape], value.dtype
         return (torch.randn(sizes) if dtype.is_floating_point else torch.ones(sizes)).to(dtype)
+    # Nothing is noted, or no tensor; `int()` of a size that depends on values is a RuntimeError.
     except (AttributeError, TypeError, RuntimeError):
         return None

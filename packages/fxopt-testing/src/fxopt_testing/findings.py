@@ -153,6 +153,7 @@ class Row:
         """The result in one word."""
         if self.findings:
             return "FAILED" if any(finding.known is None for finding in self.findings) else "known"
+        # "unseen" is not "holds": the pass changed no model, so that nothing was checked.
         return "holds" if self.checked else "unseen" if self.unchanged else "n/a"
 
 

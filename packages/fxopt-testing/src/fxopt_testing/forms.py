@@ -32,10 +32,12 @@ class ModuleTracer(torch.fx.Tracer):
     """Leaves torch's own modules whole; buffers that a model reads itself are nodes, not constants."""
 
     proxy_buffer_attributes = True
+    # torch records none by default; the property `traces_kept` checks that passes keep them.
     record_stack_traces = True
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         """Leave graph modules and subclasses of layers whole too: passes have to tell them from layers."""
+        # `nn.Module` itself is of torch.nn.modules: with it, every module would be a layer.
         classes = (cls for cls in type(m).__mro__ if cls is not nn.Module)
         is_layer = any(cls.__module__.startswith("torch.nn.modules") for cls in classes)
         is_container = isinstance(m, (nn.Sequential, nn.ModuleList, nn.ModuleDict))
@@ -131,6 +133,7 @@ def exported(model: nn.Module, form: Form, inputs: Inputs) -> ExportedProgram:
     dynamic = None
     if form == "export-dynamic":
         arguments = inspect.signature(model.forward).bind(*inputs.args, **inputs.kwargs).arguments
+        # AUTO: torch fixes such a size where the model demands one, and raises for a named `Dim`.
         dynamic = {
             name: {0: torch.export.Dim.AUTO} if isinstance(value, torch.Tensor) and value.dim() > 1 else None
             for name, value in arguments.items()

@@ -91,5 +91,6 @@ def unlike(
     all_found = list(differences(expected, found))
     if not all_found or not all(each.is_rounding for each in all_found):
         return all_found
+    # `verify` also runs the source in float64, which takes longer: only where numbers differ.
     gradients = any(each.what == "gradients" for each in all_found)
     return [] if verify(faithful_copy(source), faithful_copy(result), inputs, gradients=gradients).passed else all_found

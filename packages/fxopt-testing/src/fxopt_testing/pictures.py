@@ -50,6 +50,7 @@ def _node(node: Node) -> object:
 
 
 def _module(module: nn.Module, *, is_root: bool) -> object:
+    # How many hooks, not which: in a copy, a hook that is a method of a module is bound to the module's copy.
     hooks = tuple((key, len(value)) for key, value in sorted(vars(module).items()) if _is_hooks(key) and value)
     # Each graph module has a class of its own; the extra text of other modules gives their sizes.
     return ("the root" if is_root else f"{type(module).__name__}({module.extra_repr()})", module.training, hooks)
@@ -75,6 +76,7 @@ def contents_of(tensor: Tensor) -> bytes | None:
     """Return what a tensor holds, bit for bit; None if it has no values."""
     if tensor.is_meta or isinstance(tensor, FakeTensor) or nn.parameter.is_lazy(tensor):
         return None
+    # Sparse and oneDNN tensors have no plain memory. The bytes are read without NumPy, which has no bfloat16.
     plain = tensor.detach().to_dense().cpu().contiguous()
     return ctypes.string_at(plain.data_ptr(), plain.nbytes) if plain.numel() else b""
 
@@ -96,6 +98,7 @@ def state_of(root: nn.Module) -> Picture:
         found[f"attributes of `{name}`"] = tuple(sorted(vars(module)))
     for name, tensor in root.state_dict(keep_vars=True).items():
         if isinstance(tensor, Tensor):
+            # Meta tensors have no memory, lazy ones no strides either, and inference tensors no version.
             known = None if tensor.is_meta or nn.parameter.is_lazy(tensor) else tensor.data_ptr()
             version = None if tensor.is_inference() else tensor._version
             strides = () if nn.parameter.is_lazy(tensor) else tensor.stride()
@@ -125,6 +128,7 @@ def changes(
     found = []
     for name in dict.fromkeys([*before, *after]):
         old, new = before.get(name, "absent"), after.get(name, "absent")
+        # By type too: 1, 1.0 and True are equal.
         if type(old) is not type(new) or old != new:
             found.append((name, short(new, old), short(old, new)))
     return found[:limit]

@@ -67,5 +67,6 @@ def run_check(subject: Subject, rule: Property, known: str | None = None) -> Non
     __tracebackhide__ = True  # the finding says it all
     row = check_property(subject, rule, known)
     ConformanceReport(subject.name, (row,)).raise_if_failed()
+    # Raised here, not set as a mark, so that the reason has what was found.
     if row.verdict == "known":
         pytest.xfail(f"{known}: {row.findings[0].found}")

@@ -57,11 +57,13 @@ class Trial:
                 self.result = transformation(graph_module)
             except Exception as error:
                 self.error = error
+            # Before `process_kept` ends, which restores what the pass has left changed.
             left = changes(modes, modes_of_process(), limit=None)
         found = changes(former, state_of(watched), limit=None)
         self.process, self.touched = (
             [f"{what} is {now}, was {was}" for what, now, was in each] for each in (left, found)
         )
+        # `capture` notices writes to tensors by itself, but neither new hooks nor other attributes.
         if self.touched:
             case.forget()
         self.after = picture(self.result) if isinstance(self.result, GraphModule) else {}
@@ -108,6 +110,7 @@ class Trial:
 
     @property
     def _has_gradients(self) -> bool:
+        # In train mode, only outputs and effects are compared (`TRAIN_MODE`).
         return self.transformation.preserves_computation and not self.case.training
 
     @cached_property
@@ -139,6 +142,7 @@ class Trial:
 def memory_of(graph_module: GraphModule) -> dict[int, str]:
     """Return the addresses of the memory of parameters and buffers, with a name for each."""
     tensors = (*graph_module.named_parameters(), *graph_module.named_buffers())
+    # Other classes, such as uninitialised parameters, may have no memory; empty tensors all have address 0.
     plain = ((name, t) for name, t in tensors if type(t) in (torch.Tensor, nn.Parameter) and not t.is_meta)
     return {tensor.untyped_storage().data_ptr(): name for name, tensor in plain if tensor.numel()}
 
@@ -209,6 +213,7 @@ class Subject:
     def importable(self) -> bool:
         """Whether another process, or a record, can find the class of the pass by its name."""
         cls = type(self.transformation)
+        # "builtins" is the module of classes that `exec` makes where there is no `__name__`.
         return "<locals>" not in cls.__qualname__ and cls.__module__ not in ("__main__", "builtins")
 
 
@@ -237,6 +242,7 @@ def process_kept() -> Iterator[None]:
     """Bring grad mode, default dtype and random state back at the end, so that no check disturbs another."""
     dtype = torch.get_default_dtype()
     try:
+        # No devices: the models of the kit are on the CPU, or on meta.
         with torch.random.fork_rng(devices=[]), torch.set_grad_enabled(torch.is_grad_enabled()):
             yield
     finally:

@@ -21,6 +21,7 @@ from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType
 
+#: The module of the classes `AutoModel...`: nothing can be registered before it has run.
 _AWAITED = "transformers.models.auto.modeling_auto"
 
 

@@ -11,8 +11,9 @@ import re
 from typing import Any, ClassVar
 
 MODEL_TYPE = "fxopt (pip install fxopt)"  # as fxopt_capture.huggingface.folders has it, which is not imported here
+#: Arguments of `from_pretrained` that say where a file is; transformers hands them on to `cached_file`.
 _OF_THE_HUB = {"cache_dir", "force_download", "local_files_only", "proxies", "revision", "subfolder", "token"}
-# Arguments that were settled when the graph was captured and rewritten.
+#: Options that were decided when the model was captured, and are part of the graph.
 _DECIDED = ("attn_implementation", "device_map", "quantization_config")
 
 
@@ -44,7 +45,7 @@ class Opener:
             raise ValueError(f"{path} holds an optimized graph, and {', '.join(given)} can no longer be chosen")
         hub = {name: value for name, value in kwargs.items() if name in _OF_THE_HUB}
         cached_file = importlib.import_module("transformers.utils").cached_file
-        # The name comes from a file that may be untrusted, and must not lead out of the folder.
+        # Only the name of the file: a stranger's config.json may give a path to somewhere else.
         archive = cached_file(path, os.path.basename(own["archive"]), **hub)
         model = importlib.import_module("fxopt_capture").load(archive)
         model.meta["pretrained"] = {**model.meta["pretrained"], "name_or_path": path}  # which archives do not hold
@@ -55,10 +56,9 @@ def register() -> None:
     """Let transformers open the folders that fxopt writes."""
     transformers = importlib.import_module("transformers")
     config_class = type("FxoptConfig", (transformers.PreTrainedConfig,), {"model_type": MODEL_TYPE})
-    # The entry point of torch and `import fxopt` may both lead here, so that names may exist.
     transformers.AutoConfig.register(MODEL_TYPE, config_class, exist_ok=True)
     for auto_class in _auto_classes():
-        # One class for each auto class, since `from_pretrained` is not told which of them calls it.
+        # One class for each, because transformers does not tell a class by which `AutoModel...` it is opened.
         opener = type("Opener", (Opener,), {"auto_class": auto_class, "config_class": config_class})
         auto_class.register(config_class, opener, exist_ok=True)
 
@@ -72,6 +72,7 @@ def _fits(name: str, model_type: str, auto_class: Any) -> bool:
     """Whether a class ``AutoModel...`` opens models of a class."""
     transformers = importlib.import_module("transformers")
     if auto_class is transformers.AutoModel:  # the encoder of an encoder-decoder model is in no mapping
+        # Names of classes with a head: `BertForMaskedLM`, `GPT2LMHeadModel`.
         return re.search("For[A-Z]|LMHead", name) is None
     known = model_type in transformers.CONFIG_MAPPING
     found = auto_class._model_mapping.get(transformers.CONFIG_MAPPING[model_type], ()) if known else ()

@@ -30,6 +30,8 @@ class Budget:
     """
 
     def __init__(self) -> None:
+        # Checked in the calls themselves: an alarm belongs to the process. The number of guards does not tell an export
+        # that never ends from others.
         self._thread, self._start = threading.get_ident(), time.thread_time()
         self._spent, self._since = 0.0, 0.0
 

@@ -19,6 +19,7 @@ from fxopt_tools import Inputs
 ALL: tuple[Form, ...] = (*TRACED, "export", "export-dynamic")
 
 
+# One tuple for all: cases keep what they captured, and `is_of_the_zoo` compares identities.
 @cache
 def zoo() -> tuple[ModelCase, ...]:
     """Return the models to try every pass on.
@@ -49,6 +50,7 @@ def is_of_the_zoo(case: ModelCase) -> bool:
 
 
 def _input(*sizes: int) -> Tensor:
+    # Seeded by the sizes: neither the caller's random state nor the order of the calls matters.
     return torch.randn(*sizes, generator=torch.Generator().manual_seed(math.prod(sizes)))
 
 
@@ -73,6 +75,7 @@ _TRAIN, _META = _Variant(training=True), _Variant(device="meta")
 
 
 def _linear() -> Iterator[ModelCase]:
+    # The ids have a 3, the `padding_idx` of `linear.Tied`.
     x, ids = _input(3, 4), torch.tensor([[1, 2, 5], [0, 3, 3]])
     variants = (_F64, _BF16, _F16, _TRAIN, _META)
     yield from _row("attention", linear.Attention, _input(2, 3, 8), *TRACED, "export", "capture", variants=variants)
@@ -102,6 +105,7 @@ def _norm() -> Iterator[ModelCase]:
     yield from _row("convolutions", lambda: nn.Sequential(norm.Convolution()), image)
     yield from _row("convolution, 1d", lambda: chain(nn.Conv1d(2, 4, 3), nn.BatchNorm1d(4)), _input(2, 2, 6), *TRACED)
     yield from _row("convolution, 3d", lambda: chain(nn.Conv3d(1, 2, 2), nn.BatchNorm3d(2)), _input(2, 1, 3, 3, 3))
+    # Settings other than the defaults: a copy of a layer that lacks one of them computes something else.
     transposed = partial(nn.ConvTranspose2d, 2, 4, 3, stride=2, groups=2, output_padding=1)
     yield from _row("convolution, transposed", lambda: chain(transposed(), nn.BatchNorm2d(4)), image, *TRACED)
     uneven = partial(nn.Conv2d, 2, 3, 2, stride=(2, 1), dilation=(1, 2), padding=(1, 2), padding_mode="reflect")

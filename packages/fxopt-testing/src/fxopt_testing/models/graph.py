@@ -32,6 +32,7 @@ def with_spare_parts() -> GraphModule:
     graph_module = traced_by(ModuleTracer(), model)
     del graph_module.table  # torch made it persistent
     graph_module.register_buffer("table", model.table, persistent=False)
+    # `GraphModule` takes over only what the graph reads: other parts have to be added.
     graph_module.add_submodule("spare", nn.Linear(2, 2).eval())
     graph_module.register_parameter("unused", nn.Parameter(torch.randn(3)))
     graph_module.register_buffer("count", torch.arange(3))

@@ -21,6 +21,7 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         q, k, v = self.q(x).unflatten(-1, (2, 4)), self.k(x).unflatten(-1, (1, 4)), self.v(x).unflatten(-1, (1, 4))
+        # The root of 12: the inverse of a power of two would be exact, and hide rounding.
         scores = torch.einsum("bihd,bjgd->bhij", q, k) / math.sqrt(4.0 * 3)
         mixed = torch.einsum("bhij,bjgd->bihd", scores.softmax(-1), v)
         result: Tensor = self.out(mixed.flatten(2))

@@ -11,6 +11,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 def randomised(model: nn.Module) -> nn.Module:
     """Draw the statistics and parameters of all batch norms of a model."""
+    # A new batch norm is nearly the identity, which would hide a wrong fold.
     with torch.no_grad():
         for module in model.modules():
             if isinstance(module, _BatchNorm):
@@ -33,6 +34,7 @@ class Convolution(nn.Module):
 
     def __init__(self, *, statistics: bool = True) -> None:
         super().__init__()
+        # No bias, so that a fold has to add one; and not the default `eps`, which a fold must not assume.
         self.conv = nn.Conv2d(2, 4, 3, padding=1, groups=2, bias=False)
         self.norm = nn.BatchNorm2d(4, eps=1e-3, track_running_stats=statistics)
         self.act, self.last = nn.ReLU(inplace=True), nn.Conv2d(4, 2, 1)

@@ -58,6 +58,7 @@ def flags_kept(subject: Subject, trial: Trial) -> Iterator[Flaw]:
     old = dict(trial.source.named_parameters(remove_duplicate=False))
     flags = {parameter.requires_grad for parameter in old.values()}
     for name, parameter in trial.done.named_parameters(remove_duplicate=False):
+        # What a new parameter stands for is not known: its flag is checked where all old ones agree.
         expected = {old[name].requires_grad} if name in old else flags
         if expected == {not parameter.requires_grad}:
             what = "parameter" if name in old else "new parameter"
@@ -67,6 +68,7 @@ def flags_kept(subject: Subject, trial: Trial) -> Iterator[Flaw]:
     # An exported program says that it trains, whether or not its model does.
     modes = {trial.case.training, *(modules[name].training for name in called_modules(trial.source))}
     for name, module in trial.done.named_modules(remove_duplicate=False):
+        # Modules that are new and not called, such as containers, may be in either mode.
         expected = {modules[name].training} if name in modules else modes if name in called else set()
         if expected == {not module.training}:
             yield Flaw(f"module `{name}` has training={module.training}", "that of what it stands for")
@@ -165,6 +167,7 @@ def _arguments(graph_module: GraphModule) -> str:
     return ", ".join(str(node.target) for node in iter_nodes(graph_module.graph) if node.op == "placeholder")
 
 
+#: Entries of `node.meta` that say where in the model a node comes from.
 _KEPT = ("stack_trace", "nn_module_stack", "source_fn_stack")
 
 
@@ -176,10 +179,12 @@ _KEPT = ("stack_trace", "nn_module_stack", "source_fn_stack")
 def traces_kept(subject: Subject, trial: Trial) -> Iterator[Flaw]:
     old = {node.name: node for node in iter_nodes(trial.source.graph)}
     for node in iter_nodes(trial.done.graph):
+        # A new node is compared with itself, and has lost nothing.
         was = old.get(node.name, node)
         for key in _KEPT if was.op == node.op else ():
             if key in was.meta.keys() - node.meta.keys():
                 yield Flaw(f"node `{node.name}` has lost its {key!r}", f"node.meta[{key!r}] to stay")
+    # A pass can give new nodes shapes only where the nodes before it have some.
     if all("val" in node.meta for node in old.values() if node.op.startswith("call_")):
         yield from _shapes(trial, old.keys())
 
@@ -203,6 +208,7 @@ def _sizes(value: object) -> list[object]:
 
 
 def _agree(one: object, other: object) -> bool:
+    # A size may be a symbol in the result, and is a number in a run on the example.
     return isinstance(one, torch.SymInt) or isinstance(other, torch.SymInt) or one == other
 
 

@@ -29,6 +29,7 @@ def _if_it_edits(subject: Subject, trial: Trial | None) -> str | None:
 )
 def runs(subject: Subject, trial: Trial) -> Iterator[Flaw]:
     if trial.error is not None:
+        # Core raises an error that names the pass; what the pass itself raised is the cause.
         cause = trial.error.__cause__ or trial.error
         yield Flaw(f"{type(cause).__name__}: {cause}", "a result, or the site left alone with a reason")
     elif trial.case.device == "cpu" and (trial.changed or trial.refusals):
@@ -121,6 +122,7 @@ def refusals_explained(subject: Subject, trial: Trial) -> Iterator[Flaw]:
 )
 def finds_sites(subject: Subject) -> Iterator[Flaw]:
     site_model = subject.site_model
+    # The site model in other forms, dtypes and modes has the same name, but not the same id.
     tried = [trial for trial in subject.trials if site_model is None or trial.case.name == site_model.name]
     if any(trial.error or trial.changed for trial in tried):
         return

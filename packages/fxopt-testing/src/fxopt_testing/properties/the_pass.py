@@ -58,6 +58,7 @@ def _registry_of(cls: type[Transformation]) -> Registry:
         def fxopt_transformations(self) -> Iterable[type[Transformation]]:
             return [cls]
 
+    # Without the installed plugins, one of which may have a pass of this name.
     passes = Registry(entry_points=[])
     passes.register(Plugin(), name="checked")
     return passes
@@ -68,12 +69,14 @@ def _variants(transformation: Transformation) -> Iterator[tuple[str, Transformat
     for name, info in options_of(type(transformation)).items():
         other: object = None
         match transformation.options.get(name):
+            # A bool is an int too, so its case comes first.
             case bool(value):
                 other = not value
             case int(value) | float(value):
                 other = value + 1
             case str(value):
                 other = f"{value}*"
+        # Annotations such as `int | None` or a Literal may exclude the changed value.
         if type(other) is info.annotation:
             with suppress(Exception):  # the pass may refuse a value
                 yield name, equal_pass(transformation, **{name: other})

@@ -67,6 +67,7 @@ def _undone(subject: Subject, trial: Trial, travelled: GraphModule, way: str) ->
     assert isinstance(equal, ReversibleTransformation)
     restored = picture(equal(travelled, reverse=True))
     for what, now, was in changes(trial.before, restored):
+        # torch's copies lose hooks and attributes, and make buffers persistent, which no pass can help.
         if what.startswith(("node ", "order of nodes", "parameter ", "values of `")) and was != "absent":
             yield Flaw(f"undone after {way}, {what} is {now}", was)
 

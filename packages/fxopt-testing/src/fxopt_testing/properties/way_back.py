@@ -42,6 +42,7 @@ def checkpoints_return(subject: Subject, trial: Trial) -> Iterator[Flaw]:
         yield saved
     elif saved is not None:
         yield from _computes_the_same(trial, saved)
+    # bfloat16 rounds the new weights: the way back may then no longer lead to the present values.
     if trial.case.dtype is torch.float32 and trial.case.device != "meta":
         converted = _returned(trial.transformed().to(torch.bfloat16))
         if isinstance(converted, Flaw):
@@ -54,6 +55,7 @@ def _computes_the_same(trial: Trial, saved: dict[str, Any]) -> Iterator[Flaw]:
     if list(saved) != list(was):
         differing = sorted(saved.keys() ^ was.keys()) or ["their order"]
         yield Flaw(f"original_state_dict differs from the original's in {', '.join(differing)}", "the original's keys")
+    # Loading is strict, and `saved` lacks the constants that tracing adds.
     original.load_state_dict({**original.state_dict(), **saved})
     if trial.case.device == "meta" or not trial.transformation.preserves_computation:
         return

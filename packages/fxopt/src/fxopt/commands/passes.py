@@ -21,6 +21,7 @@ def list_passes(as_json: JsonOption = False) -> None:
 
 def _listed(terminal: Terminal) -> Answer:
     with terminal.steps():
+        # Imports torch and all plugins: the passes of a plugin are known only after its code has run.
         from fxopt_core import registry
 
         known = registry()
