@@ -26,10 +26,8 @@ def outside_inference_mode() -> Iterator[None]:
     ...     torch.ones(1).is_inference(), torch.is_grad_enabled()
     (False, False)
     """
-    if torch.is_inference_mode_enabled():
-        with torch.inference_mode(False), torch.no_grad():
-            yield
-    else:
+    records = torch.is_grad_enabled()  # False in inference mode; leaving that mode turns gradients on
+    with torch.inference_mode(False), torch.set_grad_enabled(records):
         yield
 
 

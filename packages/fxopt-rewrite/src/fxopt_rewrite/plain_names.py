@@ -35,16 +35,12 @@ class UntrustedNameError(FxoptError):
     """A file names something that an untrusted file may not name."""
 
 
-#: Functions that call others, or make functions that read attributes or call methods, by names that a file chooses.
-_NOT_PLAIN = frozenset({"attrgetter", "call", "itemgetter", "methodcaller"})
+#: Functions that call others, or make functions that read attributes or call methods, by names that a file chooses;
+#: and functions whose results outgrow memory for a few digits in a file.
+_NOT_PLAIN = frozenset({"attrgetter", "call", "comb", "factorial", "itemgetter", "methodcaller", "perm", "prod"})
 _BUILTINS = """
     abs all any bool complex divmod float getattr int isinstance len list max min pow range reversed round slice str sum
     tuple
-"""
-_MATH = """
-    acos acosh asin asinh atan atan2 atanh ceil copysign cos cosh degrees erf erfc exp expm1 fabs floor fmod frexp
-    hypot isclose isfinite isinf isnan ldexp lgamma log log10 log1p log2 modf pow radians remainder sin sinh sqrt tan
-    tanh trunc
 """
 _FACTORIES = """
     arange as_tensor complex device empty empty_like empty_permuted empty_strided eye finfo full full_like iinfo
@@ -53,8 +49,7 @@ _FACTORIES = """
     sym_float sym_int sym_ite sym_max sym_min sym_not sym_sqrt sym_sum
 """
 _COMPOSED = """
-    adaptive_max_pool1d_with_indices adaptive_max_pool2d_with_indices adaptive_max_pool3d_with_indices affine_grid
-    cross_entropy dropout1d dropout2d dropout3d fold fractional_max_pool2d_with_indices
+    affine_grid cross_entropy dropout1d dropout2d dropout3d fold fractional_max_pool2d_with_indices
     fractional_max_pool3d_with_indices gaussian_nll_loss grid_sample gumbel_softmax interpolate local_response_norm
     lp_pool1d lp_pool2d lp_pool3d lu max_unpool1d multi_head_attention_forward multilabel_soft_margin_loss normalize
     softmin softsign tanhshrink unique unravel_index
@@ -64,12 +59,8 @@ _METHODS = """
     ndimension nelement short tolist unique
 """
 _MODES = "_enter_autocast _exit_autocast"
-_OPERATOR_METHODS = """
-    abs add and bool contains eq float floordiv ge getitem gt iadd iand ifloordiv imul index int invert ior isub
-    itruediv le len lshift lt matmul mod mul ne neg or pos pow radd rand rfloordiv rmatmul rmul ror rpow rshift rsub
-    rtruediv rxor setitem sub truediv xor
-"""
-_DUNDERS = frozenset(f"__{name}__" for name in _OPERATOR_METHODS.split())
+_WORDS = {name.strip("_") for name in operator.__all__} - _NOT_PLAIN
+_DUNDERS = {f"__{r}{name}__" for name in _WORDS for r in ("", "r")} | {"__bool__", "__float__", "__int__"}
 _PYTHON = frozenset((*_COMPOSED.split(), *_METHODS.split()))
 _FIELDS = frozenset({"indices", "max", "min", "sign", "values"})  # of what torch returns, besides methods of tensors
 #: Attributes of a graph module, for the first part of a path, and of modules, for the others: generated code would
@@ -189,9 +180,9 @@ def _plain_names() -> Mapping[object, str]:
 
 
 def _listed() -> Iterator[Any]:
-    yield from (getattr(operator, name) for name in operator.__all__ if name not in _NOT_PLAIN)
+    public = (item for module in (operator, math) for item in vars(module).items() if item[0][0] != "_")
+    yield from (each for name, each in public if callable(each) and name not in _NOT_PLAIN)
     yield from (getattr(builtins, name) for name in _BUILTINS.split())
-    yield from (getattr(math, name) for name in _MATH.split())
     yield from (getattr(torch, name) for name in _FACTORIES.split())
     yield from (getattr(torch.amp.autocast_mode, name) for name in _MODES.split())
     yield from (torch._assert, assert_is_none)  # inserted by tracing

@@ -210,11 +210,7 @@ def _numbers(value: Any, dims: int) -> tuple[int, ...] | None:
     return tuple(value) * dims if len(value) == 1 else tuple(value)
 
 
-_RANKS: Mapping[type[nn.Module], tuple[int, ...]] = {
-    nn.BatchNorm1d: (2, 3),
-    nn.BatchNorm2d: (4,),
-    nn.BatchNorm3d: (5,),
-}
+_RANKS: Mapping[type[nn.Module], tuple[int, ...]] = {nn.BatchNorm1d: (2, 3), nn.BatchNorm2d: (4,), nn.BatchNorm3d: (5,)}
 _DECOMPOSED_BATCH_NORMS = words("""
     native_batch_norm cudnn_batch_norm miopen_batch_norm _native_batch_norm_legit
     _native_batch_norm_legit_no_training _native_batch_norm_legit_functional _batch_norm_no_update
