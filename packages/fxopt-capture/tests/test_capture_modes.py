@@ -140,5 +140,5 @@ def test_a_model_in_training_mode_is_told_what_that_changes(caplog: pytest.LogCa
     with caplog.at_level(logging.WARNING, "fxopt_capture"):
         capture(model, torch.randn(3, 4))
     assert [record.name for record in caplog.records if record.levelno == logging.WARNING] == ["fxopt_capture"]
-    assert "Sequential is in training mode, and its graph will be too: dropout draws anew" in caplog.text
+    assert "Sequential is in training mode, and its graph will be too: every call draws anew in dropout" in caplog.text
     assert "For inference, call model.eval() before the capture" in caplog.text

@@ -316,6 +316,8 @@ class _Matcher:
     def _match_chain(self, wanted: _Chain, value: Any, found: _Found, factor: float = 1.0) -> Iterator[_Found]:
         for numbers, terms, nodes in self._split(wanted.kind, ((value, 1),), len(wanted.terms), _DEEPEST):
             total, known = _joined(wanted.kind, numbers) * factor, iter((found.through(*nodes),))
+            if math.isnan(total):  # a division by zero
+                continue
             if wanted.unknown is not None and numbers:
                 parameter, sign = wanted.unknown
                 known = self._bind(parameter, _signed(wanted.kind, total, sign), next(known))

@@ -36,15 +36,15 @@ def training_note(model: nn.Module) -> str | None:
     """Return a note on a model in training mode, or None if it is not, or if the mode makes no difference.
 
     >>> training_note(nn.Dropout())
-    'Dropout is in training mode, and its graph will be too: dropout draws anew at every call, and batch norms ...'
+    'Dropout is in training mode, and its graph will be too: every call draws anew in dropout and takes statistics ...'
     >>> training_note(nn.Linear(2, 2)) is None
     True
     """
     if not captured_mode(model):
         return None
     return (
-        f"{type(model).__name__} is in training mode, and its graph will be too: dropout draws anew at every call, and "
-        f"batch norms normalise each batch by itself and cannot be folded. For inference, call model.eval() before "
+        f"{type(model).__name__} is in training mode, and its graph will be too: every call draws anew in dropout and "
+        f"takes statistics of its batch in batch norms, which cannot be folded. For inference, call model.eval() before "
         f"the capture"
     )
 

@@ -11,10 +11,10 @@ from fxopt_core import NotReversibleError
 from fxopt_cpu.operators.linear import LARGEST
 
 _MIGRATED = 0.8  # the share of the inputs' spread that weights take: on sentences, MiniLM has 25.2 dB; 20.6 at 0.6
-_FARTHEST = 512  # of a shift, so that sums of products with it fit 32 bits
+_FARTHEST = 512  # of a shift
 
 
-def rounding(weight: Tensor, ends: Tensor) -> Tensor:
+def rounding(weight: Tensor, ends: Tensor, depth: int) -> Tensor:
     """Return factors and shifts (2, in) that take inputs to integers: ``round(x * factor + shift)``, from -127 to 127.
 
     Each element of a row has its own factor and shift. The weight is divided by the factors before it is rounded;
@@ -24,16 +24,19 @@ def rounding(weight: Tensor, ends: Tensor) -> Tensor:
     Args:
         weight: (out, in).
         ends: the least and largest value of each element, (2, in).
+        depth: how many products a result sums: those of all taps, for convolutions.
 
-    >>> rounding(torch.tensor([[1.0, 1.0]]), torch.tensor([[0.0, -2.0], [2.0, 0.0]])).round().int()
+    >>> rounding(torch.tensor([[1.0, 1.0]]), torch.tensor([[0.0, -2.0], [2.0, 0.0]]), 2).round().int()
     tensor([[ 127,  127],
             [-127,  127]], dtype=torch.int32)
     """
     tiny = torch.finfo(torch.float32).tiny ** 0.5
     sizes = weight.detach().abs().amax(0).float().clamp_min(tiny)
     middle = ends.mean(0)
-    # Factors are at most 127 / spread, so this minimum keeps shifts, `middle * factor`, within `_FARTHEST`.
-    spread = torch.maximum((ends[1] - ends[0]) / 2, middle.abs() * LARGEST / _FARTHEST).clamp_min(tiny)
+    # A sum of `depth` products, of a weight up to 127 with an integer up to 127 and its shift, fits 32 bits.
+    farthest = max(1, min(_FARTHEST, 2**31 // (LARGEST * depth) - LARGEST - 1))
+    # Factors are at most 127 / spread, so this minimum keeps shifts, `middle * factor`, within `farthest`.
+    spread = torch.maximum((ends[1] - ends[0]) / 2, middle.abs() * LARGEST / farthest).clamp_min(tiny)
     # By element: MiniLM has 13.9 dB with one range for all elements, 4.5 to 8 dB with clipped outliers.
     shared = spread**_MIGRATED / sizes ** (1 - _MIGRATED)
     factor = LARGEST / (shared * (spread / shared).amax())

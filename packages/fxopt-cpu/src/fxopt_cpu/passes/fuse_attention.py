@@ -18,7 +18,7 @@ from fxopt_cpu.passes.matching import REASONS, kernels_refusal, sole_user, take_
 from fxopt_cpu.passes.memory_formats import follows_strides, has_strides, hidden_strides
 from fxopt_rewrite import Editor, GraphIndex, ReversibleSitePass, read_operation, same_size, tensor_facts
 
-_NAMES = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa")
+_NAMES = ("query", "key", "value")
 
 
 @dataclass(frozen=True, eq=False)
@@ -192,7 +192,7 @@ def _given(index: GraphIndex, node: Node) -> Mapping[str, Any]:
 
 def _problem(given: Mapping[str, Any]) -> tuple[str, str] | None:
     """Return why a call stays as it is, as (reason code, predicate)."""
-    values = [given.get(name) for name in _NAMES[:3]]
+    values = [given.get(name) for name in _NAMES]
     plain = all(isinstance(each, Node) for each in values) and isinstance(given.get("attn_mask"), Node | None)
     settled = type(given.get("is_causal", False)) is bool and not isinstance(given.get("scale"), Node)
     if not plain or not settled or given.get("dropout_p", 0.0) != 0.0:
@@ -215,7 +215,7 @@ def _read(index: GraphIndex, node: Node) -> AttentionSite:
     given = _given(index, node)
     if _problem(given) is not None:
         return AttentionSite(node, (), None, (0, 0), (0.0, False), node, (node,), 0)
-    query, key, value = (given[name] for name in _NAMES[:3])
+    query, key, value = (given[name] for name in _NAMES)
     mask, scale, causal = given.get("attn_mask"), given.get("scale"), given.get("is_causal", False)
     known = [each for each in map(tensor_facts, (query, key, value)) if each is not None]
     size, width = int(known[0].shape[3]), int(known[2].shape[3])

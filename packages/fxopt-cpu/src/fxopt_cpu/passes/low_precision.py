@@ -143,7 +143,7 @@ class Options:
             else:
                 if ends is not None:
                     # (out, in, height, width) -> (out * height * width, in): a factor belongs to a channel
-                    layer.rounding = rounding(plain.movedim(1, -1).flatten(0, -2), ends)
+                    layer.rounding = rounding(plain.movedim(1, -1).flatten(0, -2), ends, plain[0].numel())
                     plain = plain / layer.rounding[0].view(-1, *[1] * (plain.dim() - 2))
                 layer.weight, layer.scale = quantize(plain)
         if self.keep_originals:

@@ -167,7 +167,8 @@ class _Faker:
             self._shadows[id(module)] = shadow
             # Containers are copied, as running the module may fill them.
             state = {name: pytree.tree_map_only(Tensor, self.fake, value) for name, value in vars(module).items()}
-            state["_modules"] = {name: child and self.shadow(child) for name, child in module._modules.items()}
+            children = module._modules.items()
+            state["_modules"] = {name: None if each is None else self.shadow(each) for name, each in children}
             shadow.__dict__.update(state)
         return self._shadows[id(module)]
 

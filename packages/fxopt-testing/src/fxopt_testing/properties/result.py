@@ -118,7 +118,7 @@ def keys_kept(subject: Subject, trial: Trial) -> Iterator[Flaw]:
     if lost:
         yield Flaw(f"`{lost[0]}` is gone, which the graph did not use before the pass either", "it to stay")
     was, now = trial.source.state_dict(), trial.done.state_dict()
-    for name in old.keys() & new.keys():
+    for name in sorted(old.keys() & new.keys()):
         if (name in was) != (name in now):
             states = "not in the state_dict", "in the state_dict (persistent)"
             yield Flaw(f"`{name}` is {states[name in now]}", states[name in was])
