@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from safetensors.torch import save_file
+import torch
+from safetensors import TensorSpec, serialize_file
 from torch import Tensor
 
 
@@ -19,7 +20,18 @@ def write_raw(file: Path, header: str, data: bytes) -> Path:
 
 def write_safetensors(file: Path, tensors: Mapping[str, Tensor]) -> Path:
     """Write a sound file; tied tensors are written several times."""
-    save_file({key: tensor.detach().clone().contiguous() for key, tensor in tensors.items()}, file)
+    # `safetensors.torch` needs NumPy to write, which nothing that is installed beside fxopt-checkpoints brings.
+    copies = {key: tensor.detach().clone(memory_format=torch.contiguous_format) for key, tensor in tensors.items()}
+    specs = {
+        key: TensorSpec(
+            dtype=str(each.dtype).removeprefix("torch."),
+            shape=each.shape,
+            data_ptr=each.data_ptr(),
+            data_len=each.nbytes,
+        )
+        for key, each in copies.items()
+    }
+    serialize_file(specs, file)
     return file
 
 

@@ -44,8 +44,8 @@ def training_note(model: nn.Module) -> str | None:
         return None
     return (
         f"{type(model).__name__} is in training mode, and its graph will be too: every call draws anew in dropout and "
-        f"takes statistics of its batch in batch norms, which cannot be folded. For inference, call model.eval() before "
-        f"the capture"
+        f"takes statistics of its batch in batch norms, which cannot be folded. For inference, call model.eval() "
+        f"before the capture"
     )
 
 

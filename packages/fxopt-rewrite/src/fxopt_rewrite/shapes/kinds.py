@@ -85,12 +85,16 @@ def kind_of_node(node: Node, known: Known, graph_module: GraphModule | None = No
 
 
 _NUMBER_NAMES = tables.words("int float bool complex")
+_HOLDERS = tables.words("tuple list Tuple List Sequence")
 
 
 def _kind_of_annotation(annotation: object) -> Kind:
-    """Return the kind of an input that is annotated as a number, perhaps or None; unknown for any other."""
+    """Return the kind of an input that is annotated as a number, perhaps or None, or as a tuple or list of numbers."""
     names_in_it = set(re.findall(r"\w+", str(annotation))) - tables.words("class typing Optional Union None NoneType")
-    return Kind.NUMBER if names_in_it and names_in_it <= _NUMBER_NAMES else Kind.UNKNOWN
+    others = names_in_it - _NUMBER_NAMES
+    if others == names_in_it or not others <= _HOLDERS:
+        return Kind.UNKNOWN
+    return Kind.SIZES if others else Kind.NUMBER
 
 
 def attribute(root: object, target: str) -> object:
