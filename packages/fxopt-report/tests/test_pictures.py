@@ -217,6 +217,8 @@ def test_notebooks_show_a_drawing_or_a_line(small: tuple[GraphModule, GraphModul
 
 def test_plans_of_regions_leave_the_graph_as_it_is(tmp_path: Path) -> None:
     """Their pass has no journal, as it changes nothing but generated code."""
+    for name in ("fxopt_cpu", "fxopt_simplify"):
+        pytest.importorskip(name)
     model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Conv2d(4, 4, 1)).eval()
     captured = capture(model, torch.randn(2, 3, 8, 8))
     before = DrawnGraph.of(captured)
