@@ -85,6 +85,7 @@ class ChangeTrueDivToMulByInverse(ReversibleSitePass[ConstantDivision]):
 
     def match(self, index: GraphIndex) -> Iterator[ConstantDivision | Refusal]:
         """Yield the divisions by Python numbers."""
+        # One walk over the graph for all divisions, once one of them needs it.
         rounding = cache(partial(_rounding_readers, index))
         for node in index.nodes:
             call = read_true_division(index, node)
@@ -100,6 +101,7 @@ class ChangeTrueDivToMulByInverse(ReversibleSitePass[ConstantDivision]):
             message = f"node `{name}` divides `{value.name}`, a Python number; a product would round differently"
             return index.refuse(name, "shape-arithmetic", message, *site.nodes)
         facts = tensor_facts(value)
+        # float16 has the narrowest range of the common dtypes: an inverse that is safe there is safe in the others.
         dtype = _computed_in(facts.dtype) if facts is not None else torch.float16
         if not _has_safe_inverse(site.constant, dtype):
             if facts is None and _has_safe_inverse(site.constant, torch.float32):
@@ -133,6 +135,7 @@ def _computed_in(dtype: torch.dtype) -> torch.dtype:
     """Return the dtype in which torch divides such values."""
     if dtype.is_complex:
         return {torch.complex32: torch.float16, torch.complex64: torch.float32}.get(dtype, torch.float64)
+    # Integers are divided in the default dtype.
     return dtype if dtype.is_floating_point else torch.get_default_dtype()
 
 
@@ -140,9 +143,11 @@ def _has_safe_inverse(constant: int | float, dtype: torch.dtype) -> bool:
     """Return whether a constant is finite and nonzero, and its inverse finite and normal in a dtype."""
     try:
         inverse = abs(1.0 / constant)
+    # The integer may be too large for a float.
     except (ZeroDivisionError, OverflowError):
         return False
     limits = torch.finfo(dtype)
+    # Below tiny, numbers have fewer digits.
     return math.isfinite(constant) and limits.tiny <= inverse <= limits.max
 
 
@@ -186,6 +191,7 @@ def _rounding_readers(index: GraphIndex) -> Mapping[Node, Node]:
         effect = index.effects.effect(node)
         name, rounds = _plain_name(effect.operation), _rounds(node, index)
         for value in node.all_input_nodes:
+            # ``out[:] = quotient``: later reads of out are not followed, so that storing counts as rounding.
             stores = effect.writes and value not in effect.writes
             if rounds or (stores and name in _PASSING):
                 found[value] = node
@@ -195,6 +201,7 @@ def _rounding_readers(index: GraphIndex) -> Mapping[Node, Node]:
 
 
 def _plain_name(operation: str | None) -> str:
+    # ``_foreach_floor``, ``special_round`` and ``floor_`` are known by their plain names.
     return (operation or "").removeprefix("_foreach_").removeprefix("special_").rstrip("_")
 
 
@@ -210,5 +217,6 @@ def _rounds(node: Node, index: GraphIndex) -> bool:
     if any(dtype in _ELEMENTS for dtype in given) or name in _ROUNDING:
         return True
     if facts is not None:  # comparisons, arguments of extremes, and conversions return integers
+        # Calls that read only the shape round nothing, even if they return integers.
         return facts.dtype in _ELEMENTS and name not in ("size", "shape", "zeros_like", "ones_like", "full_like")
     return name in _CONVERTING and not given

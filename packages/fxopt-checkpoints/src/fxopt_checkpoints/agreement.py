@@ -27,6 +27,7 @@ def disagreement(found: Tensor, expected: Tensor, moved: Callable[[], Iterator[T
     >>> disagreement(torch.tensor([1.0, 2.0]), torch.tensor([1.0, 2.5]), lambda: iter(()))
     '1 of 2 elements differs, by up to 0.5 where rounding explains 6e-07: 2 instead of 2.5'
     """
+    # Loading would round to the module's dtype, too.
     found = found.to(expected.device, expected.dtype)
     if expected.is_meta or torch.equal(found, expected):
         return None
@@ -34,10 +35,13 @@ def disagreement(found: Tensor, expected: Tensor, moved: Callable[[], Iterator[T
     same = (mine == theirs) | (mine.isnan() & theirs.isnan())
     error, bound = (mine - theirs).abs(), torch.zeros_like(theirs.abs())
     if expected.is_floating_point() or expected.is_complex():
+        # eps * smallest_normal is the distance of denormal numbers, to which values near zero are rounded. An infinite
+        # value has an infinite bound, so it counts as the same only if it is equal.
         info = torch.finfo(expected.dtype)
         bound = 2 * info.eps * (theirs.abs() + info.smallest_normal)
         same |= (error <= bound) & theirs.isfinite()
         if not bool(same.all()):
+            # Sixteen more runs of the function: only for elements that the first part of the bound does not cover.
             bound += 2 * _noise(mine, moved())
             same |= (error <= bound) & theirs.isfinite()
     if bool(same.all()):
@@ -77,6 +81,7 @@ def nudged(inputs: Mapping[str, Tensor | None]) -> Iterator[dict[str, Tensor | N
     >>> abs(draw["x"].item() - 1.0) == torch.finfo(torch.float32).eps, draw["absent"]
     (True, None)
     """
+    # A generator of its own: each run draws the same, and the caller's random numbers stay as they are.
     generator = torch.Generator().manual_seed(0)
     for _ in range(_DRAWS):
         yield {name: None if tensor is None else _nudged(tensor, generator) for name, tensor in inputs.items()}

@@ -81,6 +81,7 @@ class NewTensors:
     ) -> None:
         self._map, self._original, self._prepare, self._inspect = tensor_map, original, prepare, inspect
         self._derived: dict[str, Tensor] = {}
+        # How many readers are to come: results of functions are dropped after the last one.
         self._uses = Counter(source for step in tensor_map.steps for source in step.sources)
 
     def __iter__(self) -> Iterator[Computed]:
@@ -95,6 +96,7 @@ class NewTensors:
 
     def _derive(self, step: Derivation) -> Iterator[Computed]:
         inputs = {name: None if label is None else self._input(label) for name, label in step.inputs}
+        # An input without a label is absent in the original model, such as a bias; the others have to be given.
         if any(inputs[name] is None for name, label in step.inputs if label is not None):
             return
         made = [
@@ -125,6 +127,7 @@ class NewTensors:
 
     def _assemble(self, step: Assembly, *, prepared: bool = False) -> Computed:
         parts, fills, complete = [], [], True
+        # Parts that are put together from parts themselves are written straight into the outermost tensor.
         waiting: list[tuple[Assembly, Pieces]] = [(step, ())]
         while waiting:
             each, outer = waiting.pop()
@@ -165,10 +168,12 @@ def _call(step: Derivation, inputs: Inputs) -> tuple[Tensor | None, ...]:
 
 def _versions(inputs: Inputs) -> list[int | None]:
     """Return the version counters of tensors."""
+    # Tensors of inference mode have no version counter.
     return [None if each is None or each.is_inference() else each._version for each in inputs.values()]
 
 
 def _function(path: str, step: Derivation) -> Callable[..., Any]:
+    # A ledger may be a stranger's: it reaches only functions that installed passes list as their arithmetic.
     functions = registered_functions()
     if path not in functions:
         raise CheckpointError(f"pass `{step.pass_name}` {unregistered(path)}")
@@ -237,6 +242,7 @@ class OriginalTensors:
         return torch.zeros(row.shape or (), dtype=row.dtype)
 
     def _put(self, label: str, values: Tensor) -> None:
+        # What the module still has is saved from there.
         row = self._map.by_key.get(label)
         if row is None or not row.kept:
             self._values[label] = values
@@ -264,6 +270,7 @@ class OriginalTensors:
     def _restore(self, step: Derivation) -> None:
         if any(target.label not in self._values for target in step.targets):
             return
+        # Nothing to restore: the pass keeps the originals beside its results, as for keep_originals=True in int8.
         if all(self._has_copy(source) for source in step.sources):
             return
         names = listed(target.name for target in step.targets)
@@ -286,6 +293,7 @@ class OriginalTensors:
             )
             return
         function = _function(step.restore, step)
+        # Clones, since a faulty function might write into the tensors of the module.
         outputs = [None if target is None else self._values[target.label].clone() for target in step.outputs]
         shapes = {name: self._shape(label) for name, label in step.inputs}
         try:
@@ -383,6 +391,7 @@ def present_dtypes(tensor_map: TensorMap, current: Mapping[str, Tensor]) -> dict
     """
     dtypes: dict[str, torch.dtype | None] = {row.key: row.dtype for row in tensor_map.originals}
     dtypes |= {target.label: target.dtype for target in tensor_map.made.values()}
+    # From the last step to the first: a new dtype goes from a tensor to all that it is made from.
     changed: dict[str, torch.dtype] = {}
     for step in reversed(tensor_map.steps):
         for target in step.targets:

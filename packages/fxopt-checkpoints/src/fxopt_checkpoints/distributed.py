@@ -68,6 +68,7 @@ class _Originals(dict[str, Any]):
         self._folds = dict[str, _Fold]()  # by the label of an input
         derivations = tuple(step for step in names.steps if isinstance(step, Derivation))
         for step in derivations:
+            # torch loads entries one by one, and folds are computed from those: each input has to be an entry.
             alone = all(source in names.by_key and names.consumers[source] == (step,) for source in step.sources)
             if not alone or any(target.key is None for target in step.targets):
                 raise CheckpointError(
@@ -76,6 +77,7 @@ class _Originals(dict[str, Any]):
                     "state = original_state_dict(graph_module), and then call load_original_state_dict"
                 )
             self._folds |= dict.fromkeys(step.sources, _Fold(TensorMap(names.originals, (step,)), current))
+        # Without the steps that merge: each process cuts its own part out of a merged tensor.
         taken = OriginalTensors(
             TensorMap(names.originals, derivations, names.ties), current, present_dtypes(names, current)
         )
@@ -169,6 +171,7 @@ class _Fold:
             from torch.distributed.tensor import DTensor, Replicate
 
             mesh = sharded[0].device_mesh
+            # Each process has the same values; checking that they are would take communication.
             values = DTensor.from_local(values, mesh, [Replicate()] * mesh.ndim, run_check=False)
         return _Entry(self._values.setdefault(label, values), lambda _: self._compute(label))
 
@@ -189,6 +192,7 @@ class _Fold:
                 raise CheckpointError("\n  ".join(["this checkpoint does not fit the rewritten model:", *problems]))
 
 
+# A subclass, not a planner of our own, which every dcp.save would have to name. torch takes chunks only from a Tensor.
 class _Part(Tensor):
     """An original tensor of which this process holds some rows, inside a sharded merged tensor."""
 
@@ -204,6 +208,7 @@ class _Part(Tensor):
         part._here, part._key = here, key
         return part
 
+    # These three methods are those that DTensor has for torch.distributed.checkpoint.
     def __create_write_items__(self, fqn: str, object: Any) -> list[Any]:
         from torch.distributed.checkpoint.metadata import MetadataIndex, TensorProperties
         from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, WriteItemType

@@ -175,6 +175,7 @@ def original_state_dict(graph_module: GraphModule) -> dict[str, Any]:
     current = current_tensors(graph_module)
     taken = OriginalTensors(names, current, present_dtypes(names, current))
     rows = [row for row in names.originals if row.in_state_dict]
+    # What cannot be restored is not held either, and would be named twice.
     error = taken.error([] if taken.problems else unsaved(names, saved, current, taken.has))
     if error is not None:
         raise error
@@ -219,6 +220,7 @@ def unsaved(
 
 def in_order(rows: list[OriginalTensor], saved: Mapping[str, Any], made: set[str]) -> OrderedDict[str, Any]:
     """Return the present entries with places for the originals, followed by those that hooks add."""
+    # As in torch, an OrderedDict: a plain dict could not have the attribute _metadata.
     result = OrderedDict((row.key, saved.get(row.key)) for row in rows if not row.kept or row.key in saved)
     added = [key for key in saved if key not in result and key not in made and not is_baked(key)]
     return OrderedDict({**result, **{key: saved[key] for key in added}})

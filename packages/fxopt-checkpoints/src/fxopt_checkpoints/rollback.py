@@ -35,6 +35,7 @@ class Rollback:
     def keep(self, tensor: Tensor) -> None:
         """Keep the values, in this process, of a tensor that is about to be overwritten for the first time."""
         tensor = tensor.to_local() if is_sharded(tensor) else tensor
+        # A tensor that replaced another one has no former values to keep.
         known = id(tensor) in self._values or id(tensor) in self._new
         if self._keeps_values and not known and not tensor.is_meta:
             self._values[id(tensor)] = tensor, tensor.detach().to("cpu", copy=True)

@@ -63,6 +63,8 @@ def local_region(name: str, whole: DTensor, pieces: Pieces = ()) -> LocalRegion:
     shape, offset = compute_local_shape_and_global_offset(whole.shape, whole.device_mesh, whole.placements)
     dims, begin, size = _box(tuple(whole.shape), pieces)
     local = whole.to_local().detach()
+    # In each dimension, the region and the rows of this process are two intervals: low and room are the ends of what
+    # they have in common.
     low = [max(start, first) for start, first in zip(begin, offset)]  # noqa: B905  # no offset outside of the mesh
     room = [min(start + n, first + m) for start, n, first, m in zip(begin, size, offset, shape)]  # noqa: B905
     lengths = [high - start for high, start in zip(room, low, strict=True)]
@@ -70,6 +72,7 @@ def local_region(name: str, whole: DTensor, pieces: Pieces = ()) -> LocalRegion:
         return LocalRegion(local.new_empty([0] * len(dims)), (0,) * len(dims))
     for dim, (start, length) in enumerate(zip(low, lengths, strict=True)):
         local = local.narrow(dim, start - offset[dim], length)
+    # What a piece squeezes has one element by now: as the last dimension, reshape drops it and returns a view.
     dropped = [dim for dim in range(local.dim()) if dim not in dims]
     local = local.permute(*dims, *dropped).reshape([lengths[dim] for dim in dims]) if pieces else local
     return LocalRegion(local, tuple(low[dim] - begin[dim] for dim in dims))
@@ -82,6 +85,7 @@ def _box(shape: tuple[int, ...], pieces: Pieces) -> tuple[list[int], list[int], 
     >>> _box((8, 4), (Piece("a", ((0, 2, 4),)), Piece("b", ((0, 1, 2),), transposed=True)))
     ([1, 0], [3, 0], [2, 4])
     """
+    # dims[i] is the dimension of the whole tensor that the region has as its i-th one.
     dims, begin, size = [*range(len(shape))], [0] * len(shape), [*shape]
     for piece in pieces:
         for dim, start, length in piece.slices:
@@ -131,6 +135,7 @@ def holds_constant(name: str, whole: Tensor, pieces: Pieces, value: float) -> bo
         return bool((region(whole, pieces) == value).all())
     from torch.distributed import ReduceOp, all_reduce
 
+    # The minimum of zeros and ones over the mesh is one if all processes have a one.
     found = (local_region(name, whole, pieces).values == value).all().to(torch.int32)
     for dim in range(whole.device_mesh.ndim):
         all_reduce(found, ReduceOp.MIN, group=whole.device_mesh.get_group(dim))

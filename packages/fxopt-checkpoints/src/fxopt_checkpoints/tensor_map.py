@@ -226,6 +226,7 @@ class TensorMap:
                     continue
                 for part in step.parts:
                     if part.source == label:
+                        # Each step puts the region so far into a larger tensor, so its piece is the outermost.
                         outer = (part.piece, *inside)
                         waiting.append((step.target.label, outer))
                         if step.target.key is not None:

@@ -171,6 +171,7 @@ class _Tree(EditVisitor):
         self._start(record.pass_name)
         for edit in reversed(edits_of(record)):
             edit.accept(self)
+        # After the edits, which say which tensors these names stood for during the pass.
         for derived in record.derived:
             self._derive(derived)
 
@@ -207,6 +208,7 @@ class _Tree(EditVisitor):
             tensor = tensors[key]
             if tensor is not None:
                 tensor.name, tensor.made_by = f"{edit.name}.{key}", self._pass_name
+                # The module may have been converted since; the edit has the dtype in which the tensor was made.
                 tensor.dtype = tensor.dtype if tensor.live is None else dtype
                 tensor.parts = self._parts.pop(tensor.name, [])[::-1]
                 tensor.fills = self._fills.pop(tensor.name, [])[::-1]
@@ -242,12 +244,14 @@ class _Tree(EditVisitor):
 
     def _before(self, row: TensorRow) -> _Tensor | None:
         """Return a tensor as it was before a pass removed it, and note where its values went."""
+        # The layer had no such tensor, as nn.Linear(bias=False) has no bias.
         if row.dtype is None and row.piece is None:
             return None
         tensor = _Tensor(row.shape, row.dtype, persistent=row.persistent)
         if row.piece is not None:
             self._parts.setdefault(row.piece.key, []).append((tensor, row.piece))
         else:
+            # Its values are gone, unless a function of the record computes something from them.
             self._dropped.setdefault(row.name, []).append(tensor)
         return tensor
 
@@ -280,6 +284,7 @@ class _Tree(EditVisitor):
 
 
 def _earliest(found: Mapping[str, list[_Tensor]], name: str) -> _Tensor | None:
+    # A pass may use a name several times; lists have the latest tensor first.
     return found[name].pop() if found.get(name) else None
 
 
@@ -342,6 +347,7 @@ def _identity(tensor: Tensor) -> object:
     """Return a key that is equal for tensors that are one: tied, or the same view of the same memory."""
     if type(tensor) not in (Tensor, nn.Parameter) or tensor.layout != torch.strided or is_lazy(tensor):
         return id(tensor)
+    # The storage itself, since data_ptr is 0 for all tensors on the meta device.
     place = tensor.untyped_storage()._cdata, tensor.storage_offset()
     return (*place, tensor.dtype, tuple(tensor.shape), tensor.stride())
 
@@ -357,6 +363,8 @@ def _step(item: _Tensor | _Derivation) -> Step:
             restore=item.derived.restore,
             pass_name=item.pass_name,
         )
+    # Pieces name tensors as they were called then, and another tensor may have that name now. Tied originals fill one
+    # region under one label: one part is enough.
     parts = [Part(source.label, replace(piece, key=item.label)) for source, piece in item.parts]
     fills = [Neutral(replace(fill.piece, key=item.label), fill.value) for fill in item.fills]
     return Assembly(_new(item), tuple(dict.fromkeys(parts)), tuple(fills), item.made_by or "")

@@ -27,6 +27,7 @@ def advice(state_dict: Mapping[Any, Any], missing: Collection[str], unexpected: 
     >>> advice({"epoch": 3, "model": {"a.bias": 1}}, ["a.bias"], ["epoch", "model"])
     'its entry `model` is a mapping with such keys: load that one'
     """
+    # unexpected has all keys as text, so those that are not strings are not found in the checkpoint.
     lacking, others = set(missing), set(unexpected) & state_dict.keys()
     for key in others:
         inside = state_dict[key]
@@ -41,6 +42,7 @@ def advice(state_dict: Mapping[Any, Any], missing: Collection[str], unexpected: 
 
 
 def _explains(fitting: int, lacking: set[str]) -> bool:
+    # More than half: some keys may be missing besides.
     return bool(lacking) and 2 * fitting > len(lacking)
 
 
@@ -48,6 +50,7 @@ def _prefix(longer: set[str], shorter: set[str]) -> str:
     """Return the prefix, up to a dot, under which most of the shorter keys are among the longer ones."""
     cuts = ((key[: dot + 1], key[dot + 1 :]) for key in longer for dot, char in enumerate(key) if char == ".")
     found = Counter(prefix for prefix, rest in cuts if rest in shorter)
+    # The order of a set of texts differs from process to process, so names decide between equal counts.
     return max(found, key=lambda prefix: (found[prefix], prefix), default="")
 
 
@@ -95,9 +98,11 @@ class Validation:
         ]
         known = self.names.by_key
         for row in known.values():
+            # A module with extra state loads itself, and is among the problems already.
             if row.in_state_dict and row.kind != "extra-state":
                 self._check_row(row)
         for key in self._state_dict:
+            # State dicts of traced modules also have the constants that tracing baked in; these are passed over.
             if key not in known or not (known[key].in_state_dict or is_baked(key)):
                 self.unexpected.append(str(key))
 
@@ -149,6 +154,7 @@ class Validation:
             complete |= {computed.target.name} if computed.complete else set()
             problem = writing_problem(computed)
             self.problems += [f"`{computed.target.key}` {problem}"] if problem else []
+        # A missing key, or another problem, explains already why a tensor cannot be computed.
         if strict and not self.missing and not self.problems:
             self.problems += _unreachable(self.names, done)
         return complete

@@ -57,6 +57,12 @@ class FuseBiasInLinear(ReversibleSitePass[BiasedLinear]):
         one layer at a time. It is linear in the number of nodes.
 
     >>> graph_module = FuseBiasInLinear()(torch.fx.symbolic_trace(torch.nn.Sequential(torch.nn.Linear(4, 8))))
+    >>> print(graph_module.code.strip())
+    def forward(self, input):
+        input_1 = input
+        pad = torch.nn.functional.pad(input_1, (0, 1), 'constant', 1.0);  input_1 = None
+        _0_with_bias = getattr(self, "0_with_bias")(pad);  pad = None
+        return _0_with_bias
     >>> getattr(graph_module, "0_with_bias")
     Linear(in_features=5, out_features=8, bias=False)
     """
@@ -96,6 +102,7 @@ class FuseBiasInLinear(ReversibleSitePass[BiasedLinear]):
         name = edit.add_module(full, f"{full.rpartition('.')[2]}_with_bias", _widened(call))
         for each in site.calls:
             node, value, width = each.node, each.input, call.in_features + 1
+            # Padding gives the ones the dtype and device of the input, whichever it has at run time.
             arguments = (value, (0, 1), "constant", 1.0)
             padded = edit.call_function(F.pad, *arguments, before=node, like=[node], value_of=value, last_dim=width)
             edit.replace(node, edit.call_module(name, padded, before=node, like=[node]))

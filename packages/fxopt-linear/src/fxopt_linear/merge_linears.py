@@ -108,6 +108,15 @@ class MergeLinears(ReversibleSitePass[LinearGroup]):
     ...     def forward(self, x):
     ...         return self.q(x).sum() + self.k(x).sum()
     >>> graph_module = MergeLinears()(torch.fx.symbolic_trace(Attention().eval()))
+    >>> print(graph_module.code.strip())
+    def forward(self, x):
+        q_k_merged = self.q_k_merged(x);  x = None
+        narrow = torch.narrow(q_k_merged, -1, 0, 8)
+        narrow_1 = torch.narrow(q_k_merged, -1, 8, 2);  q_k_merged = None
+        sum_1 = narrow.sum();  narrow = None
+        sum_2 = narrow_1.sum();  narrow_1 = None
+        add = sum_1 + sum_2;  sum_1 = sum_2 = None
+        return add
     >>> graph_module.q_k_merged
     Linear(in_features=4, out_features=10, bias=True)
     """
@@ -175,6 +184,7 @@ class MergeLinears(ReversibleSitePass[LinearGroup]):
             if call.bias is not None:
                 pieces[call.bias.name] = Piece(f"{name}.bias", region)
             elif biased:
+                # Zeros stand for the missing bias; an undo checks that they still are zeros.
                 edit.neutral(Piece(f"{name}.bias", region))
             edit.drop(call, pieces, twin=name)  # first: it records the strides of the originals
             if self.share_storage:
@@ -184,6 +194,7 @@ class MergeLinears(ReversibleSitePass[LinearGroup]):
 def _runs(index: GraphIndex) -> tuple[list[list[LinearCall]], list[tuple[Obstacle, Node]]]:
     """Return the calls of linear layers by run, and the unreadable ones among those that share an input."""
     on_value: dict[Node, list[LinearCall | Obstacle]] = {}
+    # Nodes by the id of a call, since an Obstacle does not have its node.
     nodes: dict[int, Node] = {}
     for node in index.nodes:
         call = read_linear(index, node, transposed=True)
@@ -247,6 +258,7 @@ def _alike(layers: Iterable[Layer]) -> list[list[Layer]]:
         kinds.setdefault(_kind(layer.first), {}).setdefault(_bias_kind(layer.first), []).append(layer)
     for parts in kinds.values():
         unbiased = parts.get(None, [])
+        # In train mode, zeros in place of a missing bias would be trained.
         if unbiased and len(parts) > 1 and not unbiased[0].first.training:
             del parts[None]
             next(iter(parts.values())).extend(unbiased)
@@ -265,6 +277,7 @@ def _site(group: Sequence[Layer], runs: Sequence[Sequence[LinearCall]], index: G
 def _names(calls: Sequence[LinearCall]) -> tuple[str, list[str]]:
     """Return the full name of the module that contains all layers, and their names in it."""
     owners = [call.module_name for call in calls]
+    # Calls of functions have no module; their weights have names.
     full = owners if len(set(owners)) == len(owners) and "" not in owners else [call.weight.name for call in calls]
     paths = [name.split(".") for name in full]
     depth = 0
@@ -277,6 +290,7 @@ def _regions(calls: Sequence[LinearCall]) -> dict[int, tuple[int, int]]:
     """Return, for each weight by id, where its rows start in the merged one, and their number."""
     sizes = [call.out_features for call in calls]
     starts = accumulate(sizes, initial=0)
+    # starts ends with the total, which belongs to no layer.
     return {id(call.weight.tensor): (start, size) for call, start, size in zip(calls, starts, sizes, strict=False)}
 
 
@@ -291,6 +305,7 @@ def _rewrite_row(
     """Replace the calls on one value by slices of one product, copied where they need their own memory."""
     first, nodes = row[0].node, [call.node for call in row]
     width = sum(size for _, size in regions.values())
+    # Product and slices come before the first call: results may be read before the calls of the other layers.
     merged = edit.call_module(name, row[0].input, before=first, like=nodes, last_dim=width)
     results = []
     for call in row:
@@ -308,6 +323,7 @@ def _unfilled(calls: Sequence[LinearCall]) -> nn.Linear:
     """Return the merged layer with an uninitialised weight, the layers along dimension 0, and zeros as bias."""
     weight, biases = calls[0].weight.tensor, [call.bias.tensor for call in calls if call.bias is not None]
     total = sum(call.out_features for call in calls)
+    # Without torch's random initialisation, which would take longer than everything else.
     made = weight.detach().new_empty(total, calls[0].in_features)
     merged = {"weight": nn.Parameter(made, weight.requires_grad)}
     if biases:

@@ -81,6 +81,7 @@ class NearMisses:
 
 def _difference(one: LinearCall, other: LinearCall) -> tuple[str, str]:
     """Return how two layers that share their inputs differ, as a reason code and a clause."""
+    # A layer without bias has fewer traits, but the one that says so comes before those that it lacks.
     found = zip(_traits(one), _traits(other), strict=False)
     reason, mine, its = next((reason, mine, its) for (reason, mine), (_, its) in found if mine != its)
     return reason, f"`{one.label}` {mine}, and `{other.label}` {its}"
@@ -124,4 +125,5 @@ def _projections(module: nn.Module) -> int:
     """Return the number of linear layers that a module itself is, without its children."""
     if isinstance(module, nn.MultiheadAttention):
         return 1 if module._qkv_same_embed_dim else 3
+    # transformers' Conv1D, by its name, as importing transformers takes longer than a pass.
     return int(isinstance(module, nn.Linear) or type(module).__name__ == "Conv1D")

@@ -141,6 +141,10 @@ class MergeParallelConvolutions(SitePass[BranchSite]):
     ...     def forward(self, x):
     ...         return self.large(x) + self.norm(self.small(x)) + x
     >>> graph_module = MergeParallelConvolutions()(torch.fx.symbolic_trace(Block().eval()))
+    >>> print(graph_module.code.strip())
+    def forward(self, x):
+        large_merged = self.large_merged(x);  x = None
+        return large_merged
     >>> graph_module.large_merged
     Conv2d(4, 4, kernel_size=(3, 3), stride=(1, 1), padding=(1, 1))
     """
@@ -168,6 +172,7 @@ class MergeParallelConvolutions(SitePass[BranchSite]):
         refusal = _flow_refusal(site, index) or _alignment_refusal(site, index)
         for branch in site.branches if refusal is None else ():
             if branch.norm is not None:
+                # A batch norm without a convolution has to fit the channels that the others produce.
                 fold = FoldSite(branch.conv or site.home, branch.norm, False, site.home.dims + 2)
                 refusal = refusal or mode_refusal(fold, index) or shape_refusal(fold, index)
             for call in branch.calls:
@@ -216,12 +221,15 @@ def _sums(index: GraphIndex) -> dict[Node, _Sum]:
         if not isinstance(call, ElementwiseCall) or call.operation != "add" or call.left is call.right:
             continue
         values = [each for each in (call.left, call.right) if isinstance(each, Node)]
+        # Python's ``sum`` begins with ``0 + x``.
         if call.alpha != 1 or (len(values) == 1 and 0 not in (call.left, call.right)):
             continue
         parts = []
         for value in values:
+            # A sum that something else reads has to stay, and is a term of the larger one.
             inner = value in found and other_user(value, node) is None
             parts.append(found[value] if inner else _Sum([value], [], _sources(value, index)))
+        # The shorter list joins the longer one, or long sums would take quadratic time.
         rest, total = sorted([parts[0], parts[-1]], key=lambda each: len(each.terms))
         if total.sources & rest.sources:
             if rest is not total:
@@ -249,6 +257,7 @@ def _sources(value: Node, index: GraphIndex) -> set[Node]:
 
 def _convolution(node: Node, index: GraphIndex) -> ConvolutionCall | Obstacle | None:
     call = read_convolution(index, node)
+    # Complex weights would lose their imaginary part: sums are computed in float64.
     if isinstance(call, ConvolutionCall) and (call.transposed or call.weight.tensor.is_complex()):
         return None
     return call
@@ -287,6 +296,7 @@ def _flow_refusal(site: BranchSite, index: GraphIndex) -> Refusal | None:
         if (other := other_user(node, reader)) is not None:
             message = f"the branch that node `{node.name}` computes is also used at node `{other.name}`"
             return index.refuse(site.label, "several-users", message, *site.nodes)
+    # An addition may write the input, ``x.add_(conv1(x)).add_(conv2(x))``; written_between leaves its ends out.
     writes = (read_elementwise(node) for node in site.nodes if site.source in node.all_input_nodes)
     if any(isinstance(call, ElementwiseCall) and call.inplace and call.left is site.source for call in writes) or (
         index.effects.written_between(site.source, inner[0], total)
@@ -303,6 +313,7 @@ def _kernel(conv: ConvolutionCall) -> tuple[int, ...]:
 def _reach(conv: ConvolutionCall) -> tuple[int, ...] | None:
     """Return how far a convolution reads beyond each edge and its opposite, less its kernel; None if one-sided."""
     spans = [dilation * (size - 1) for dilation, size in zip(conv.dilation, _kernel(conv), strict=True)]
+    # For an odd total, torch pads one side by one more than the other.
     if conv.padding == "same":
         return None if any(span % 2 for span in spans) else (0,) * conv.dims
     padding = (0,) * conv.dims if isinstance(conv.padding, str) else conv.padding
@@ -330,6 +341,7 @@ def _alignment_refusal(site: BranchSite, index: GraphIndex) -> Refusal | None:
                 found, expected = (f"{each.dtype} on {each.device}" for each in (own, weight))
                 message = f"the weight of `{label}` is {found}, and that of `{home.label}` {expected}"
                 return index.refuse(site.label, "dtype-mismatch", message, *site.nodes)
+            # Without padding, its mode does not matter.
             pads_alike = conv.padding in ("valid", plain) or conv.padding_mode == home.padding_mode
             dilations = zip(kernel, conv.dilation, home.dilation, strict=True)
             # A kernel that covers both of two others would have zeros where neither has taps: infinity times 0 is NaN.

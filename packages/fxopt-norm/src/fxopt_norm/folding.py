@@ -133,6 +133,7 @@ class FoldBatchNorm(SitePass[FoldSite]):
         linear in the number of nodes.
     """
 
+    # A linear layer may have one batch norm before it and one after it.
     repeats = True
     reasons: ClassVar[Mapping[str, str]] = {
         **NORM_REASONS,
@@ -185,6 +186,7 @@ class FoldBatchNorm(SitePass[FoldSite]):
             or sharing_refusal(site.layer, [site.layer.node], index)
             or sharing_refusal(site.norm, [*_parts(site.norm), site.norm.node], index)
             or mixed_flags_refusal(site.label, [site.layer, site.norm], index)
+            # Last, since it computes the weights of the folded layer.
             or _range_refusal(site, index)
         )
 
@@ -193,8 +195,11 @@ class FoldBatchNorm(SitePass[FoldSite]):
         layer, norm, first, second = site.layer, site.norm, site.first.node, site.second.node
         full = layer.module_name or layer.weight.name
         name = edit.add_module(full, f"{full.rpartition('.')[2]}_folded", _folded(site))
+        # The new node takes the described shape of the first: that of the layer where a view lies between.
         like = [second, first] if site.rows is None else [first, second]
         call = edit.call_module(name, site.first.input, before=first, like=like)
+        # ``norm(y.flatten(0, 1)).reshape_as(y)``: the folded layer gives that shape at once. Other readers of the rows
+        # get a view of its result.
         for user in [*second.users] if site.rows is not None else ():
             if _restores_shape(user, of=first) and input_of(user) is second:
                 edit.replace(user, call)
@@ -298,6 +303,7 @@ def shape_refusal(site: FoldSite, index: GraphIndex) -> Refusal | None:
         message = f"{message} {between} has {site.rank} dimensions; it has {facts.rank}"
         return index.refuse(site.label, "wrong-axis", message, *site.nodes)
     refusal = _fit_refusal(site, index)
+    # An ``nn.BatchNorm2d`` takes values of one rank only, which then need no description.
     if refusal is not None or facts is not None or norm.ranks == (site.rank,):
         return refusal
     message = f"it is unknown whether {between} has {site.rank} dimensions; call infer_shapes first"
@@ -345,6 +351,7 @@ def _layer_features(layer: Layer, *, inputs: bool) -> int:
 def _range_refusal(site: FoldSite, index: GraphIndex) -> Refusal | None:
     """Refuse overflow: a variance near zero, say, gives weights too large for half precision."""
     weight = site.layer.weight.tensor
+    # Not kept until the rewrite, or the new weights of all sites would be in memory at once.
     if weight.is_meta or all(bool(new.isfinite().all()) for new in _new_tensors(site)):
         return None
     message = f"folding `{site.first.label}` and `{site.second.label}` gives weights not finite in {weight.dtype}"

@@ -68,6 +68,7 @@ def scaled_after(
 ) -> tuple[Tensor, Tensor]:
     """Return weight and bias of ``scale * layer(x) + shift``, as `fold_after` does."""
     if transposed:
+        # (out,) -> (groups, 1, out / groups) -> (in, out / groups): inputs of a group share the factors of its outputs.
         rest = (1,) * (weight.dim() - 2)
         factors = scale.reshape(groups, 1, -1, *rest).expand(groups, weight.shape[0] // groups, -1, *rest)
         factors = factors.reshape(weight.shape[0], -1, *rest)
@@ -231,6 +232,7 @@ def restore_branches(
     wide, found = _precise(weight), dict[str, Tensor]()
     home = next(place for place in range(len(eps)) if shapes[f"weight_{place}"] == tuple(weight.shape))
     identities = 0
+    # The convolution with the largest kernel comes first: the first that can hold the bias gets it.
     for place in sorted(range(len(eps)), key=lambda each: each != home):
         here = {name: shapes[f"{name}_{place}"] for name in TENSORS}
         own = {name: wide.new_zeros(shape) for name in ("weight", "bias") if (shape := here[name]) is not None}
@@ -250,6 +252,7 @@ def restore_branches(
     )
     if identities and other is not None:
         other -= identities * _centred(_identity(other), other)
+    # The first weight is zeros up to here. It gets what the other branches, as rounded when they are saved, leave over.
     rounded = {name: value.to(weight.dtype).to(wide.dtype) for name, value in found.items()}
     return found | {f"weight_{home}": wide - merge_branches(eps=eps, **rounded)[0]}
 
@@ -257,12 +260,14 @@ def restore_branches(
 def _identity(like: Tensor) -> Tensor:
     """Return the kernel of one element that maps each channel to itself, for a weight (channels, in / groups, ...)."""
     wide = _precise(like.new_empty(0))
+    # (channels, in / groups): the inputs of each group count from zero, so each group has an identity of its own.
     rows = torch.eye(like.shape[1], dtype=wide.dtype, device=wide.device).repeat(len(like) // like.shape[1], 1)
     return rows.reshape(*rows.shape, *(1,) * (like.dim() - 2))
 
 
 def _centred(kernel: Tensor, like: Tensor) -> Tensor:
     """Return a kernel with zeros around it, of the size of a larger one."""
+    # ``pad`` takes the last dimension first.
     margins = [(most - size) // 2 for most, size in zip(like.shape[2:], kernel.shape[2:], strict=True)][::-1]
     return nn.functional.pad(kernel, [each for margin in margins for each in (margin, margin)])
 

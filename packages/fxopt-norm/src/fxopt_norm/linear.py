@@ -21,8 +21,11 @@ class FuseBatchNorm1dInLinear(FoldBatchNorm):
     >>> from fxopt_rewrite import infer_shapes
     >>> model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.BatchNorm1d(8)).eval()
     >>> graph_module = infer_shapes(torch.fx.symbolic_trace(model), torch.zeros(2, 4))
-    >>> [name for name, _ in FuseBatchNorm1dInLinear()(graph_module).named_children()]
-    ['0_folded']
+    >>> print(FuseBatchNorm1dInLinear()(graph_module).code.strip())
+    def forward(self, input):
+        input_1 = input
+        _0_folded = getattr(self, "0_folded")(input_1);  input_1 = None
+        return _0_folded
     """
 
     norm_may_come_first = True

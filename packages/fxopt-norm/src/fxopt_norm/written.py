@@ -31,6 +31,7 @@ from fxopt_rewrite import (
 _VIEWS = {"view", "reshape", "unsqueeze", "contiguous", "detach", "alias"}
 _CASTS = {"to", "_to_copy", "float", "half", "bfloat16"}
 _COMPUTES = {"add", "sub", "rsub", "mul", "div", "sqrt", "rsqrt", "reciprocal"}
+#: How many nodes may compute a scale or shift: this is tried at every sum, and chains may be long.
 _MOST_NODES = 32
 
 
@@ -66,6 +67,7 @@ def read_written_batch_norm(index: GraphIndex, node: Node) -> tuple[Node, Writte
 
 def _read(index: GraphIndex, node: Node, affine: Match) -> WrittenBatchNorm | Obstacle:
     value, scale, shift = affine.values["x"], affine.values["scale"][-1], affine.values["shift"][-1]
+    # Matching sums and products in any order may also take a factor for the value.
     found = next((match for match in _patterns()[1].matches(index, node) if match.values["x"] is value), None)
     if found is None:
         message = f"`{scale.name}` and `{shift.name}`, scale and shift of node `{node.name}`, are computed, but not as"
@@ -123,6 +125,7 @@ def _computed(index: GraphIndex, value: Node) -> list[Node] | None:
 def _factors(constants: list[Node], scale: Node, shift: Node) -> tuple[TensorFacts, TensorFacts] | None:
     """Return what is known of scale and shift; None unless all their inputs lie along one dimension."""
     facts = {node: found for node in constants if (found := tensor_facts(node)) is not None}
+    # The product of a shape equals its maximum if all other sizes are one.
     sizes = {size for each in facts.values() for size in (prod(each.shape), max(each.shape, default=0))}
     plain = len(sizes) == 1 and all(each.dtype.is_floating_point for each in facts.values())
     return (facts[scale], facts[shift]) if plain and len(facts) == len(constants) else None

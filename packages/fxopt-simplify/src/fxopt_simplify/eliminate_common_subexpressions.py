@@ -64,6 +64,7 @@ class EliminateCommonSubexpressions(ReversibleSitePass[Duplicate]):
                 continue
             refusals = (replacement_refusal(node.name, each, index) for each in (node, first))
             refusal = next(filter(None, refusals), None)
+            # Reading an attribute twice gives one tensor already: leaving both nodes costs nothing.
             if refusal is not None and node.op != "get_attr":
                 yield refusal
             elif refusal is None:

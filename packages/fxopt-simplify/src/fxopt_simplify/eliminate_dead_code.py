@@ -65,6 +65,7 @@ class EliminateDeadCode(ReversibleSitePass[CallSite]):
         module = edit.index.module_of(node)
         edit.erase(node)
         if module is not None and len(edit.index.module_names(module)) == 1 and not _tensors(module):
+            # Another node may still call it: one that stays, or one whose turn comes later.
             with suppress(ValueError):
                 edit.drop_module(str(node.target), {})
 

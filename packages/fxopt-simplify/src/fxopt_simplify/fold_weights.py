@@ -41,6 +41,7 @@ class WeightSite(CallSite):
         return tuple(str(node.target) for node in self.inputs)
 
 
+# Not reversible: keeping the originals would take twice the memory. A parameter, as other weights cannot be packed.
 class FoldWeights(SitePass[WeightSite]):
     """``conv(x, weight_norm(v, g))`` -> ``conv(x, weight)``: weights computed from weights alone become parameters.
 
@@ -110,10 +111,13 @@ class FoldWeights(SitePass[WeightSite]):
             (value,) = computed_weight(graph=text, **given)
             value = value.clone()  # it may be a view
         trains = any(tensor.requires_grad for tensor in tensors)
+        # A module, since the editor adds no single parameters.
         holder = nn.Module()
         holder.weight = nn.Parameter(value, requires_grad=trains)
         alike = (name for name, tensor in zip(site.names, tensors, strict=True) if tensor.shape == value.shape)
         first = next(alike, site.names[0])
+        # ``layer.parametrizations.weight.original0``: the weight goes beside ``layer``. The root has no name, so the
+        # new module is named after the weight.
         owner, _, parametrized = f".{first}".partition(".parametrizations.")
         owner = (owner[1:] or parametrized.partition(".")[0]) if parametrized else first.rpartition(".")[0] or first
         name = edit.add_module(owner, f"{owner.rpartition('.')[2]}_folded", holder)

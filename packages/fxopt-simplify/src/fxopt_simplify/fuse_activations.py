@@ -14,11 +14,13 @@ import torch.nn.functional as F
 from fxopt_rewrite import Pattern, PatternPass
 
 _Formula = Callable[..., Any]
+#: Ways to write ``x * (1 + y) / 2``: patterns match in any order and grouping, but multiply nothing out.
 _HALVES: tuple[_Formula, ...] = (
     lambda x, y: 0.5 * x * (1 + y),
     lambda x, y: x * (0.5 + 0.5 * y),
     lambda x, y: 0.5 * x + 0.5 * x * y,
 )
+#: Ways to write the argument of tanh in GELU, ``sqrt(2 / pi) * (x + 0.044715 * x**3)``.
 _CUBICS: tuple[_Formula, ...] = (
     lambda x: sqrt(2 / pi) * (x + 0.044715 * x**3),
     lambda x: sqrt(2 / pi) * x * (1 + 0.044715 * x * x),

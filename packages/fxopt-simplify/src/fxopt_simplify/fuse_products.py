@@ -13,6 +13,7 @@ from torch.fx import Node
 from fxopt_rewrite import GraphIndex, Match, Pattern, PatternPass, TensorRef, read_operation
 from fxopt_simplify.attention.reader import is_last_transpose
 
+#: Transposes of a matrix; conjugates are equal for real weights, and others are not taken.
 _TURNS = frozenset({"t", "T", "numpy_T", "adjoint", "H", "mH", "matrix_H"})
 
 

@@ -49,6 +49,7 @@ class Bounds(NamedTuple):
     @property
     def value(self) -> Number | None:
         """The value of all elements, if they have one and the same."""
+        # 0.0 and -0.0 are equal, but not the same value.
         same = type(self.low) is type(self.high) and self.low == self.high
         return self.low if same and math.copysign(1, self.low) == math.copysign(1, self.high) else None
 
@@ -142,6 +143,7 @@ class KnownValues:
             known, value = tensor_facts(operand), self.value(operand)
             if known is None or value is None:
                 return None
+            # One dimension stands for several: type promotion only treats tensors without dimensions differently.
             elements[operand] = torch.full([1] * min(known.rank, 1), value, dtype=known.dtype)
         args: Any = map_arg(node.args, elements.__getitem__)
         kwargs: Any = map_arg(node.kwargs, elements.__getitem__)
@@ -191,4 +193,5 @@ def _uniform(value: object, facts: TensorFacts) -> Bounds | None:
 def _converted(given: Bounds, facts: TensorFacts) -> Bounds | None:
     if given.value is not None:
         return _uniform(given.value, facts)
+    # Bounds that differ are those of integers, which narrower dtypes wrap and floating-point ones round.
     return given if facts.dtype is torch.int64 else None

@@ -76,6 +76,7 @@ class NoOpReader:
         if value is not None and self._is_same_view(call, value):
             return self._replaced(NoOp(node, value))
         if value is not None and (name in CONVERSIONS or name in CASTS):
+            # ``to`` returns its input where nothing changes; ``_to_copy`` copies it, which a later write would show.
             copies = (value,) if name == "_to_copy" else ()
             return self._replaced(NoOp(node, value), *copies) if self._converts_nothing(node, name, value) else None
         found = self._arithmetic(call) or self._masking(call)
@@ -93,6 +94,7 @@ class NoOpReader:
         if call.name == "getitem":
             return _takes_everything(call.arguments["index"]) and self._kind(value) is Kind.TENSOR
         if call.name in _SHAPING:
+            # ``x.view(torch.float32)`` reads the same bits as other numbers.
             if call.name == "view" and given_place(call.node).dtype is not None:
                 return given_place(call.node).dtype is self._settled.place(value).dtype
             if any(self._kind(each) is Kind.PLAIN for each in call.node.all_input_nodes):
@@ -105,6 +107,7 @@ class NoOpReader:
         arguments = call.arguments
         if call.name == "slice":
             start, end = arguments["start"], arguments["end"]
+            # torch.export writes ``x[:]`` as a slice up to 2**63 - 1.
             far = end is None or (type(end) is int and end >= sys.maxsize)
             return start in (None, 0) and far and arguments["step"] in (None, 1)
         sizes = arguments.get("size", arguments.get("shape"))
@@ -117,6 +120,7 @@ class NoOpReader:
 
     def _converts_nothing(self, node: Node, name: str, value: Node) -> bool:
         options = [*node.args[1:], *node.kwargs.values()]
+        # ``copy=True``, or an option that the graph computes.
         if any(isinstance(option, Node) or option is True for option in options):
             return False
         forms = [option for option in options if isinstance(option, (torch.layout, torch.memory_format))]
@@ -144,12 +148,14 @@ class NoOpReader:
         if not isinstance(value, Node) or type(number) not in (int, float) or number != 1:
             return None
         facts = tensor_facts(value)
+        # ``x * 1.0`` and ``x / 1`` make floats of integers.
         floats = facts is not None and facts.dtype.is_floating_point and self._settled.keeps_kind(value)
         return value if floats else None
 
     def _keeps_dtype(self, value: Node, other: object) -> bool:
         """Return whether a value decides the dtype of a result with another operand, whatever the inputs are."""
         facts, its = tensor_facts(value), tensor_facts(other) if isinstance(other, Node) else None
+        # Of numbers and tensors without dimensions, only the kind counts in type promotion, not the dtype.
         if its is None or (facts is not None and its.rank == 0 < facts.rank):
             return self._settled.keeps_kind(value)
         return all(self._settled.place(each).dtype is not None for each in (value, other) if isinstance(each, Node))
@@ -190,6 +196,7 @@ class NoOpReader:
         if not neutral or query is None or facts is None or call.arguments["is_causal"] is not False:
             return None
         own, result = tensor_facts(query), tensor_facts(node)
+        # A mask may also broadcast the result to more dimensions than the query has.
         if own is None or result is None or not _same_sizes(own, result, own.shape[:-1], result.shape[:-1]):
             return None
         args = (*node.args[:3], None, *node.args[4:]) if len(node.args) > 4 else node.args[:3]

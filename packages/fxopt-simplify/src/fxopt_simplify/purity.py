@@ -41,6 +41,7 @@ _NOT_REPEATABLE = words(
     """
 )
 _CHECKS = ("_assert", "_check", "sym_constrain", "_functional_assert", "_functional_sym")
+#: Modules that may draw random numbers, by dropout of their own or by what they contain.
 _STATEFUL_MODULES: tuple[type[nn.Module], ...] = (
     nn.RReLU,
     nn.FractionalMaxPool2d,

@@ -67,6 +67,7 @@ class Settled:
         self._index = index
         self._found: dict[Node, Place] = {}
         self._kind = Purity(index).kind
+        # The check of the inputs that capture puts into a graph: it refuses other kinds of dtype.
         self._checked = any(getattr(index.module_of(node), "keeps_kinds", False) for node in index.nodes)
         for node in index.nodes:
             operation = index.effects.effect(node).operation

@@ -30,8 +30,10 @@ from fxopt_rewrite import (
 
 SIZE, LIKE, BUFFER = "size", "like", "buffer"
 _MOST_KEPT = 8
+#: The most bytes of tables that are kept beside others; larger ones are kept alone, if at all.
 MOST_BYTES = 2**24
 _LOCK = threading.Lock()
+#: The exact types of sizes: True and 1.0 equal 1 as keys, and make other tensors.
 _SIZES = (int, torch.Size, torch.dtype, torch.device)
 
 Tables = Tensor | tuple[Tensor, ...]
@@ -79,6 +81,7 @@ class ShapeTables(nn.Module):
     (tensor([[0, 1, 2]]), True)
     """
 
+    # In slots and not in vars(), so that copies, pickles and archives start without them.
     __slots__ = ("_kept", "_program")
 
     _kept: dict[Hashable, tuple[Tables, Watched]]
@@ -114,12 +117,15 @@ class ShapeTables(nn.Module):
         kept = self._kept.get(key)
         if kept is not None and kept[1].hold(buffers):
             return kept[0]
+        # Before computing, so that a write by another thread meanwhile is noticed by the next call.
         watched = Watched(buffers)
+        # A tensor made in inference mode could not take part in training later.
         with torch.inference_mode(False), torch.no_grad():
             tables = self._compute(inputs)
         size = _bytes_kept(tables)
         if size is not None and size <= max(MOST_BYTES, sum(buffer.nbytes for buffer in buffers)):
             with _LOCK:
+                # Dictionaries are in the order of insertion: the oldest go first, and all of them for a large table.
                 while len(self._kept) >= (_MOST_KEPT if size <= MOST_BYTES else 1):
                     self._kept.pop(next(iter(self._kept)))
                 self._kept[key] = tables, watched
@@ -131,6 +137,7 @@ class ShapeTables(nn.Module):
 
     def _key(self, inputs: Sequence[Any]) -> Hashable | None:
         """Return the key that decides the tensors, or None where they have to be computed."""
+        # The default dtype is that of factories to which none is given.
         key: list[Hashable] = [torch.get_default_dtype()]
         for role, value in zip(self.roles, inputs, strict=True):
             if role == SIZE:
@@ -140,7 +147,9 @@ class ShapeTables(nn.Module):
             elif type(value) not in (Tensor, nn.Parameter) or not value.is_cpu or value.layout is not torch.strided:
                 return None
             elif role == LIKE:
+                # ``ones_like`` follows the strides, too.
                 key.append((value.shape, value.dtype, value.stride()))
+            # It has no version counter by which a write could be noticed.
             elif value.is_inference():
                 return None
             elif value.requires_grad and torch.is_grad_enabled():
@@ -176,4 +185,5 @@ def _bytes_kept(tables: Tables) -> int | None:
     tensors = tables if isinstance(tables, tuple) else (tables,)
     if not all(type(tensor) is Tensor and tensor.is_cpu and not tensor.requires_grad for tensor in tensors):
         return None
+    # By storages: a view keeps all of the memory that it lies in.
     return sum(tensor.untyped_storage().nbytes() for tensor in tensors)

@@ -53,6 +53,7 @@ _REDUCED = words(
 )
 _KEPT = _MADE | _COMPUTED | _REDUCED
 _READ_SIZES = words("size sym_size numel dim ndim nelement len sym_numel builtins.getattr builtins.len")
+#: Calls that a lookup has to save at least: looking a small tensor up takes as long as making it by one call.
 _FEWEST = 2
 
 
@@ -153,6 +154,7 @@ def _groups(outputs: list[Output]) -> Iterator[list[Output]]:
     """Group the tensors that can be computed after all of their inputs and before any of their readers."""
     group: list[Output] = []
     last_input = -1
+    # In this order, the first of a group is the one that is read first.
     for output in sorted(outputs, key=lambda each: each.first_use):
         last_input = max(last_input, output.last_input)
         if group and last_input >= group[0].first_use:
@@ -256,6 +258,7 @@ class Tables:
         name, target = self.index.effects.effect(node).operation or "", node.target
         written = self.index.effects.writes(node)
         overwrites = len(written) == 1 and written[0] in self._computed and self._overwriter(written[0]) is node
+        # Positions that are counted in place, as in T5 and MPNet: a table computes such a sum as a new tensor.
         if overwrites:
             name, target = "add", torch.add
         elif not self._purity.is_pure(node):
@@ -330,8 +333,10 @@ class Tables:
         """Return the role of an outside input in `ShapeTables`; None if more of it matters than its size."""
         if value in self._sizes:
             return SIZE if self.takes_sizes else None
+        # Watched, not folded, so that loading, training and undoing go on with the tensors of the model.
         if value.op == "get_attr":
             return BUFFER if self._is_watched(value) else None
+        # The first argument of ``ones_like``; as a fill value, say, its numbers would count, too.
         is_like = name in FACTORIES_LIKE and node.args[:1] == (value,) and self._purity.kind(value) is Kind.TENSOR
         fits = is_like and self.takes_sizes and value not in (*node.args[1:], *node.kwargs.values())
         return LIKE if fits else None

@@ -14,6 +14,7 @@ from torch import Tensor
 from fxopt_core.errors import CheckpointError
 from fxopt_rewrite import special_kind
 
+#: The names that ``save_pretrained`` gives; with both in a folder, transformers reads the first, too.
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 _LONGEST_INDEX = 100_000_000  # bytes, as the header of a file may have
 
@@ -110,10 +111,12 @@ def _sharded(index: Path) -> dict[str, StoredTensor]:
             raise ValueError("it has no `weight_map` from names to files")
     except OSError as error:
         raise CheckpointError(f"`{index}` cannot be read: {error.strerror or error}") from error
+    # json reports deep nesting by a RecursionError.
     except (ValueError, RecursionError) as error:
         raise CheckpointError(f"`{index}` is not an index of a checkpoint: {error}") from error
     shards: dict[str, dict[str, StoredTensor]] = {}
     for key, name in weight_map.items():
+        # The index may come from a stranger: no name may lead to another folder.
         if not isinstance(name, str) or PurePath(name).name != name or name in ("", ".."):
             raise CheckpointError(
                 f"`{key}`: its shard {str(name)!r:.80} in `{index}` is not the name of a file beside it"

@@ -78,6 +78,7 @@ def load_checkpoint(
         try:
             placement.make_room(complete | (kept - {*validation.missing}), rollback)
             return loading.load()
+        # An interrupt, too, leaves nothing half loaded.
         except BaseException:
             rollback.run()
             raise

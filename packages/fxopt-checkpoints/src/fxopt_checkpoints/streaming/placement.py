@@ -52,6 +52,7 @@ class Placement:
         made: dict[int, Tensor] = {}
         room, writable = self._with_ties(complete), torch.is_inference_mode_enabled()
         for key, former in [*self.current.items()]:
+            # Outside of inference mode, torch refuses to write into a tensor that was made in it.
             stays = key not in room if former.is_meta else writable or not former.is_inference()
             if stays:
                 continue

@@ -81,7 +81,10 @@ class FuseAttention(ReversibleSitePass[AttentionSite]):
     ...         parts = heads[:, :2], heads[:, 2:4], heads[:, 4:]
     ...         return torch.nn.functional.scaled_dot_product_attention(*parts).transpose(1, 2).reshape(1, 5, 32)
     >>> traced = torch.export.export(Attend(), (torch.ones(1, 5, 96),)).module()
-    >>> FuseAttention()(traced).get_submodule("attention")
+    >>> graph_module = FuseAttention()(traced)
+    >>> [node.name for node in graph_module.graph.nodes if "guards" not in node.name]
+    ['x', 'attention', 'output']
+    >>> graph_module.get_submodule("attention")
     MergedAttention(heads=2, kv_heads=2, scale=0.25, causal=False)
     """
 

@@ -134,7 +134,13 @@ class FuseConvolutions(low_precision.Options, ReversibleSitePass[ConvolutionSite
     >>> import torch
     >>> from torch import nn
     >>> model = nn.Sequential(nn.ZeroPad2d(1), nn.Conv2d(3, 8, 3), nn.ReLU6()).eval()
-    >>> FuseConvolutions()(torch.fx.symbolic_trace(model)).get_submodule("1_packed")
+    >>> graph_module = FuseConvolutions()(torch.fx.symbolic_trace(model))
+    >>> print(graph_module.code.strip())
+    def forward(self, input):
+        input_1 = input
+        _1_packed = getattr(self, "1_packed")(input_1);  input_1 = None
+        return _1_packed
+    >>> graph_module.get_submodule("1_packed")
     PackedConv2d(3, 8, kernel_size=(3, 3), stride=(1, 1), padding=(1, 1), activation=hardtanh(0, 6))
     """
 

@@ -149,7 +149,13 @@ class FuseLinears(low_precision.Options, ReversibleSitePass[ProductSite]):
         In bfloat16 they take half of the memory, in int8 a quarter.
 
     >>> model = nn.Sequential(nn.Linear(4, 8), nn.GELU()).eval()
-    >>> FuseLinears()(torch.fx.symbolic_trace(model)).get_submodule("0_panels")
+    >>> graph_module = FuseLinears()(torch.fx.symbolic_trace(model))
+    >>> print(graph_module.code.strip())
+    def forward(self, input):
+        input_1 = input
+        _0_panels = getattr(self, "0_panels")(input_1);  input_1 = None
+        return _0_panels
+    >>> graph_module.get_submodule("0_panels")
     PanelLinear(in_features=4, out_features=8, bias=True, activation=gelu)
     """
 

@@ -95,7 +95,12 @@ class FuseNorms(ReversibleSitePass[NormSite]):
     ...         return self.weight * (x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6))
     >>> from fxopt_rewrite import infer_shapes
     >>> traced = infer_shapes(torch.fx.symbolic_trace(Norm().eval()), torch.ones(2, 4))
-    >>> FuseNorms()(traced).get_submodule("norm")
+    >>> graph_module = FuseNorms()(traced)
+    >>> print(graph_module.code.strip())
+    def forward(self, x):
+        norm = self.norm(x);  x = None
+        return norm
+    >>> graph_module.get_submodule("norm")
     SumNorm(4, rms, eps=1e-06)
     """
 

@@ -93,6 +93,7 @@ class FuseScaledDotProductAttention(ReversibleSitePass[Attention]):
         target = F.scaled_dot_product_attention
         fused = edit.call_function(target, *inputs, before=product, like=[product], scale=scores.scale, **options)
         edit.undescribed(fused)
+        # A product of matrices is contiguous; the result of torch's kernel has the strides of the queries.
         if not _is_packed_next(product, reader):
             form = torch.contiguous_format
             fused = edit.call_function(torch.clone, fused, memory_format=form, before=product, like=[product])
@@ -153,6 +154,7 @@ def _is_packed_next(product: Node, reader: AttentionReader) -> bool:
 def _obstacles(site: Attention, index: GraphIndex) -> Iterator[tuple[str, str]]:
     """Yield why an attention is left alone: codes and messages."""
     made = (site.product.meta.get("from_node") or [None])[-1]
+    # Or else the two passes would undo each other's work in turn.
     if getattr(made, "pass_name", "") == "fuse-attention":
         message = f"`{site.label}` was one call before, for which torch has no fast kernel, and is written out"
         yield "other-attention", message
@@ -203,6 +205,7 @@ def _unfit_masks(site: Attention, index: GraphIndex) -> Iterator[tuple[str, str]
         if mask.fill is not None and fill not in (-float("inf"), smallest):
             message = f"node `{mask.node.name}` fills in `{mask.fill}`, which is not the smallest {facts.dtype}"
             yield "other-attention", message
+        # Together: two masks of the smallest number add up to -inf where both hide.
         total = total.plus(site.values.bounds(mask.value) if fill is None else Bounds(fill, 0.0))
         if not total.fit(facts.dtype):
             yield "masked-rows", f"`{mask.value.name}` may mask a whole row of the scores of `{site.label}` by -inf"

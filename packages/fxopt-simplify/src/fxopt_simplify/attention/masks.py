@@ -29,6 +29,7 @@ _COMPUTED = words("nn.Embedding embedding nn.Linear linear matmul bmm sigmoid nn
 _LONGEST = 64
 
 
+#: Bounds of what is small compared with the largest number of a dtype, beside which it does not count.
 _SMALL = Bounds(0.0, 0.0)
 
 
@@ -83,6 +84,7 @@ class MaskValues:
         if name in ("where", "masked_fill") and len(operands) == 3 and not node.kwargs:
             return (operands[1] if name == "where" else operands[0]) | operands[2]
         if name in ("tril", "triu") and operands:
+            # The other triangle is zeros.
             return operands[0] | _SMALL
         if len(node.args) != 2 or node.kwargs:
             return ANYTHING

@@ -184,6 +184,7 @@ class AttentionReader:
         if not depth:
             return None
         if name == "matmul":
+            # A product with a parameter is a layer, whose result is not scores.
             nodes = [each for each in operands_of(value) if isinstance(each, Node) and each.op != "get_attr"]
             return Scores(nodes[0], nodes[1], 1.0, (), (value,)) if len(nodes) == 2 else None
         if name in ("add", "masked_fill") and not value.kwargs:
@@ -198,6 +199,7 @@ class AttentionReader:
         for scores, mask in [operands[:2], operands[1::-1]] if name == "add" else [operands[:2]]:
             found = self._scores(scores, depth) if isinstance(scores, Node) else None
             if found is not None:
+                # ``mask.add_(scores)`` writes the mask, which may be read again.
                 fits = isinstance(mask, Node) and mask not in self._index.effects.writes(value)
                 fill = operands[2] if name == "masked_fill" else None
                 return _then(found, value, masks=(*found.masks, Mask(mask, fill, value))) if fits else None
@@ -209,6 +211,7 @@ class AttentionReader:
             found = self._scores(scores, depth) if isinstance(scores, Node) else None
             if found is not None:
                 is_number = type(factor) in (int, float) and factor > 0 and math.isfinite(factor)
+                # A factor after a mask would scale the mask, too.
                 if not is_number or found.masks:
                     return None
                 return _then(found, value, scale=found.scale / factor if name == "div" else found.scale * factor)
