@@ -20,7 +20,7 @@ from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
 from torch.distributed.checkpoint.state_dict_saver import async_save, save as dcp_save
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import DTensor, Replicate
+from torch.distributed.tensor import DTensor, Replicate, distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.fx import GraphModule
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -28,6 +28,7 @@ from torch.utils._pytree import tree_leaves
 
 import fxopt
 import fxopt_compile
+from fxopt_checkpoints.sharding import local_region
 from fxopt_core import NotReversibleError
 from fxopt_core.errors import CheckpointError, FxoptError
 
@@ -259,6 +260,14 @@ def states(folder: Path) -> None:
             same(inference(graph_module), other(images()))
             fxopt.load_original_state_dict(graph_module, state)  # sharded tensors
             same(inference(graph_module), model()(images()))
+
+
+@case
+def numbers(folder: Path) -> None:
+    """A number without dimensions, such as a counter of batches, is written wherever it is replicated."""
+    counter = distribute_tensor(torch.tensor(3), init_device_mesh("cpu", (world(),)), [Replicate()])
+    local_region("counter", counter).values.fill_(7)
+    assert counter.to_local().item() == 7
 
 
 def _bring_into(state: int, graph_module: GraphModule) -> None:

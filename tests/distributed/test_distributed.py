@@ -22,7 +22,7 @@ if not (torch.distributed.is_available() and torch.distributed.is_gloo_available
     pytest.skip("torch was built without gloo", allow_module_level=True)
 
 JOBS = (
-    (2, ("save", "save_later", "refuse_trained_stand_ins", "train", "states", "failures_and_undo")),
+    (2, ("save", "save_later", "refuse_trained_stand_ins", "train", "states", "numbers", "failures_and_undo")),
     (4, ("save", "load")),
     (2, ("live_fully_sharded", "live_tensor_parallel")),
     (1, ("load_into_plain",)),

@@ -109,6 +109,7 @@ class Gained(nn.Linear):
 
 
 def test_weight_and_bias_by_keyword_are_packed_and_checkpoints_load() -> None:
+    pytest.importorskip("fxopt_cpu")
     model, other, x = Gained(4, 4).eval(), Gained(4, 4).eval(), torch.randn(2, 4)
     graph_module = FoldWeights()(torch.fx.symbolic_trace(model), expect=2)
     assert torch.equal(graph_module(x), model(x))

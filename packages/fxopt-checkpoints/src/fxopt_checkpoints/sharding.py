@@ -68,7 +68,7 @@ def local_region(name: str, whole: DTensor, pieces: Pieces = ()) -> LocalRegion:
     low = [max(start, first) for start, first in zip(begin, offset)]  # noqa: B905  # no offset outside of the mesh
     room = [min(start + n, first + m) for start, n, first, m in zip(begin, size, offset, shape)]  # noqa: B905
     lengths = [high - start for high, start in zip(room, low, strict=True)]
-    if not offset or min(lengths, default=1) <= 0:
+    if whole.device_mesh.get_coordinate() is None or min(lengths, default=1) <= 0:
         return LocalRegion(local.new_empty([0] * len(dims)), (0,) * len(dims))
     for dim, (start, length) in enumerate(zip(low, lengths, strict=True)):
         local = local.narrow(dim, start - offset[dim], length)

@@ -146,9 +146,10 @@ def _is_packed_next(product: Node, reader: AttentionReader) -> bool:
     users = list(product.users)
     while len(users) == 1 and reader.name(users[0]) in ("transpose", "permute"):
         users = list(users[0].users)
-    if len(users) != 1 or reader.name(users[0]) not in _PACKING or users[0].op == "call_module":
+    if len(users) != 1 or (name := reader.name(users[0])) not in _PACKING or users[0].op == "call_module":
         return False
-    return argument(users[0], None, "memory_format") in (MISSING, torch.contiguous_format)
+    given = argument(users[0], None, "memory_format")
+    return given is torch.contiguous_format or (given is MISSING and name != "clone")  # which keeps the strides
 
 
 def _obstacles(site: Attention, index: GraphIndex) -> Iterator[tuple[str, str]]:
