@@ -32,7 +32,8 @@ def main() -> None:
 
     def make_predict_fn() -> Callable[[Any], Any]:
         """Run once in each Python worker; what it returns takes and gives NumPy arrays."""
-        return fxopt.BatchEncoder(folder, normalize_embeddings=True).encode
+        encoder = fxopt.BatchEncoder(folder, normalize_embeddings=True)
+        return lambda texts: encoder.encode(texts)  # Spark takes each parameter for a column, and `encode` has options
 
     embed = predict_batch_udf(make_predict_fn, return_type=ArrayType(FloatType()), batch_size=256)
     spark = SparkSession.builder.appName("embed").getOrCreate()

@@ -133,6 +133,7 @@ def _prepared(model: nn.Module, *, patched: bool, eager: bool = False) -> Iterat
             from transformers.exporters.utils import apply_patches
 
             register_cache_types()
+            pretrained: Any  # transformers wants its own class
             for pretrained in pretrained_models(model):
                 exporter_dynamo.register_cache_pytrees_for_model(pretrained)
             stack.enter_context(apply_patches("dynamo"))

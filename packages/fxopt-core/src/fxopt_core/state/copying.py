@@ -34,9 +34,9 @@ _CLASS_FIELDS_LEFT_OUT = frozenset({"__dict__", "__weakref__", "__module__", "__
 def faithful_copy(graph_module: _GraphModuleT) -> _GraphModuleT:
     """Copy a graph module with everything that belongs to it.
 
-    Kept beyond what `copy.deepcopy` keeps: hooks of all kinds on all modules, plain attributes, non-persistent flags,
-    the input checks of exported graphs, node names and the order of users, unused submodules, gradients, attributes
-    of parameters, memory that tensors share, and the compiled code as it is.
+    Kept beyond what `copy.deepcopy` keeps: hooks of all kinds on modules and tensors, plain attributes, non-persistent
+    flags, the input checks of exported graphs, node names and the order of users, unused submodules, gradients,
+    attributes of parameters, memory that tensors share, and the compiled code as it is.
 
     Hooks stay the same callables; one that is bound to a module of the tree is bound to that module's copy.
 
@@ -128,12 +128,10 @@ class _Copier:
     def _tensor(self, tensor: Tensor, name: str) -> Tensor:
         """Copy a tensor; unlike with `copy.deepcopy`, copies of parameters that share memory share memory, too."""
         if not tensor.is_leaf:
-            found = f"{name} is the result of a computation that autograd recorded"
-            raise FxoptError(f"{found}, from which a copy would be cut off; detach it, or compute it in the graph")
+            raise FxoptError(f"{name} was computed while autograd recorded: detach it, or compute it in the graph")
         # Subclasses, lazy parameters among them, define their own deep copy.
         if type(tensor) not in (Tensor, nn.Parameter) and not isinstance(tensor, FakeTensor):
-            own: Tensor = copy.deepcopy(tensor, self._memo)
-            return own
+            return copy.deepcopy(tensor, self._memo)
         # A deep copy of a fake one would look for its memory.
         data = tensor.data.clone() if isinstance(tensor, FakeTensor) else copy.deepcopy(tensor.data, self._memo)
         is_parameter, flag = isinstance(tensor, nn.Parameter), tensor.requires_grad
@@ -142,6 +140,8 @@ class _Copier:
         self._memo[id(tensor)] = twin
         vars(twin).update(self._value(vars(tensor), f"an attribute of {name}"))
         twin.grad = self._value(tensor.grad, f"the gradient of {name}")
+        for key in ("_backward_hooks", "_post_accumulate_grad_hooks"):
+            setattr(twin, key, copy.copy(getattr(tensor, key)))
         return twin
 
     def _is_bound(self, hook: Any) -> bool:

@@ -20,7 +20,7 @@ from fxopt_cpu.operators.onednn import ALTER_EXTREMES, HIDE_NAN, why_unsupported
 from fxopt_cpu.operators.rounding import lost, static
 from fxopt_cpu.passes import low_precision
 from fxopt_cpu.passes.matching import REASONS, kernels_refusal, parameter_of
-from fxopt_cpu.passes.memory_formats import format_of, is_ambiguous, leave_channels_last
+from fxopt_cpu.passes.memory_formats import follows_images, format_of, is_ambiguous, leave_channels_last
 from fxopt_cpu.passes.neighbours import Padding, Sum, activation_after, padding_before, sum_after
 from fxopt_rewrite import (
     ConvolutionCall,
@@ -269,7 +269,7 @@ class FuseConvolutions(low_precision.Options, ReversibleSitePass[ConvolutionSite
             index = GraphIndex(graph_module)
             # In the order of the graph: `follows_images` reads how the inputs are described.
             for node in sorted(leave_channels_last(index)):
-                edit.restrided(node)
+                edit.restrided(node, "channels_last" if follows_images(index, node) else None)
 
     def _site(self, call: ConvolutionCall, index: GraphIndex, taken: Set[Node]) -> ConvolutionSite:
         """Return a convolution with all that can be packed with it, but for sums that are ``taken``."""

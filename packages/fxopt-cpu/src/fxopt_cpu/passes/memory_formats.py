@@ -49,6 +49,10 @@ _CHOOSES_STRIDES = words("linear addmm layer_norm native_layer_norm contiguous m
 _READS_SIZES = words("size sym_size shape dim ndim numel nelement sym_numel dtype device new_full new_ones new_zeros")
 
 
+#: Operations on images whose result is channels last if all the images are, beside the pointwise ones.
+_KEEPS_FORMAT = words("batch_norm cat max_pool2d avg_pool2d")
+
+
 @cache
 def _is_pointwise(name: str) -> bool:
     return any(torch.Tag.pointwise in overload.tags for overload in aten_overloads(name))
@@ -112,6 +116,21 @@ def follows_strides(value: Node, user: Node, index: GraphIndex) -> bool | None:
 def _name_of(index: GraphIndex, node: Node) -> str:
     call = read_operation(index, node)
     return call.name if call is not None else index.effects.effect(node).operation or ""
+
+
+def follows_images(index: GraphIndex, node: Node) -> bool:
+    """Return whether a value whose strides change is certainly channels last, as all images that it is made of are."""
+    facts, module = tensor_facts(node), index.module_of(node)
+    if facts is None or facts.rank != 4 or is_ambiguous(facts):
+        return False
+    if isinstance(module, PackedConv2d):
+        return module.memory_format == "channels_last"
+    name, images = _name_of(index, node), node.all_input_nodes
+    if name in _KEEPS_FORMAT:
+        images = [each for each in images if each.op != "get_attr"]  # vectors
+    elif not _is_pointwise(name):
+        return False
+    return all(format_of(each) == "channels_last" for each in images)
 
 
 def is_ambiguous(facts: TensorFacts) -> bool:

@@ -45,6 +45,7 @@ from fxopt_rewrite.layers import module_problem, plain_attributes
 from fxopt_rewrite.shapes.infer import describe_values, fake_values
 from fxopt_rewrite.shapes.meta import (
     VALUE_KEYS,
+    in_memory_format,
     resized_entries,
     strides_of,
     value_entries,
@@ -216,14 +217,20 @@ class Editor:
             node.meta.pop(key, None)
         return node
 
-    def restrided(self, node: Node) -> None:
+    def restrided(self, node: Node, memory_format: str | None = None) -> None:
         """Describe a value anew of which a rewrite changes the strides alone; an undo describes it as before.
 
-        The strides are computed at the end of the run, as by `undescribed`.
+        Args:
+            node: the node, new or not.
+            memory_format: "contiguous" or "channels_last", if that is known of an image. Otherwise the strides are
+                computed at the end of the run, as by `undescribed`, which takes longer.
         """
+        value = node.meta.get("val")
         if value_entries(node):
             self._restrided.append(self._id(node))
         self.undescribed(node)
+        if memory_format is not None and isinstance(value, FakeTensor):
+            node.meta["val"] = in_memory_format(value, memory_format)
 
     def replace(self, node: Node, replacement: Node) -> None:
         """Let all users of a node read its replacement instead, and remove the node."""

@@ -72,6 +72,14 @@ def strides_of(value: object) -> tuple[Any, ...] | None:
     return tuple(map(expression, value.stride()))
 
 
+def in_memory_format(value: FakeTensor, memory_format: str) -> FakeTensor:
+    """Return a fake tensor like this one, with the strides of a memory format: no operator runs."""
+    with no_dispatch():
+        strides = strides_in(memory_format, value.shape)
+        element = torch.empty_strided(tuple(value.shape), strides, dtype=value.dtype, device="meta")
+    return FakeTensor(value.fake_mode, element, value.device)
+
+
 def alias_of_fake(value: FakeTensor) -> FakeTensor:
     """Return another fake tensor over the same memory: ``value.detach()`` takes a hundred times as long."""
     with no_dispatch():
