@@ -46,7 +46,8 @@ void run_linear(const Linear& call, const Convert& convert) {
     }
     // A piece is some rows and some columns; the last one done with its rows norms them.
     const int64_t row_pieces = divide_up(rows, part), row_size = divide_up(rows, row_pieces);
-    const int64_t few = most_rows > 16 ? 16 : 6, at_once = row_size > few ? 2 : row_size > 1 ? 4 : 8;  // panels of a tile
+    const int64_t few = most_rows > 16 ? 16 : 4, tall = most_rows > 16 ? 2 : 3;  // AMX: 2
+    const int64_t at_once = row_size > few ? tall : row_size > 1 ? 4 : 8;        // panels of a tile
     const bool shares = threads > 1 && row_pieces < threads * 4 && all_panels;
     const int64_t tiles = divide_up(all_panels, at_once);
     const int64_t columns = shares ? fair_part(tiles, threads, 4, row_pieces) * at_once : all_panels + !all_panels;
