@@ -282,10 +282,22 @@ def test_a_parametrized_root() -> None:
     assert original(x) is not None
 
 
+def test_hooks_of_tensors_are_copied_and_then_each_has_its_own() -> None:
+    original, heard = traced(), list[torch.Tensor]()
+    original.linear.weight.register_hook(lambda gradient: gradient * 0)
+    original.linear.bias.register_post_accumulate_grad_hook(heard.append)
+    twin = faithful_copy(original)
+    twin(torch.ones(2, 3)).sum().backward()
+    assert not twin.linear.weight.grad.any()
+    assert heard[0] is twin.linear.bias
+    twin.linear.weight.register_hook(lambda gradient: gradient)
+    assert len(original.linear.weight._backward_hooks) == 1
+
+
 def test_what_cannot_be_copied_is_named() -> None:
     original = traced()
     original.linear.register_buffer("derived", original.linear.weight * 2)
-    with pytest.raises(FxoptError, match=r"linear\.derived is the result of a computation"):
+    with pytest.raises(FxoptError, match=r"linear\.derived was computed while autograd recorded: detach it"):
         faithful_copy(original)
     del original.linear.derived
     original.linear.note = {"x": threading.Lock()}
