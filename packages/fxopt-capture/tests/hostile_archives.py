@@ -211,6 +211,7 @@ ATTACKS: dict[str, Callable[[Entries, Path], bytes]] = {
             ("builtins:pow", [10, 10**9]),
             ("_operator:pow", [10, 10**9]),
             ("_operator:lshift", [1, 10**10]),
+            ("_operator:mod", ["%999999999d", 1]),
             ("_operator:ipow", [X, 10**9]),
             ("_operator:mul", [[0], 10**11]),
             ("builtins:range", [10**12]),

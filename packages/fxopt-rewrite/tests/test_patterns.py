@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Annotated, Any
 
@@ -207,6 +208,17 @@ def test_a_number_is_all_numbers_of_a_product() -> None:
     assert [values[2] for values in found(pattern, lambda a, b: (a @ b) / 8)] == [8.0]
     assert not found(pattern, lambda a, b: (a @ b) / b)
     assert not found(pattern, lambda a, b: a @ b)
+
+
+def test_a_number_is_finite() -> None:
+    def quotient(x: Tensor, divisor: float) -> Tensor:
+        return torch.exp(x / divisor)
+
+    for number in (0.0, 5e-324, math.inf):
+        index = GraphIndex(symbolic_trace(lambda x, number=number: torch.exp(x * number)))
+        assert not [match for node in index.nodes for match in Pattern(quotient).matches(index, node)]
+    index = GraphIndex(symbolic_trace(lambda x: torch.exp(x + math.inf - math.inf)))
+    assert not [match for node in index.nodes for match in Pattern(quotient).matches(index, node)]
 
 
 def test_annotations() -> None:

@@ -233,6 +233,26 @@ def test_export_graph_with_a_missing_argument() -> None:
         infer_shapes(graph_module, x, (x, x))
 
 
+def test_graphs_whose_forward_is_another() -> None:
+    """Modules of dynamo make theirs at the first call, and an edited graph has an old one until it is recompiled."""
+    found: list[tuple[int, ...]] = []
+
+    def backend(graph_module: GraphModule, inputs: list[Tensor]) -> Any:
+        infer_shapes(graph_module, *inputs)
+        found.extend(tuple(node.meta["val"].shape) for node in graph_module.graph.find_nodes(op="placeholder"))
+        return graph_module.forward
+
+    torch.compile(lambda x, y: x * 2 + y, backend=backend)(torch.ones(2, 3), torch.ones(3))
+    assert found == [(2, 3), (3,)]
+    traced = torch.fx.symbolic_trace(lambda a, b: a * 2)
+    a, b, *_ = traced.graph.nodes
+    a.prepend(b)
+    infer_shapes(traced, a=torch.ones(2), b=torch.ones(3))
+    assert a.meta["val"].shape == (2,)
+    traced.graph.erase_node(b)
+    assert infer_shapes(traced, torch.ones(4)) is traced
+
+
 def test_variable_arguments() -> None:
     graph = Graph()
     args, kwargs = graph.create_node("placeholder", "*args"), graph.create_node("placeholder", "**kwargs")

@@ -210,7 +210,7 @@ def _captured(request: Request, *, compare: bool) -> CapturedModule:
     except CaptureError as error:
         if not _chooses_cache(form):
             raise
-        # The former observer may have noted caches. The errors stay: failures are recognised that were seen before.
+        # The former observer may have noted caches. The errors stay, so that known failures are recognised.
         without = replace(request, form=form.with_implied(use_cache=False), observer=Observer())
         captured = _capture_request(without, compare=compare)
         _LOGGER.warning(

@@ -35,8 +35,8 @@ def disagreement(found: Tensor, expected: Tensor, moved: Callable[[], Iterator[T
     same = (mine == theirs) | (mine.isnan() & theirs.isnan())
     error, bound = (mine - theirs).abs(), torch.zeros_like(theirs.abs())
     if expected.is_floating_point() or expected.is_complex():
-        # eps * smallest_normal is the distance of denormal numbers, to which values near zero are rounded. An infinite
-        # value has an infinite bound, so it counts as the same only if it is equal.
+        # `eps * smallest_normal` is the distance between denormal numbers, to which values near zero are rounded. An
+        # infinite value has an infinite bound, so it counts as the same only if it is equal.
         info = torch.finfo(expected.dtype)
         bound = 2 * info.eps * (theirs.abs() + info.smallest_normal)
         same |= (error <= bound) & theirs.isfinite()

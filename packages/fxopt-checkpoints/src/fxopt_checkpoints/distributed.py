@@ -192,12 +192,11 @@ class _Fold:
                 raise CheckpointError("\n  ".join(["this checkpoint does not fit the rewritten model:", *problems]))
 
 
-# A subclass, not a planner of our own, which every dcp.save would have to name. torch takes chunks only from a Tensor.
 class _Part(Tensor):
     """An original tensor of which this process holds some rows, inside a sharded merged tensor."""
 
-    # A subclass of Tensor, from which torch's planner requests chunks: a planner of our own would have to be named in
-    # every `dcp.save`, and gathering needs the memory that sharding saves.
+    # torch's planner asks such a tensor for its chunks. A custom planner would have to be named in every `dcp.save`,
+    # and gathering would need the memory that sharding saves.
     _here: LocalRegion
     _key: str
 

@@ -175,7 +175,7 @@ def original_state_dict(graph_module: GraphModule) -> dict[str, Any]:
     current = current_tensors(graph_module)
     taken = OriginalTensors(names, current, present_dtypes(names, current))
     rows = [row for row in names.originals if row.in_state_dict]
-    # What cannot be restored is not held either, and would be named twice.
+    # What cannot be restored is among the problems already; `unsaved` would name it again.
     error = taken.error([] if taken.problems else unsaved(names, saved, current, taken.has))
     if error is not None:
         raise error

@@ -63,8 +63,8 @@ def local_region(name: str, whole: DTensor, pieces: Pieces = ()) -> LocalRegion:
     shape, offset = compute_local_shape_and_global_offset(whole.shape, whole.device_mesh, whole.placements)
     dims, begin, size = _box(tuple(whole.shape), pieces)
     local = whole.to_local().detach()
-    # In each dimension, the region and the rows of this process are two intervals: low and room are the ends of what
-    # they have in common.
+    # In each dimension, the region and the rows of this process are two intervals, whose intersection begins at `low`
+    # and ends at `room`.
     low = [max(start, first) for start, first in zip(begin, offset)]  # noqa: B905  # no offset outside of the mesh
     room = [min(start + n, first + m) for start, n, first, m in zip(begin, size, offset, shape)]  # noqa: B905
     lengths = [high - start for high, start in zip(room, low, strict=True)]

@@ -27,7 +27,7 @@ def advice(state_dict: Mapping[Any, Any], missing: Collection[str], unexpected: 
     >>> advice({"epoch": 3, "model": {"a.bias": 1}}, ["a.bias"], ["epoch", "model"])
     'its entry `model` is a mapping with such keys: load that one'
     """
-    # unexpected has all keys as text, so those that are not strings are not found in the checkpoint.
+    # `unexpected` has all keys as text, so those that are not strings are not found in the checkpoint.
     lacking, others = set(missing), set(unexpected) & state_dict.keys()
     for key in others:
         inside = state_dict[key]
@@ -42,7 +42,7 @@ def advice(state_dict: Mapping[Any, Any], missing: Collection[str], unexpected: 
 
 
 def _explains(fitting: int, lacking: set[str]) -> bool:
-    # More than half: some keys may be missing besides.
+    # More than half is enough, since some keys may also be missing.
     return bool(lacking) and 2 * fitting > len(lacking)
 
 
@@ -154,7 +154,7 @@ class Validation:
             complete |= {computed.target.name} if computed.complete else set()
             problem = writing_problem(computed)
             self.problems += [f"`{computed.target.key}` {problem}"] if problem else []
-        # A missing key, or another problem, explains already why a tensor cannot be computed.
+        # A missing key, or another problem, already explains why a tensor cannot be computed.
         if strict and not self.missing and not self.problems:
             self.problems += _unreachable(self.names, done)
         return complete

@@ -81,8 +81,8 @@ class Binding:
         )
         self.tensors = tuple(tensor for weight, tensor in zip(weights, tensors, strict=True) if weight in self._weights)
         self._own_places = tuple(weight.place for weight in self._weights)
-        # By four words of each, too: PEFT writes with `parameter.data.mul_(2)`, which changes no version. Merging in
-        # the graph would copy weights at each call, and views of merged memory would move parameters.
+        # Also by four words of each: PEFT writes through `parameter.data`, which changes no version. Merging in the
+        # graph would copy weights at each call, and views of merged memory would move parameters.
         self._made_of = Watched(self.tensors)
 
     def _find(self, by_id: Mapping[int, Weight]) -> None:
@@ -137,7 +137,7 @@ class Binding:
         tensors: tuple[Any, ...] = self.tensors
         counts = list(map(sys.getrefcount, tensors))
         return self._made_of.have_moved(tensors) or any(
-            # References from Python but those of bindings, and then those from C++, such as autograd has.
+            # References from Python other than those of bindings, and references from C++, such as those of autograd.
             count - _ONE_HOLDER < held[id(each)] and each._use_count() == 1
             for each, count in zip(tensors, counts, strict=True)
         )

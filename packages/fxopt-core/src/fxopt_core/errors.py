@@ -18,8 +18,7 @@ def halted_by(error: BaseException, handled: BaseException | None = None) -> Key
     Torch wraps exceptions of traced code in errors of its own.
     """
     cause: BaseException | None = error
-    # The walk ends at what the caller was already handling: an interrupt there belongs to the caller. It also ends
-    # where a chain leads back into itself.
+    # An interrupt that the caller was handling belongs to the caller. A chain may also lead back into itself.
     seen = {id(handled)}
     while cause is not None and id(cause) not in seen:
         if isinstance(cause, KeyboardInterrupt):

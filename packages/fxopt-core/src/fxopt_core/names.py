@@ -101,7 +101,7 @@ def _find(name: str, module_of: Callable[[str], Any]) -> Any:
     return reduce(getattr, path.split("."), module_of(module))
 
 
-# By path. A record's class is looked up here and never imported by its name: the record may come from a stranger.
+# By path. The class of a pass is looked up here, not imported: the record that names it may come from a stranger.
 _KNOWN: WeakValueDictionary[str, type] = WeakValueDictionary()
 
 

@@ -27,7 +27,7 @@ def fxopt_pipelines() -> Mapping[str, str]:
     """
     # Attention first: tables of sizes hide that masks are finite, and layers that share a mask add it up once.
     prepared = "fuse-scaled-dot-product-attention,fold-batch-norm,simplify,fuse-activations,merge-linears"
-    # The text names passes of other families. If one is missing, that is an error: a name has one meaning.
+    # These passes are from other families. A missing one is an error, so that the name of a pipeline has one meaning.
     prepared = f"remove-no-ops,fold-weights,fuse-products,{prepared}"
     fused = "fuse-attention,fuse-norms"
     packed = "fuse-linears,fuse-convolutions,plan-regions"

@@ -252,7 +252,7 @@ def restore_branches(
     )
     if identities and other is not None:
         other -= identities * _centred(_identity(other), other)
-    # The first weight is zeros up to here. It gets what the other branches, as rounded when they are saved, leave over.
+    # The weight at `home` is zeros so far. It gets what is left after the other branches, rounded as they are saved.
     rounded = {name: value.to(weight.dtype).to(wide.dtype) for name, value in found.items()}
     return found | {f"weight_{home}": wide - merge_branches(eps=eps, **rounded)[0]}
 

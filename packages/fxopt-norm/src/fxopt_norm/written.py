@@ -67,7 +67,7 @@ def read_written_batch_norm(index: GraphIndex, node: Node) -> tuple[Node, Writte
 
 def _read(index: GraphIndex, node: Node, affine: Match) -> WrittenBatchNorm | Obstacle:
     value, scale, shift = affine.values["x"], affine.values["scale"][-1], affine.values["shift"][-1]
-    # Matching sums and products in any order may also take a factor for the value.
+    # Of all matches, the one with this value as `x`: in a product, another factor may match `x` too.
     found = next((match for match in _patterns()[1].matches(index, node) if match.values["x"] is value), None)
     if found is None:
         message = f"`{scale.name}` and `{shift.name}`, scale and shift of node `{node.name}`, are computed, but not as"

@@ -92,7 +92,7 @@ def changes_between(before: DrawnGraph | None, after: DrawnGraph, graph_module: 
     applied = [record for record in records if record.state == "applied"]
     made = {node.name: tag.origin[1] for node in iter_nodes(graph_module.graph) if (tag := tag_of(node)).origin}
     former = DrawnGraph({}) if before is None else before
-    # `roots` reads rewrites forwards, `images` backwards: what the names on the far side stand for is known by then.
+    # `roots` takes the rewrites forwards and `images` backwards, so each one finds what its names already stand for.
     roots = _followed(((each.after, each.before) for record in applied for each in record.rewrites), former)
     images = _followed(((each.before, each.after) for record in applied[::-1] for each in record.rewrites), after)
     ours: dict[str, Status] = {}

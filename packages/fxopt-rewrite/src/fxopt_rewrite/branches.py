@@ -70,8 +70,8 @@ class Branching:
         self, nodes: Any, root_module: str, namespace: Namespace, *args: Any, **options: Any
     ) -> PythonCode:
         """Generate the code, with each region in a branch."""
-        # Branches are in the generated code: `recompile` would drop a `forward` of our own, and a module for each
-        # region would change the keys of the state dict.
+        # Branches are in the generated code: `recompile` would drop a custom `forward`, and a module for each region
+        # would change the keys of the state dict.
         plain = with_class(self, self.stands_for)  # type: ignore[arg-type]  # mixed into one
         owner = nodes.graph.owning_module
         mine = isinstance(owner, GraphModule) and owner.graph is nodes.graph

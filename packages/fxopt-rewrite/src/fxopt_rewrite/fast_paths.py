@@ -26,8 +26,10 @@ def outside_inference_mode() -> Iterator[None]:
     ...     torch.ones(1).is_inference(), torch.is_grad_enabled()
     (False, False)
     """
-    records = torch.is_grad_enabled()  # False in inference mode; leaving that mode turns gradients on
-    with torch.inference_mode(False), torch.set_grad_enabled(records):
+    if torch.is_inference_mode_enabled():  # leaving it where it is off would turn other modes of autograd on
+        with torch.inference_mode(False), torch.no_grad():
+            yield
+    else:
         yield
 
 
@@ -43,7 +45,7 @@ def runs_plainly() -> bool:
     ...     runs_plainly()
     False
     """
-    # The compiler first: dynamo takes it for True, and traces none of the private functions below.
+    # `is_compiling` first: dynamo takes it for True, and then traces none of the private functions below.
     return not (
         torch.compiler.is_compiling()
         or dispatch_modes()

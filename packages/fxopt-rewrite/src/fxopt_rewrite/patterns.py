@@ -205,7 +205,7 @@ def _kinds_of(hint: Any) -> tuple[Any, ...]:
 
 
 def _is_number(value: object) -> bool:
-    # Larger integers are not exact as floats, which numbers are compared as.
+    # Numbers are compared as floats, which do not represent all larger integers exactly.
     return type(value) is float or (type(value) is int and abs(value) < 2**53)
 
 
@@ -232,7 +232,7 @@ def _signed(kind: str, number: float, sign: int) -> float:
 
 
 def _joined(kind: str, numbers: Collection[float]) -> float:
-    return math.fsum(numbers) if kind == "add" else math.prod(numbers)
+    return sum(numbers, 0.0) if kind == "add" else math.prod(numbers)
 
 
 class _Matcher:
@@ -316,11 +316,11 @@ class _Matcher:
     def _match_chain(self, wanted: _Chain, value: Any, found: _Found, factor: float = 1.0) -> Iterator[_Found]:
         for numbers, terms, nodes in self._split(wanted.kind, ((value, 1),), len(wanted.terms), _DEEPEST):
             total, known = _joined(wanted.kind, numbers) * factor, iter((found.through(*nodes),))
-            if math.isnan(total):  # a division by zero
-                continue
             if wanted.unknown is not None and numbers:
                 parameter, sign = wanted.unknown
-                known = self._bind(parameter, _signed(wanted.kind, total, sign), next(known))
+                number = _signed(wanted.kind, total, sign)
+                # A division by zero, or by a number whose inverse is too large.
+                known = self._bind(parameter, number, next(known)) if math.isfinite(number) else iter(())
             elif wanted.unknown is not None or not _is_same(wanted.number, total):
                 continue
             for each in known:
@@ -335,7 +335,7 @@ class _Matcher:
         """Yield the ways to split a sum or product into numbers and ``count`` other terms, with the joining calls."""
         if not parts and not count:
             yield [], (), ()
-        # Each part that is no number makes at least one term.
+        # Each part that is not a number makes at least one term.
         if not parts or sum(not _is_number(value) for value, _ in parts) > count:
             return
         (value, sign), *rest = parts

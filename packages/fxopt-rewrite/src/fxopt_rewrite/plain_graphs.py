@@ -103,9 +103,10 @@ _SIZED = """
     new_zeros ones one_hot pad rand randint randn randperm range repeat repeat_interleave resize tile tril_indices
     triu_indices zeros linspace logspace broadcast_to bartlett_window blackman_window hamming_window hann_window
     kaiser_window bincount col2im combinations histc im2col istft linalg_vander max_unpool1d max_unpool2d max_unpool3d
-    nonzero_static normal stft vander
+    nonzero_static normal stft vander affine_grid fold iota pad_circular ps_roi_align ps_roi_pool roi_align roi_pool
+    tensor_split unfold
 """
-_SIZED_FAMILIES = ("adaptive_", "constant_pad", "conv", "fft_", "replication_pad", "upsample_")
+_SIZED_FAMILIES = ("adaptive_", "constant_pad", "conv", "fft_", "replication_pad", "slow_conv", "upsample_")
 _SQUARED = "diag diag_embed diagflat eye"  # one number gives a matrix with as many rows and columns
 
 
@@ -117,11 +118,18 @@ def _is_excessive(node: Node) -> bool:
         return True
     numbers = [each for each in values if type(each) in (int, float)]
     if name in _POWERS.split():
+        values = [
+            *node.args,
+            *(node.kwargs.get(key) for key in ("base", "input", "exp", "exponent") if key in node.kwargs),
+        ]
         base, power = (*values[1::-1], 0, 0)[:2] if name in ("rpow", "rlshift") else (*values[:2], 0, 0)[:2]
         if type(power) is not int or ("pow" in name and base in (-1, 0, 1, 1.0)):
             return False
         # A number of b bits to the power n has about b * n bits; a shift by n adds n.
         return power * (base.bit_length() if "pow" in name and type(base) is int else 1) > _BITS
+    # `"%999999d" % 1` is a text of that length.
+    if name in ("mod", "imod", "rmod"):
+        return any(isinstance(each, (str, bytes)) for each in values)
     # `round(1, -n)` computes 10**n.
     if name == "round":
         return any(type(each) is int and each < -_BITS for each in values[1:])

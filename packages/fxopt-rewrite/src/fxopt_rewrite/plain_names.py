@@ -60,7 +60,7 @@ _METHODS = """
 """
 _MODES = "_enter_autocast _exit_autocast"
 _WORDS = {name.strip("_") for name in operator.__all__} - _NOT_PLAIN
-_DUNDERS = {f"__{r}{name}__" for name in _WORDS for r in ("", "r")} | {"__bool__", "__float__", "__int__"}
+_DUNDERS = {f"__{r}{name}__" for name in _WORDS for r in ("", "r")} | {"__bool__", "__float__", "__int__", "__len__"}
 _PYTHON = frozenset((*_COMPOSED.split(), *_METHODS.split()))
 _FIELDS = frozenset({"indices", "max", "min", "sign", "values"})  # of what torch returns, besides methods of tensors
 #: Attributes of a graph module, for the first part of a path, and of modules, for the others: generated code would

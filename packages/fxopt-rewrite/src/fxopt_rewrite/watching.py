@@ -19,8 +19,8 @@ from fxopt_rewrite._torch import is_gone
 
 State = list[tuple[int, int, int, tuple[int, ...], torch.Size]]
 
-#: How many words of a tensor are compared, and the bytes of a word. No version shows writes through ``data``, such as
-#: ``weight.data.mul_(2)``, which PEFT uses.
+#: How many words of a tensor are compared, and the bytes of a word. No version counter shows writes through
+#: ``data``, such as ``weight.data.mul_(2)``; PEFT writes to weights in this way.
 _SAMPLES, _WORD = 4, 8
 
 

@@ -41,7 +41,8 @@ class WeightSite(CallSite):
         return tuple(str(node.target) for node in self.inputs)
 
 
-# Not reversible: keeping the originals would take twice the memory. A parameter, as other weights cannot be packed.
+# Not reversible, because keeping the originals would take twice the memory. The new weight is a parameter, because
+# other passes accept only parameters as weights of layers.
 class FoldWeights(SitePass[WeightSite]):
     """``conv(x, weight_norm(v, g))`` -> ``conv(x, weight)``: weights computed from weights alone become parameters.
 

@@ -32,7 +32,7 @@ def fxopt_transformations() -> Iterable[type[Transformation]]:
 @hookimpl
 def fxopt_pipelines() -> Mapping[str, str]:
     """Return the pipeline of those that keep every bit, in the order in which each finds the most."""
-    # Without fold-constants: tables of sizes include what no size decides.
+    # Without `fold-constants`: the tables of `cache-shape-tables` include values that depend on no size.
     smaller = ["remove-no-ops", "eliminate-common-subexpressions", "eliminate-dead-code"]
     return {"simplify": ",".join([*smaller, "cache-shape-tables"])}
 

@@ -258,7 +258,7 @@ class Tables:
         name, target = self.index.effects.effect(node).operation or "", node.target
         written = self.index.effects.writes(node)
         overwrites = len(written) == 1 and written[0] in self._computed and self._overwriter(written[0]) is node
-        # Positions that are counted in place, as in T5 and MPNet: a table computes such a sum as a new tensor.
+        # T5 and MPNet add up buckets of relative positions in place: a table computes such a sum as a new tensor.
         if overwrites:
             name, target = "add", torch.add
         elif not self._purity.is_pure(node):

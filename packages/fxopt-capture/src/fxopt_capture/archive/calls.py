@@ -45,7 +45,7 @@ _read = ValueReader(_FIELDS.readers, names=PLAIN).read
 T = TypeVar("T")
 _DEEPEST = 64
 _KINDS = frozenset({"bool", "integer", "floating", "complex"})
-#: The modules that a file may have imported: each registers the outputs or caches that it defines.
+#: The modules that loading a file may import: each registers the outputs or caches that it defines.
 _MODULES = re.compile(r"transformers\.(?:modeling_outputs|cache_utils|utils\.generic|models\.\w+\.modeling_\w+)")
 # The names that transformers looks up in the context of a cache: those of its classes and of plain data.
 _IN_CACHES = re.compile(

@@ -121,7 +121,7 @@ def _node_row(shapes: ShapeWriter | None, node: Node) -> dict[str, Form]:
     tag, row = tag_of(node), {}
     if tag != NodeTag():
         row["tag"] = tag_to_json(tag)
-    # Written, and not inferred on loading: that takes a second, and a hostile graph could make it take long.
+    # Written, because inferring it on loading takes about a second, and could take very long for a hostile graph.
     value = None if shapes is None or "val" not in node.meta else shapes.form(node.meta["val"])
     return row if value is None else {**row, "value": value}
 

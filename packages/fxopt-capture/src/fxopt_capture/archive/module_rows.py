@@ -50,7 +50,7 @@ def layer_class(path: object) -> type[nn.Module] | None:
     """
     if not isinstance(path, str):
         return None
-    # Plugins offer layers by the hook that fxopt's own families use; a list of ours would leave out those of others.
+    # Plugins offer layers by the hook that fxopt's own families use; a fixed list would leave out third-party layers.
     return layer_classes().get(path) or registry().layers().get(path)
 
 
@@ -174,7 +174,7 @@ _MOST_ELEMENTS = 2**30
 
 def _is_excessive(cls: type[nn.Module], value: object) -> bool:
     """Return whether a call of a layer, for so large a number in a file, makes a result that the file does not hold."""
-    # `AvgPool1d` and `Conv3d` name their dimensions; each of these may have the same share of `_MOST_ELEMENTS`.
+    # `AvgPool1d` and `Conv3d` have the number of dimensions in their names; each dimension gets an equal share.
     dims = int(cls.__name__[-2]) if cls.__name__[-2:] in ("1d", "3d") else 2
     numbers = value if isinstance(value, (list, tuple)) else (value,)
     return any(type(each) in (int, float) and abs(each) > _MOST_ELEMENTS ** (1 / dims) for each in numbers)

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 # Measured: an export that never ends (DaViT, with few guards) spends 80 % on expressions, nine others below 30 %.
-# An alarm would belong to the whole process, and the number of guards does not tell such models from others.
+# An alarm would belong to the whole process, and the number of guards does not set such models apart.
 #: Seconds that any export may spend on expressions of sizes; the limit of its total time, in multiples of the rest.
 FLOOR, TIMES = 5.0, 3.0
 
@@ -30,8 +30,6 @@ class Budget:
     """
 
     def __init__(self) -> None:
-        # Checked in the calls themselves: an alarm belongs to the process. The number of guards does not tell an export
-        # that never ends from others.
         self._thread, self._start = threading.get_ident(), time.thread_time()
         self._spent, self._since = 0.0, 0.0
 

@@ -84,7 +84,7 @@ def requested_shapes(form: CallForm, dynamic_shapes: Any, inputs: Mapping[str, o
             f"dynamic_shapes is {type_text(dynamic_shapes)}; give a dictionary from argument names to shapes, "
             f"a tuple in the order of the arguments, or a torch.export.ShapesCollection"
         )
-    # torch.export takes None for an argument that is no tensor, so None is right for any name.
+    # torch.export takes None for an argument that is not a tensor, so None is right for any name.
     unknown = [name for name, spec in named.items() if name not in form.inputs and spec is not None]
     if unknown:
         raise CaptureError(

@@ -104,7 +104,7 @@ def export(request: Request) -> Export:
                     return replace(found, note=note)
             if any(_seen(error, errors[:before]) for error in errors[before:]):
                 break
-    # There is one: the last attempt, which fixes all sizes, has no budget.
+    # There is one, since the last attempt has no budget: it fixes all sizes, or has those that the caller named.
     cause = next(error for error in errors[first:] if not isinstance(error, OverBudgetError))
     raise capture_error(request.model, cause, unknown_names(request.model, request.form)) from cause
 
@@ -182,7 +182,7 @@ def _export_for_all_sizes(request: Request, inputs: Mapping[str, object], shapes
     strict = None if found is None else found.guards
     if found is None:
         error = request.errors[-1]
-        # The usual export would fail there as well.
+        # In these cases, the export without small sizes would fail as well.
         if is_about_values(error) or _seen(error, request.errors[:known]) or isinstance(error, OverBudgetError):
             return None
         found = _try(request, inputs, shapes, small_sizes=False)

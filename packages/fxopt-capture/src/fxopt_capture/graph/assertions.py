@@ -90,8 +90,8 @@ def _baked(graph: Graph, own: torch.dtype, read_at: str | None) -> str | None:
             return f"`{node.name}` is converted there as a tensor of {dtype}"
     if read_at is None:
         return None
-    # No trace shows whether `torch.float32` was `x.dtype` or a literal, so that each constant counts that may follow
-    # from the dtype of the weights. Masks are filled with its lowest number, `-info.max`.
+    # No trace shows whether `torch.float32` was `x.dtype` or a literal, so every constant counts that may come from the
+    # dtype of the weights. `-info.max` is there because masks are filled with the lowest number of a dtype.
     info = torch.finfo(own)
     from_own = {own, info.max, -info.max, info.max / 2, -info.max / 2, info.eps, info.tiny}
     for node in iter_nodes(graph):

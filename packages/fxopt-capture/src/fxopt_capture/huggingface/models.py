@@ -22,7 +22,7 @@ from fxopt_capture.huggingface.configurations import configurations, configurati
 _SEQUENCE = frozenset({"inputs_embeds", "decoder_inputs_embeds", "encoder_hidden_states", "encoder_outputs"})
 _SOUNDS = frozenset({"input_values", "input_features", "audio_values"})
 _MOST_CHANNELS = 2  # mono and stereo: a sound of more is frames of features
-#: This implementation gathers the weights of the chosen experts; the default loops over experts that values choose.
+#: This implementation gathers the weights of the chosen experts; the eager one loops over experts that values choose.
 _EXPORTABLE_EXPERTS = "batched_mm"
 _EAGER = "eager"
 

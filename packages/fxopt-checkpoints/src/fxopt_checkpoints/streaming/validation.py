@@ -19,7 +19,7 @@ class StoredValidation(Validation):
     """A `Validation` of tensors in files, by their names in the model; those in `given` are on the meta device."""
 
     def __init__(self, placement: Placement, stored: Mapping[str, StoredTensor], path: str | os.PathLike[str]) -> None:
-        # First: the base class names files where tied tensors differ.
+        # Set first, because the constructor of the base class names files where tied tensors differ.
         self._placement, self._files, self.where = placement, stored, f"`{path}`: "
         super().__init__(placement.names, {key: each.like for key, each in stored.items()})
 
@@ -48,7 +48,7 @@ class StoredValidation(Validation):
 
     def read(self, key: str) -> Tensor:
         """Return the values given under a key, or under one that is tied to it, in the mapped memory of their file."""
-        # A number may be stored as a tensor of one element, which given has as a number already.
+        # A file may hold a number as a tensor of one element; `given` has it in the shape of the model.
         return self._file_of(key).read().reshape(self.given[key].shape)
 
     def _stored(self, key: str) -> object:

@@ -38,7 +38,7 @@ def faithful_copy(graph_module: _GraphModuleT) -> _GraphModuleT:
     flags, the input checks of exported graphs, node names and the order of users, unused submodules, gradients,
     attributes of parameters, memory that tensors share, and the compiled code as it is.
 
-    Hooks stay the same callables; one that is bound to a module of the tree is bound to that module's copy.
+    Hooks stay the same callables; a module's hook that is bound to a module of the tree is bound to that module's copy.
 
     Raises:
         FxoptError: a tensor, a module or an attribute cannot be copied; the message says which.

@@ -60,7 +60,7 @@ def activation_named(name: str, settings: Mapping[str, Any]) -> Activation | Non
         return Activation("hardtanh", 0.0, 6.0)
     if name in ("clamp", "hardtanh") and len(numbers) == 2:
         return Activation("hardtanh", *numbers)
-    # `clamp(max=0)` has the same number.
+    # `clamp(max=0)` has the same `numbers`, but is not a ReLU.
     if name in ("clamp", "clamp_min") and numbers == [0.0] and settings.get("min") is not None:
         return Activation("relu")
     if name in ACTIVATIONS and len(numbers) == len(settings) <= 1:
@@ -89,7 +89,7 @@ NO_NORM = Norm()
 
 def norm_like(call: LayerNormCall) -> Norm:
     """Return the norm that a call computes, over the last dimension."""
-    # The default of torch's RMS norm.
+    # The default of torch's RMS norm for float32.
     eps = torch.finfo(torch.float32).eps if call.eps is None else call.eps
     return Norm("layer" if call.centred else "rms", eps)
 

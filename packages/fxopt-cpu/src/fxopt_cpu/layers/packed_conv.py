@@ -123,7 +123,7 @@ class PackedConv2d(PackedLayer):
             result: Tensor = onednn.CONVOLUTION(padded, packed, *operands, *(unary or onednn.NONE))
             return self._in_format(result if unary else self.activation(result), input)
         name = self.activation.name
-        # After a sum, oneDNN computes no activation but ReLU, and it does not broadcast the other value.
+        # With a sum, torch's oneDNN operator takes no activation but ReLU, and does not broadcast the other value.
         if is_plain_tensor(other, input.dtype) and other.shape == output and name in ("none", "relu"):
             after = "relu" if name == "relu" else None
             return self._in_format(onednn.SUM(padded, other, packed, *operands, "add", None, after, (), None), input)

@@ -24,7 +24,6 @@ class PackedLayer(Layer):
     attributes sees them.
     """
 
-    # Neither a parameter nor a buffer: packed weights in files would be tied to one kind of processor.
     __slots__ = ("_panels",)
     only_computes = True
     #: The dtypes of a floating-point weight that can be packed.

@@ -138,7 +138,8 @@ class PanelLinear(PackedLayer):
     def _records(self, input: Tensor, residual: Tensor | None) -> bool:
         """Return whether autograd would record a call."""
         packed, held = self.panels, self._parameters
-        # Asking a dropped weight would make it again, so the panels remember its flag; `dict.values` does not thaw.
+        # Reading `requires_grad` of a dropped weight would restore it, so the panels have a copy of the flag.
+        # `dict.values` restores nothing.
         if packed is not None and packed.trains and isinstance(held, Thawing) and held.frozen:
             return True
         return needs_gradient(input, residual, *dict.values(held))

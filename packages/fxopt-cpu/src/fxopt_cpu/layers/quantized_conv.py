@@ -53,7 +53,7 @@ class QuantizedConv2d(PackedConv2d):
         device: torch.device | str | None = None,
         **settings: Any,
     ) -> None:
-        # On the device meta, because integers replace the float weight at once.
+        # On the meta device, because integers replace the float weight at once.
         super().__init__(in_channels, out_channels, kernel_size, device="meta", **settings)
         del self.weight
         self.add_integers(rounding=rounding, device=device)

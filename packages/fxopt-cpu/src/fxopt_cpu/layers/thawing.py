@@ -98,7 +98,7 @@ class Thawing(dict[str, Any]):
             # without values, such as `torch.device("meta")`.
             with torch.inference_mode(False), torch.no_grad(), without_functions(), without_modes():
                 found = {key: make() for key, make in self._made.items()}
-                # The panels stand for the new tensors as well, until these are written.
+                # The panels stand for the new tensors as well, until one of these is written to.
                 self._thawed(list(found.values()))
             for key, tensor in found.items():
                 _WRITE(self, key, tensor)

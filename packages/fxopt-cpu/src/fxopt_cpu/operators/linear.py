@@ -25,7 +25,7 @@ from torch import Tensor
 
 from fxopt_cpu.operators.definition import Operator
 
-#: Columns of a panel, the same for every instruction set: a packed layer can move to another processor.
+#: Columns of a panel, the same for every instruction set: `limit_isa` may choose another one after layers were packed.
 PANEL = 16
 LARGEST = 127  # of the integers of a weight, or of an input
 # How many elements of a row of the weight lie side by side.

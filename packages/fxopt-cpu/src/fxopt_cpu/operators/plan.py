@@ -385,7 +385,7 @@ class PlanBuilder:
             images, result, kernel, settings, reach, deep, whole, residual is not None
         )
         operands = [images, self.weight(panels), scale, sums, rounding, bias, other, result]
-        # Integers are multiplied about three times as fast as floats.
+        # Products of integers count as a third: they take about a third of the time.
         self._step(CONVOLUTION, numbers, operands, products // (3 if integers else 1), pitched=pitched)
         return result.permute(0, 3, 1, 2)
 
@@ -612,7 +612,7 @@ def _broadcast(*values: Value) -> tuple[int, ...]:
 
 
 def _unknown(*arguments: object) -> list[Tensor]:
-    # Under fake tensors and on the device meta, a plan has a shape but no numbers.
+    # With fake tensors and on the meta device, a plan has a shape but no numbers.
     raise RuntimeError("fxopt::run: the plan's numbers are not available; run the operators that it was made from")
 
 

@@ -33,7 +33,7 @@ def rounding(weight: Tensor, ends: Tensor, depth: int) -> Tensor:
     tiny = torch.finfo(torch.float32).tiny ** 0.5
     sizes = weight.detach().abs().amax(0).float().clamp_min(tiny)
     middle = ends.mean(0)
-    # A sum of `depth` products, of a weight up to 127 with an integer up to 127 and its shift, fits 32 bits.
+    # So that sums of `depth` products fit 32 bits: a weight up to 127 times an integer up to 127 plus its shift.
     farthest = max(1, min(_FARTHEST, 2**31 // (LARGEST * depth) - LARGEST - 1))
     # Factors are at most 127 / spread, so this minimum keeps shifts, `middle * factor`, within `farthest`.
     spread = torch.maximum((ends[1] - ends[0]) / 2, middle.abs() * LARGEST / farthest).clamp_min(tiny)

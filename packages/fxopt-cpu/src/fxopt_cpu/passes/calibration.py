@@ -41,7 +41,7 @@ def calibrated(graph_module: GraphModule, calls: Iterable[Any]) -> Iterator[Grap
     >>> graph_module.get_submodule("0_panels")
     PanelLinear(in_features=256, out_features=512, bias=True, activation=gelu, static)
     """
-    # Data of the graph module, not an option: options are plain values, and so merged layers get ranges of their own.
+    # In `meta` and not in an option of the pass, because options are plain values.
     graph_module.meta[_KEY] = [_call(each) for each in calls]
     try:
         yield graph_module

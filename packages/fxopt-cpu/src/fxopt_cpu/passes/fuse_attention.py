@@ -173,7 +173,7 @@ def _write_out(site: AttentionSite, edit: Editor) -> None:
     scores = call(torch.matmul, given["query"], call(torch.transpose, given["key"], -2, -1))
     scores = call(torch.mul, scores, given["scale"])
     if given.get("attn_mask") is not None:
-        # A summand: the pass that made the call adds masks, and makes no boolean ones.
+        # Masks are added: the pass that made the call gives it no boolean mask.
         scores = call(torch.add, scores, given["attn_mask"])
     take_out(edit, last, call(torch.matmul, call(torch.softmax, scores, -1), given["value"]), [node])
     edit.note(f"written out again, as torch has no fast kernel for it: {site.taken_back}")

@@ -232,7 +232,7 @@ class FuseConvolutions(low_precision.Options, ReversibleSitePass[ConvolutionSite
 
     def rewrite(self, site: ConvolutionSite, edit: Editor) -> None:
         """Insert one module with the same parameters, and drop what it replaces."""
-        # In int8, the activation is computed by an operator of fxopt's, which keeps NaN.
+        # In int8, one of fxopt's operators computes the activation, and keeps NaN.
         if site.activation.name in HIDE_NAN and self.weights != "int8":
             edit.note(f"oneDNN's {site.activation.name} turns NaN into a number")
         call, nodes, is_int8 = site.call, site.nodes, self.weights == "int8"

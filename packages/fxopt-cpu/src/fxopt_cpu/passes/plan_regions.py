@@ -56,7 +56,7 @@ class PlanRegions(ReversibleTransformation):
         """Let the generated code request plans, and mark the first node of each region."""
         graph = graph_module.graph
         regions = [] if isa() is None or is_branching(graph, Planning) else list(regions_of(graph_module))
-        # A module per region would have other keys, and `recompile` would replace a `forward` of our own.
+        # In the code: modules for regions would change the keys, and `recompile` would replace a custom `forward`.
         if regions and start_branching(graph, _PLANNING):
             for region in regions:
                 self.mark_as_transformed(region.nodes[0])

@@ -149,7 +149,7 @@ class _Step:
         found = called(call, _layouts(args), _layouts(kwargs))
         views = found if isinstance(found, tuple | list) else (found,)
         need(all(each.dtype is source.layout.dtype for each in views))
-        # On the device meta, too, a view shares the storage and a copy does not.
+        # On the meta device, too, a view shares the storage of its base, and a copy does not.
         place = source.layout.untyped_storage()._cdata
         if any(each.untyped_storage()._cdata != place for each in views):  # a reshape that copies
             source = self.builder.elementwise(source)

@@ -156,7 +156,7 @@ def name_of_module(cls: type[Any], conv1d: type[Any] | None) -> str | None:
     if conv1d is not None and issubclass(cls, conv1d):
         return "addmm"
     found = next((MODULES[each] for each in cls.__mro__ if each in MODULES), None)
-    # `torch.ao.nn.quantized.Linear` has the name of `nn.Linear`, and is no subclass of it.
+    # `torch.ao.nn.quantized.Linear` has the name of `nn.Linear`, but is not a subclass of it.
     if found is None and ".quantized." in cls.__module__:
         found = next((name for each, name in MODULES.items() if each.__name__ == cls.__name__), None)
     return found

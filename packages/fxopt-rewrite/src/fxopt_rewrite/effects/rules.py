@@ -251,7 +251,7 @@ def _rule_of_dunder(name: str) -> Rule:
     if not hasattr(torch.Tensor, name) and not hasattr(operator, name):
         return OPAQUE
     plain = name.strip("_")
-    # `__radd__` is `add`, but the r of `rshift` is its own.
+    # `__radd__` is `add`, but the r of `rshift` belongs to the name.
     reflected = plain[1:] if plain.startswith("r") and plain != "rshift" else plain
     return _rule_of_operator({"and": "and_", "or": "or_", "div": "truediv"}.get(reflected, reflected))
 

@@ -234,7 +234,7 @@ class Editor:
 
     def replace(self, node: Node, replacement: Node) -> None:
         """Let all users of a node read its replacement instead, and remove the node."""
-        # Users that the replacement has already must keep it on undo, so the users of the node are listed then.
+        # If the replacement has users already, an undo must not redirect them, so the users of the node are listed.
         places = None
         if replacement.users:
             places = tuple((self._id(user), places) for user, places in places_of(node, self._rewiring))
@@ -257,7 +257,7 @@ class Editor:
     def _id(self, node: Node) -> int:
         number = self._ids.get(node)
         if number is None:
-            # Before the tag is read, since it drops the numbers that nodes of a graph without a ledger brought along.
+            # Before the tag is read, since this drops the numbers that nodes of a graph without a ledger brought along.
             self._run.start_ids()
             tag = tag_of(node)
             number = tag.id

@@ -43,7 +43,6 @@ class Piece:
     key: str
     slices: tuple[tuple[int, int, int], ...] = ()
     squeeze: int | None = None
-    # Weights of shape (in, out) merge into an `nn.Linear`, since a merged `Conv1D` would tie graphs to transformers.
     transposed: bool = False
 
     def take(self, tensor: Tensor) -> Tensor:

@@ -34,7 +34,7 @@ class Edits(Journal):
 
     def take_back(self, graph_module: GraphModule, pass_name: str, memo: Memo) -> None:
         """Undo the edits, last first; after an `UndoError` the graph module is half undone."""
-        # All journals of one undo share the tables, whose making is linear in the size of the graph.
+        # All journals of one undo share the tables, because making them takes time linear in the size of the graph.
         if Tables not in memo:
             memo[Tables] = Tables(graph_module)
         tables = memo[Tables]
@@ -119,7 +119,7 @@ class _Footprint(EditVisitor):
 
     def custom(self, edit: edits.CustomEdit) -> None:
         self.needed.update(edit.concerns)
-        # Under a key of its own: a later pass that merely reads what it names does not depend on the edit.
+        # Under a key of its own: a later pass that merely reads what the edit concerns does not depend on it.
         self.changed.update((edits.CustomEdit, name) for name in edit.concerns)
 
     def _refer_to(self, piece: edits.Piece | None) -> None:

@@ -177,6 +177,9 @@ class Live(edits.EditVisitor):
         if row.name in self.names:
             raise self.refuse(f"another node is called `{row.name}` now, the name of a node to be restored")
         target, args, kwargs = self._recall(row, lambda ref: self._node(ref.id, f"an input of `{row.name}`"))
+        called = (self._module(str(each.target)) for each in nodes_in((args, kwargs)) if each.op == "call_module")
+        if any(getattr(module, "only_checks_inputs", False) for module in called):
+            raise self.refuse(f"node `{row.name}` would read the checks of the inputs, which give no value")
         if row.op == "call_module" and not _takes(self._module(target), args, dict(kwargs)):
             raise self.refuse(f"node `{row.name}` would be restored with arguments that `{target}` does not take")
         names_of(self.graph).taken.discard(row.name)  # the name is free: no node has it

@@ -176,7 +176,7 @@ def _read_function(target: Callable[..., object]) -> Called | None:
 
 
 def _read_operator(name: str) -> Called | None:
-    # `iadd` is `add` in place, but the i of `inv` and `invert` is their own.
+    # `iadd` is `add` in place, but the i of `inv` and `invert` belongs to the name.
     plain = name.removeprefix("i") if name.startswith("i") and name not in ("inv", "invert") else name
     plain = "truediv" if plain == "div" else plain
     operation = _OPERATORS.get(plain)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
-from inspect import signature
+from inspect import Parameter, Signature
 from typing import Any
 
 import torch
@@ -57,7 +57,7 @@ def infer_shapes(graph_module: GraphModule, *args: object, **kwargs: object) -> 
     faker = _Faker(_mode_of(tensors), next((tensor.device for tensor in tensors if tensor.device.type != "meta"), None))
     with _undisturbed(faker.mode):
         args, kwargs = pytree.tree_map_only(Tensor, faker.fake, (args, kwargs))
-        run = _Run(faker.shadow(graph_module), graph_module, faker, _bind(graph_module, args, kwargs))
+        run = _Run(faker.shadow(graph_module), graph_module, faker, _bind(graph_module.graph, args, kwargs))
         with faker.mode, _EagerStrides():
             run.finish()
     for node, value in run.values.items():
@@ -173,20 +173,30 @@ class _Faker:
         return self._shadows[id(module)]
 
 
-def _bind(graph_module: GraphModule, args: Sequence[object], kwargs: Mapping[str, object]) -> dict[Node, object]:
-    """Return the value of each input of a graph, bound as its generated ``forward`` takes them."""
-    generated = signature(type(graph_module).forward)
-    takes = generated.replace(parameters=[*generated.parameters.values()][1:])  # without self
+def _bind(graph: Graph, args: Sequence[object], kwargs: Mapping[str, object]) -> dict[Node, object]:
+    """Return the value of each input of a graph."""
+    # Not by the signature of `forward`: dynamo's modules have theirs after the first call, edited graphs an old one.
+    inputs, codegen = graph.find_nodes(op="placeholder"), codegen_of(graph)
+    if isinstance(codegen, PyTreeCodeGen):
+        names = (name for name in codegen.pytree_info.orig_args if name != "self")
+        signature = Signature([Parameter(name, Parameter.POSITIONAL_OR_KEYWORD) for name in names])
+    else:
+        signature = Signature(list(map(_parameter, inputs)))
     try:
-        bound = takes.bind(*args, **kwargs)
+        bound = signature.bind(*args, **kwargs)
     except TypeError as error:
-        raise PreconditionError(f"infer_shapes: {error}; the graph takes {takes}") from error
+        raise PreconditionError(f"infer_shapes: {error}; the graph takes {signature}") from error
     bound.apply_defaults()
-    graph = graph_module.graph
     # An export graph has a placeholder for each leaf of its nested inputs.
-    is_nested = isinstance(codegen_of(graph), PyTreeCodeGen)
-    values = graph.process_inputs(*bound.args) if is_nested else bound.arguments.values()
-    return dict(zip(graph.find_nodes(op="placeholder"), values, strict=True))
+    values = graph.process_inputs(*bound.args) if isinstance(codegen, PyTreeCodeGen) else bound.arguments.values()
+    return dict(zip(inputs, values, strict=True))
+
+
+def _parameter(node: Node) -> Parameter:
+    name = str(node.target)
+    if name.startswith("*"):
+        return Parameter(name.strip("*"), Parameter.VAR_KEYWORD if name.startswith("**") else Parameter.VAR_POSITIONAL)
+    return Parameter(name, Parameter.POSITIONAL_OR_KEYWORD, default=node.args[0] if node.args else Parameter.empty)
 
 
 _aten = torch.ops.aten

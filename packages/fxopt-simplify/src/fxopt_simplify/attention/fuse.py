@@ -93,7 +93,7 @@ class FuseScaledDotProductAttention(ReversibleSitePass[Attention]):
         target = F.scaled_dot_product_attention
         fused = edit.call_function(target, *inputs, before=product, like=[product], scale=scores.scale, **options)
         edit.undescribed(fused)
-        # A product of matrices is contiguous; the result of torch's kernel has the strides of the queries.
+        # A product of matrices is contiguous; the result of torch's kernel may have other strides.
         if not _is_packed_next(product, reader):
             form = torch.contiguous_format
             fused = edit.call_function(torch.clone, fused, memory_format=form, before=product, like=[product])
@@ -148,6 +148,10 @@ def _is_packed_next(product: Node, reader: AttentionReader) -> bool:
         users = list(users[0].users)
     if len(users) != 1 or (name := reader.name(users[0])) not in _PACKING or users[0].op == "call_module":
         return False
+    if name in ("reshape", "flatten"):  # a copy where they join heads and size, and else perhaps a view
+        before, after = tensor_facts(product), tensor_facts(users[0])
+        joined = before.shape[1] * before.shape[3] if before is not None and before.rank == 4 else None
+        return after is not None and type(joined) is int and after.shape[-1] == joined
     given = argument(users[0], None, "memory_format")
     return given is torch.contiguous_format or (given is MISSING and name != "clone")  # which keeps the strides
 
@@ -155,7 +159,7 @@ def _is_packed_next(product: Node, reader: AttentionReader) -> bool:
 def _obstacles(site: Attention, index: GraphIndex) -> Iterator[tuple[str, str]]:
     """Yield why an attention is left alone: codes and messages."""
     made = (site.product.meta.get("from_node") or [None])[-1]
-    # Or else the two passes would undo each other's work in turn.
+    # Otherwise, the two passes would undo each other's work in turn.
     if getattr(made, "pass_name", "") == "fuse-attention":
         message = f"`{site.label}` was one call before, for which torch has no fast kernel, and is written out"
         yield "other-attention", message

@@ -29,7 +29,7 @@ _COMPUTED = words("nn.Embedding embedding nn.Linear linear matmul bmm sigmoid nn
 _LONGEST = 64
 
 
-#: Bounds of what is small compared with the largest number of a dtype, beside which it does not count.
+#: Bounds of values so small that they do not count beside the largest number of a dtype.
 _SMALL = Bounds(0.0, 0.0)
 
 

@@ -19,7 +19,7 @@ from fxopt_tools import Inputs
 ALL: tuple[Form, ...] = (*TRACED, "export", "export-dynamic")
 
 
-# One tuple for all: cases keep what they captured, and `is_of_the_zoo` compares identities.
+# One tuple for all callers: cases keep what they captured, and `is_of_the_zoo` compares identities.
 @cache
 def zoo() -> tuple[ModelCase, ...]:
     """Return the models to try every pass on.
