@@ -46,6 +46,14 @@ constexpr int64_t panels_for(int64_t rows) {
   while (panels > 1 && (rows + 1) * panels * VECTORS >= REGISTERS) panels /= 2;
   return panels;
 }
+constexpr bool tiles_agree() {
+  for (int64_t rows = MAX_ROWS + 1; rows < 8 * MAX_ROWS; ++rows) {
+    const int64_t tiles = (rows + MAX_ROWS - 1) / MAX_ROWS;
+    if (panels_for(rows / tiles) != panels_for((rows + tiles - 1) / tiles)) return false;
+  }
+  return true;
+}
+static_assert(tiles_agree());
 
 // What multiply() works on.
 struct Tile {

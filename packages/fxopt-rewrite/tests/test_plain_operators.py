@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Iterator
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -179,6 +180,41 @@ class TestGraphs:
     )
     def test_what_is_refused(self, graph: Graph) -> None:
         with pytest.raises(MalformedError):
+            check_values(graph)
+
+    @pytest.mark.parametrize(
+        "given",
+        [{"base": 3, "exp": 10**7}, {"exp": 10**7, "base": 3}, {"mod": None, "exp": 10**7, "base": 3}],
+        ids=str,
+    )
+    def test_powers_by_name_are_bounded_in_any_order(self, given: dict[str, Any]) -> None:
+        graph = Graph()
+        node = graph.call_function(pow)
+        set_arguments(node, (), given)
+        graph.output(node)
+        with pytest.raises(MalformedError):
+            check_values(graph)
+
+    @pytest.mark.parametrize(
+        ("args", "given", "refused"),
+        [
+            ((), {"step": 1e-12, "start": 0, "end": 10}, True),
+            ((5,), {"step": 1e-12}, True),
+            ((0, "x", 1e-12), {}, True),
+            ((), {"end": 2**40}, True),
+            ((0, "x"), {"step": 2}, False),
+            ((), {"start": 3, "end": 9}, False),
+            (("x",), {"dtype": torch.int64}, False),
+        ],
+        ids=str,
+    )
+    def test_ranges_are_bounded(self, args: tuple[Any, ...], given: dict[str, Any], refused: bool) -> None:
+        graph = Graph()
+        x = graph.placeholder("x")
+        node = graph.call_function(torch.arange)
+        set_arguments(node, tuple(x if each == "x" else each for each in args), given)
+        graph.output(node)
+        with pytest.raises(MalformedError) if refused else nullcontext():
             check_values(graph)
 
     def test_arguments_are_data(self) -> None:

@@ -97,6 +97,8 @@ def check_values(graph: Graph) -> None:
 
 _BITS, _ITEMS, _ELEMENTS = 4096, 2**20, 2**30  # of a number, of a sequence of Python, and of a tensor
 _POWERS = "pow ipow rpow lshift ilshift rlshift float_power matrix_power"
+#: The names of their arguments in the order of the parameters: a file may name them in any.
+_OF_POWERS = ("base", "input", "self", "exp", "exponent", "n", "mod")
 _PRODUCTS = "mul imul rmul add iadd concat iconcat"
 _SIZED = """
     arange empty empty_permuted empty_strided expand eye full interpolate new_empty new_empty_strided new_full new_ones
@@ -118,10 +120,7 @@ def _is_excessive(node: Node) -> bool:
         return True
     numbers = [each for each in values if type(each) in (int, float)]
     if name in _POWERS.split():
-        values = [
-            *node.args,
-            *(node.kwargs.get(key) for key in ("base", "input", "exp", "exponent") if key in node.kwargs),
-        ]
+        values = [*node.args, *(node.kwargs[key] for key in _OF_POWERS if key in node.kwargs)]
         base, power = (*values[1::-1], 0, 0)[:2] if name in ("rpow", "rlshift") else (*values[:2], 0, 0)[:2]
         if type(power) is not int or ("pow" in name and base in (-1, 0, 1, 1.0)):
             return False
@@ -143,7 +142,11 @@ def _is_excessive(node: Node) -> bool:
     nested = [each for each in values if isinstance(each, (list, tuple))]
     if name in ("arange", "range"):
         limit = _ITEMS if node.target is range else _ELEMENTS
-        start, stop, step = [0, *(numbers or [0]), 1] if len(numbers) < 2 else [*numbers, 1][:3]
+        given = [0, *node.args, 1] if len(node.args) < 2 else [*node.args, 1][:3]
+        named = zip(("start", "end", "step"), given if node.args else (0, 0, 1), strict=True)
+        # A value that the graph computes counts as 1.
+        found: list[Any] = [node.kwargs.get(key, value) for key, value in named]
+        start, stop, step = (each if type(each) in (int, float) else 1 for each in found)
         return bool(step == 0 or abs((stop - start) / step) > limit)
     # Sizes come as one sequence, as in `zeros((2, 3))`, or one by one, as in `zeros(2, 3)`.
     sizes = [[each for each in sequence if type(each) is int] for sequence in nested] or [numbers]
