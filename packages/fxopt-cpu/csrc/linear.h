@@ -39,7 +39,8 @@ constexpr int64_t TILE_ROWS = 16;             // of the processor's tiles, each 
 #endif
 
 // How many panels a tile of this many rows takes, so that sums, one row of weights and one factor fit the registers.
-// Nine rows by three panels take fewer instructions than fourteen by two: a tenth faster where a neighbour shares the core.
+// Nine rows by three panels take fewer instructions than fourteen by two: alone in a loop, a tenth less time where a
+// neighbour shares the core.
 // The tiles of one product differ by one row, and have to take as many panels as each other.
 constexpr int64_t panels_for(int64_t rows) {
   int64_t panels = rows == 1 ? MOST_PANELS : rows > 4 ? 3 : 4;
