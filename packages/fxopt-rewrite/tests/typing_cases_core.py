@@ -34,12 +34,10 @@ from fxopt_rewrite import (
     ReversibleSitePass,
     SitePass,
     TensorRef,
-    TrueDivision,
     infer_shapes,
     read_batch_norm,
     read_convolution,
     read_linear,
-    read_true_division,
     tensor_facts,
 )
 
@@ -147,5 +145,4 @@ class NoSite(SitePass[int]):  # type: ignore[type-var]  # a number has no label
 def reading_calls(index: GraphIndex, node: Node) -> None:
     assert_type(read_convolution(index, node), ConvolutionCall | Obstacle | None)
     assert_type(read_batch_norm(index, node), BatchNormCall | Obstacle | None)
-    assert_type(read_true_division(index, node), TrueDivision | Obstacle | None)
     _ = read_linear(index, node).weight  # type: ignore[union-attr]  # it may be an obstacle, or nothing

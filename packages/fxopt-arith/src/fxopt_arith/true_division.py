@@ -22,21 +22,23 @@ from torch.fx import Node
 from fxopt_core import Refusal
 from fxopt_rewrite import (
     Editor,
+    ElementwiseCall,
     GraphIndex,
     Obstacle,
     ReversibleSitePass,
-    TrueDivision,
     is_python_number,
-    read_true_division,
+    read_elementwise,
+    read_operation,
     tensor_facts,
 )
 
 
 @dataclass(frozen=True, eq=False)
 class ConstantDivision:
-    """A division by a Python number."""
+    """A division of a node's value by a Python number."""
 
-    call: TrueDivision
+    call: ElementwiseCall
+    dividend: Node
     constant: int | float
     rounding: Callable[[], Mapping[Node, Node]]
 
@@ -88,15 +90,21 @@ class ChangeTrueDivToMulByInverse(ReversibleSitePass[ConstantDivision]):
         # One walk over the graph for all divisions, once one of them needs it.
         rounding = cache(partial(_rounding_readers, index))
         for node in index.nodes:
-            call = read_true_division(index, node)
+            operation = read_operation(index, node)
+            call = read_elementwise(node) if operation is not None and operation.name == "div" else None
             if isinstance(call, Obstacle):
                 yield Refusal(call.site, call.reason, f"{call.message}; it stays as it is", (node.name,))
-            elif call is not None and isinstance(call.divisor, int | float) and not isinstance(call.divisor, bool):
-                yield ConstantDivision(call, call.divisor, rounding)
+            elif call is None or not isinstance(call.left, Node) or not isinstance(call.right, int | float):
+                continue
+            elif call.rounding_mode is not None:
+                message = f"node `{node.name}` rounds its quotient; it stays as it is"
+                yield Refusal(node.name, "rounding-mode", message, (node.name,))
+            elif not isinstance(call.right, bool):
+                yield ConstantDivision(call, call.left, call.right, rounding)
 
     def check(self, site: ConstantDivision, index: GraphIndex) -> Refusal | None:
         """Refuse unsafe constants, shape arithmetic, and quotients whose last bit matters."""
-        name, value = site.label, site.call.input
+        name, value = site.label, site.dividend
         if is_python_number(value):
             message = f"node `{name}` divides `{value.name}`, a Python number; a product would round differently"
             return index.refuse(name, "shape-arithmetic", message, *site.nodes)
@@ -127,7 +135,7 @@ class ChangeTrueDivToMulByInverse(ReversibleSitePass[ConstantDivision]):
         product: Callable[..., Any] = operator.imul if site.call.inplace else operator.mul
         if isinstance(node.target, OpOverload):  # inductor takes ATen graphs with ATen operators alone
             product = torch.ops.aten.mul_.Tensor if site.call.inplace else torch.ops.aten.mul.Tensor
-        made = edit.call_function(product, site.call.input, 1.0 / site.constant, before=node, like=[node])
+        made = edit.call_function(product, site.dividend, 1.0 / site.constant, before=node, like=[node])
         edit.replace(node, made)
 
 

@@ -28,7 +28,6 @@ from fxopt_rewrite.calls.readers import (
     read_embedding,
     read_layer_norm,
     read_linear,
-    read_true_division,
     tensor_ref as tensor_ref,
     trains as trains,
 )
@@ -44,7 +43,6 @@ from fxopt_rewrite.calls.records import (
     Operand,
     ParameterisedCall,
     TensorRef,
-    TrueDivision,
 )
 from fxopt_rewrite.data.codec import (
     ledger_from_json as ledger_from_json,
@@ -167,7 +165,6 @@ __all__ = [
     "TensorFacts",
     "TensorRef",
     "Tolerance",
-    "TrueDivision",
     "Watched",
     "bare_module",
     "calls_of",
@@ -186,7 +183,6 @@ __all__ = [
     "read_layer_norm",
     "read_linear",
     "read_operation",
-    "read_true_division",
     "refresh",
     "replacement_refusal",
     "same_size",

@@ -120,18 +120,15 @@ def _branching(
     after = {place[region.nodes[-1]] + 1 for region in regions}
 
     def branched(body: list[str]) -> list[str]:
-        written: list[str] = []
-        inside: list[str] | None = None
+        written, indent = list[str](), ""
         for line in body:
             marked = _PLACE.fullmatch(line)
             number = None if marked is None else int(marked.group(1))
-            if number in after and inside is not None:
-                written.append(textwrap.indent("".join(inside), "    "))
-                inside = None
-            (written if inside is None else inside).append(line)
+            indent = "" if number in after else indent
+            written.append(textwrap.indent(line, indent))
             if number in first:
                 written.append(_branch(first[number], place, function, result))
-                inside = []
+                indent = "    "
         return written
 
     return branched

@@ -67,17 +67,11 @@ def mixed_flags_refusal(site: str, calls: Collection[ParameterisedCall], index: 
 
     Buffers are neither.
     """
-    flags = {
-        ref.name: ref.tensor.requires_grad
-        for call in calls
-        for ref in (call.weight, call.bias)
-        if ref is not None and isinstance(ref.tensor, nn.Parameter)
-    }
-    if len(set(flags.values())) < 2:
+    refs = [ref for call in calls for ref in (call.weight, call.bias) if ref is not None]
+    named = {ref.tensor.requires_grad: ref.name for ref in reversed(refs) if isinstance(ref.tensor, nn.Parameter)}
+    if len(named) < 2:
         return None
-    frozen = next(name for name, trains in flags.items() if not trains)
-    trainable = next(name for name, trains in flags.items() if trains)
-    message = f"`{frozen}` is frozen and `{trainable}` is trainable; one tensor cannot be both"
+    message = f"`{named[False]}` is frozen and `{named[True]}` is trainable; one tensor cannot be both"
     return index.refuse(site, "mixed-requires-grad", message, *(call.node for call in calls))
 
 

@@ -26,7 +26,6 @@ from fxopt_rewrite.calls.records import (
     LinearCall,
     Obstacle,
     TensorRef,
-    TrueDivision,
 )
 from fxopt_rewrite.index import GraphIndex
 from fxopt_rewrite.layers import tensor_problem
@@ -157,23 +156,18 @@ def read_linear(index: GraphIndex, node: Node, *, transposed: bool = False) -> L
     if extra:
         message = f"node `{node.name}` is given {', '.join(f'{key}={arguments[key]}' for key in extra)}"
         return Obstacle(found[1].name, "unsupported-call", message)
-    call = _fitting(LinearCall(node, *found, transposed=turned))
-    if isinstance(call, LinearCall) and turned and not transposed:
-        shape, form = tuple(call.weight.tensor.shape), "(in, out), and this pass reads (out, in)"
-        return Obstacle(call.label, "transposed-weight", f"`{call.weight.name}` of shape {shape} is stored as {form}")
-    return call
-
-
-def _fitting(call: LinearCall) -> LinearCall | Obstacle:
-    """Return the call, or an obstacle if its tensors do not have a layer's shapes: ``F.linear`` takes others too."""
-    weight, bias = call.weight.tensor, call.bias
-    if weight.dim() != 2:
-        message = f"`{call.weight.name}` has shape {tuple(weight.shape)}, and a layer's weight has two dimensions"
+    call = LinearCall(node, *found, transposed=turned)
+    shape, added = tuple(call.weight.tensor.shape), call.bias
+    # `F.linear` takes tensors of other shapes than those of a layer, too.
+    if len(shape) != 2:
+        message = f"`{call.weight.name}` has shape {shape}, and a layer's weight has two dimensions"
         return Obstacle(call.label, "unsupported-call", message)
-    if bias is not None and tuple(bias.tensor.shape) != (call.out_features,):
-        found, expected = tuple(bias.tensor.shape), (call.out_features,)
-        message = f"`{bias.name}` has shape {found}, expected {expected}; it is broadcast over the result"
-        return Obstacle(call.label, "unsupported-call", message)
+    if added is not None and tuple(added.tensor.shape) != (call.out_features,):
+        message = f"`{added.name}` has shape {tuple(added.tensor.shape)}, expected {(call.out_features,)}"
+        return Obstacle(call.label, "unsupported-call", f"{message}; it is broadcast over the result")
+    if turned and not transposed:
+        message = f"`{call.weight.name}` of shape {shape} is stored as (in, out), and this pass reads (out, in)"
+        return Obstacle(call.label, "transposed-weight", message)
     return call
 
 
@@ -360,17 +354,3 @@ def read_elementwise(node: Node) -> ElementwiseCall | Obstacle | None:
     if operation.name == "rsub":
         return ElementwiseCall(node, "sub", right, left, alpha, mode, operation.inplace)
     return ElementwiseCall(node, operation.name, left, right, alpha, mode, operation.inplace)
-
-
-def read_true_division(index: GraphIndex, node: Node) -> TrueDivision | Obstacle | None:
-    """Read a division that does not round, in place or not."""
-    operation = read_call(node)
-    if operation is None or operation.name != "div":
-        return None
-    call = read_elementwise(node)
-    if not isinstance(call, ElementwiseCall):
-        return call
-    if call.rounding_mode is not None:
-        constant = not isinstance(call.right, Node)  # no pass looks for division by a tensor
-        return Obstacle(node.name, "rounding-mode", f"node `{node.name}` rounds its quotient") if constant else None
-    return TrueDivision(node, call.left, call.right, call.inplace) if isinstance(call.left, Node) else None

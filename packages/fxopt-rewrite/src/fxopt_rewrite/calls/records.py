@@ -250,21 +250,6 @@ class ActivationCall(OperationCall):
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class TrueDivision(OperationCall):
-    """``input / divisor`` without rounding.
-
-    Attributes:
-        input: the dividend.
-        divisor: an `Operand`.
-        inplace: whether the call writes its result into the dividend.
-    """
-
-    input: Node
-    divisor: Operand
-    inplace: bool
-
-
-@dataclass(frozen=True, eq=False, slots=True)
 class ElementwiseCall(OperationCall):
     """``left + alpha * right``, ``left - alpha * right``, ``left * right`` or ``left / right``, in any form.
 

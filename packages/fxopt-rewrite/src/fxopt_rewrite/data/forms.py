@@ -45,10 +45,6 @@ _AS_THEY_ARE = frozenset({str, bool, type(None)})
 _NESTED = frozenset({list, dict})
 
 
-def _int_form(value: int, _: Write) -> Form:
-    return value if -(2**63) <= value < 2**63 else {"int": format(value, "x")}  # Python refuses decimals of any length
-
-
 def _text_form(key: str) -> Callable[[Any, Write], Form]:
     return lambda value, _: {key: str(value).removeprefix("torch.")}
 
@@ -66,7 +62,8 @@ def _pairs(key: str) -> Callable[[Any, Write], Form]:
 
 
 _FORMS: Mapping[type, Callable[[Any, Write], Form]] = {
-    int: _int_form,
+    # In base 16, as Python refuses decimals of any length.
+    int: lambda value, _: value if -(2**63) <= value < 2**63 else {"int": format(value, "x")},
     # JSON has neither infinities nor NaN.
     float: lambda value, _: value if value - value == 0 else {"float": repr(value)},
     complex: lambda value, _: {"complex": [repr(value.real), repr(value.imag)]},
@@ -280,7 +277,11 @@ class Fields:
 
     def _write_field(self, writer: ValueWriter, item: Any, name: str, value: Any) -> Form:
         if isinstance(value, types.MappingProxyType):
-            return self._write_entries(value)
+            entries = {}
+            for key, entry in value.items():
+                with contextlib.suppress(InexpressibleError, RecursionError):
+                    entries[key] = ValueWriter(self.writers).write(entry)
+            return entries
         try:
             return writer.write(value)
         except InexpressibleError as error:
@@ -291,13 +292,6 @@ class Fields:
                 raise
             kind = type(item).__name__.removesuffix("Row").lower()  # node, module, tensor, record
             raise InexpressibleError(f"{kind} `{owner}`, {name}: {error}") from error
-
-    def _write_entries(self, entries: Mapping[str, Any]) -> Form:
-        written = {}
-        for key, value in entries.items():
-            with contextlib.suppress(InexpressibleError, RecursionError):
-                written[key] = ValueWriter(self.writers).write(value)
-        return written
 
 
 _Field = tuple[Any, bool, Callable[[Any], bool]]  # the annotation, whether it is a mapping, whether a value fits

@@ -38,9 +38,8 @@ def changes_mode(node: Node) -> bool:
     True
     """
     name = str(getattr(node.target, "__name__", "")) if node.op == "call_function" else ""
-    if not name.startswith(_MODE_PREFIXES):
-        return False
-    return not node.all_input_nodes or str(name).startswith("_exit_")  # exits take the node that entered
+    # Exits take the node that entered.
+    return name.startswith(_MODE_PREFIXES) and (not node.all_input_nodes or name.startswith("_exit_"))
 
 
 def _any_between(places: list[int], first: int, last: int) -> bool:

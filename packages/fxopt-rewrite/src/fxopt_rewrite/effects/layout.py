@@ -67,12 +67,10 @@ def _notices(member: Node, effect: Effect) -> bool:
     name = effect.operation
     if effect.opaque or name is None or member in effect.writes:
         return True
-    private = name.startswith("_") and not name.startswith("__") and name not in tables.SAFE_PRIVATE_OPERATORS
-    return (
-        name in tables.STRIDE_SENSITIVE
-        or name.startswith(tables.SENSITIVE_PREFIXES)
-        or (private and name != "_unsafe_view")
-    )
+    private = name.startswith("_") and not name.startswith("__") and name != "_unsafe_view"
+    if name in tables.STRIDE_SENSITIVE or name.startswith(tables.SENSITIVE_PREFIXES):
+        return True
+    return private and name not in tables.SAFE_PRIVATE_OPERATORS
 
 
 def _layout_after(user: Node, name: str | None, member: Node, layout: Layout, columns: int | None) -> Layout | None:

@@ -31,12 +31,7 @@ class Rewiring:
     def redirect(self, node: Node, replacement: Node) -> None:
         """Let all users of a node, except its replacement, read the replacement."""
         wide = {user for user in node.users if len(inputs_of(user)) >= WIDE and user is not replacement}
-        if not wide and replacement not in node.users:
-            node.replace_all_uses_with(replacement)
-            return
-        node.replace_all_uses_with(
-            replacement, delete_user_cb=lambda user: user not in wide and user is not replacement
-        )
+        node.replace_all_uses_with(replacement, lambda user: user not in wide and user is not replacement)
         for user in wide:
             del node.users[user]
             replacement.users[user] = None

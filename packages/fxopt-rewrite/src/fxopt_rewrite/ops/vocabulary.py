@@ -251,10 +251,8 @@ def bind(called: Called, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tu
             form = each
             break
     if found is None:
-        names = [each.name for each in form]
-        found = {names[place] if place < len(names) else f"#{place}": value for place, value in enumerate(args)} | {
-            **kwargs
-        }
+        names = [*(each.name for each in form), *(f"#{place}" for place in range(len(form), len(args)))]
+        found = {**dict(zip(names, args, strict=False)), **kwargs}
     inplace = called.inplace or bool(found.pop("inplace", False))
     expected = signature_of(called.name)
     defaults = {_renamed(called.name, each.name): each.default for each in form}

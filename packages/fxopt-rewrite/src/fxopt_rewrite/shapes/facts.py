@@ -86,9 +86,6 @@ def _agrees(facts: TensorFacts, like: Tensor) -> bool:
     return same_device and facts.dtype == like.dtype
 
 
-_IS_NUMBER = {Kind.NUMBER: True, Kind.TENSOR: False}
-
-
 def is_python_number(node: Node) -> bool | None:
     """Return True for a node that returns a Python number, False for one that returns a tensor, None if unknown.
 
@@ -100,7 +97,7 @@ def is_python_number(node: Node) -> bool | None:
     >>> [is_python_number(node) for node in iter_nodes(graph_module.graph) if node.op == "call_function"]
     [False, None, True, True, False]
     """
-    return _IS_NUMBER.get(kind_of(node))
+    return {Kind.NUMBER: True, Kind.TENSOR: False}.get(kind_of(node))
 
 
 def same_size(a: int | SymInt, b: int | SymInt) -> bool:

@@ -250,8 +250,10 @@ class _Run(Interpreter):
             value = super().run_node(n)
             self._note(n, value)
         except Exception as cause:
+            owner = dict(self.submodules).get(str(n.target)) if n.op == "call_module" else None
+            target = getattr(n.target, "__name__", n.target) if owner is None else f"{n.target}, {type_text(owner)}"
             raise PreconditionError(
-                f"infer_shapes: node `{n.name}` ({self._described(n)}) fails on fake tensors: {type(cause).__name__}: "
+                f"infer_shapes: node `{n.name}` ({n.op} {target}) fails on fake tensors: {type(cause).__name__}: "
                 f"{str(cause).strip()}. Nothing was changed; give inputs that the module accepts"
             ) from cause
         return value
@@ -279,8 +281,3 @@ class _Run(Interpreter):
             return known[id(tensor)]
 
         return pytree.tree_map_only(Tensor, keep, value)
-
-    def _described(self, node: Node) -> str:
-        target = getattr(node.target, "__name__", str(node.target))
-        owner = dict(self.submodules).get(target) if node.op == "call_module" else None
-        return f"{node.op} {target}" if owner is None else f"{node.op} {target}, {type_text(owner)}"
