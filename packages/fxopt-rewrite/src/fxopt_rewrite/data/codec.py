@@ -99,8 +99,7 @@ def tag_to_json(tag: NodeTag) -> dict[str, Any]:
     >>> tag_to_json(NodeTag(3, ("a1b2",), ("merge-linears", ("q", "k"))))
     {'id': 3, 'marks': ['a1b2'], 'origin': ['merge-linears', ['q', 'k']]}
     """
-    content: dict[str, Any] = ValueWriter(FIELDS.writers).write(tag)["NodeTag"]
-    return content
+    return dict(ValueWriter(FIELDS.writers).write(tag)["NodeTag"])
 
 
 @_checked("what fxopt knows of a node")

@@ -35,7 +35,9 @@ def rule_of_module(module: object) -> ModuleRule:
     """Return what calls of a module do."""
     if not isinstance(module, nn.Module):
         return ModuleRule(OPAQUE)
-    if _is_guards_function(module):
+    # What `torch.export` inserts to check inputs, or a class that says the same of itself.
+    guards = type(module).__name__ == "GuardsFn" and type(module).__module__ == "torch.export._unlift"
+    if guards or getattr(type(module), "only_checks_inputs", False):
         return ModuleRule(Rule("nn.GuardsFn"))
     if is_plain_module(module):
         ours = getattr(type(module), "only_computes", False)
@@ -54,13 +56,6 @@ def is_plain_module(module: nn.Module) -> bool:
     """Return whether calling a module just calls its class's ``forward``: no hooks, no patched ``forward``."""
     state = module.__dict__
     return "forward" not in state and not any(map(state.get, _HOOKS))
-
-
-def _is_guards_function(module: nn.Module) -> bool:
-    """Return whether a module only checks its inputs: it is that of ``torch.export``, or its class says so."""
-    if getattr(type(module), "only_checks_inputs", False):
-        return True
-    return type(module).__name__ == "GuardsFn" and type(module).__module__ == "torch.export._unlift"
 
 
 def _rule_of_known(module: nn.Module) -> ModuleRule:

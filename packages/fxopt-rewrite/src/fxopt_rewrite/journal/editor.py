@@ -45,10 +45,11 @@ from fxopt_rewrite.layers import module_problem, plain_attributes
 from fxopt_rewrite.shapes.infer import describe_values, fake_values
 from fxopt_rewrite.shapes.meta import (
     VALUE_KEYS,
-    in_memory_format,
     resized_entries,
+    strides_in,
     strides_of,
     value_entries,
+    with_strides,
 )
 
 #: Entries of ``meta`` that rows leave out: a tag has a field of its own, and described values are tensors.
@@ -161,6 +162,7 @@ class Editor:
         like: Sequence[Node],
         value_of: Node | None = None,
         last_dim: int | None = None,
+        view_of: Node | None = None,
         **kwargs: Any,
     ) -> Node:
         """Insert a call of a function.
@@ -172,13 +174,21 @@ class Editor:
             like: the nodes that it replaces; its ``meta`` is that of the first.
             value_of: the node whose described value the new one copies; by default the first of ``like``.
             last_dim: size of the last dimension of its value, if it differs.
+            view_of: a node whose value has the strides of the new one, of which it is a slice.
             kwargs: its keyword arguments; replaced nodes are followed.
 
         Returns:
             The new node, marked as transformed.
         """
-        node = self._insert("call_function", function, args, kwargs, before, like)
-        return _resize(node, value_of or like[0], last_dim)
+        node = _resize(
+            self._insert("call_function", function, args, kwargs, before, like), value_of or like[0], last_dim
+        )
+        if view_of is not None:
+            value, whole = node.meta.get("val"), view_of.meta.get("val")
+            self.undescribed(node)
+            if isinstance(value, FakeTensor) and isinstance(whole, FakeTensor):
+                node.meta["val"] = with_strides(value, whole.stride())
+        return node
 
     def get_attr(self, name: str, *, before: Node, like: Sequence[Node]) -> Node:
         """Insert a node that reads a parameter or buffer; see `call_function` for the other parameters."""
@@ -230,7 +240,7 @@ class Editor:
             self._restrided.append(self._id(node))
         self.undescribed(node)
         if memory_format is not None and isinstance(value, FakeTensor):
-            node.meta["val"] = in_memory_format(value, memory_format)
+            node.meta["val"] = with_strides(value, strides_in(memory_format, value.shape))
 
     def replace(self, node: Node, replacement: Node) -> None:
         """Let all users of a node read its replacement instead, and remove the node."""

@@ -126,6 +126,10 @@ class Edit(ABC):  # so that the codec takes subclasses where a field is an Edit
     #: Name of the method for edits of this kind.
     visit: ClassVar[str]
 
+    def __init_subclass__(cls, visit: str = "") -> None:
+        if visit:  # not where `dataclass` makes the class again, with slots
+            cls.visit = visit
+
     def accept(self, visitor: EditVisitor) -> None:
         """Call the visitor's method for edits of this kind."""
         # A kind that the visitor lacks is an error: an undo that skipped it would record what did not happen.
@@ -173,32 +177,29 @@ def of_kind(edits: Iterable[Edit], kind: type[EditT]) -> list[EditT]:
 
 @stored
 @dataclass(frozen=True, slots=True)
-class NodeAdded(Edit):
+class NodeAdded(Edit, visit="node_added"):
     """A pass added this node."""
 
-    visit = "node_added"
     row: NodeRow
 
 
 @stored
 @dataclass(frozen=True, slots=True)
-class NodeRemoved(Edit):
+class NodeRemoved(Edit, visit="node_removed"):
     """A pass removed this node."""
 
-    visit = "node_removed"
     row: NodeRow
 
 
 @stored
 @dataclass(frozen=True, slots=True)
-class NodeReplaced(Edit):
+class NodeReplaced(Edit, visit="node_replaced"):
     """The users of the node ``old`` were given the node ``new``.
 
     If ``new`` already had users, ``places`` has each user of ``old`` with the places among its nested arguments that
     read it.
     """
 
-    visit = "node_replaced"
     old: int
     new: int
     places: tuple[tuple[int, tuple[int, ...]], ...] | None = None
@@ -206,19 +207,17 @@ class NodeReplaced(Edit):
 
 @stored
 @dataclass(frozen=True, slots=True)
-class Restrided(Edit):
+class Restrided(Edit, visit="restrided"):
     """The described values of these nodes have other strides since."""
 
-    visit = "restrided"
     nodes: tuple[int, ...]
 
 
 @stored
 @dataclass(frozen=True, slots=True)
-class ModuleAdded(Edit):
+class ModuleAdded(Edit, visit="module_added"):
     """A pass added this module; ``shapes`` and ``dtypes`` are those of its tensors, None for an absent one."""
 
-    visit = "module_added"
     name: str
     cls: str
     shapes: tuple[tuple[str, tuple[int, ...] | None], ...]
@@ -227,33 +226,30 @@ class ModuleAdded(Edit):
 
 @stored
 @dataclass(frozen=True, slots=True)
-class ModuleRemoved(Edit):
+class ModuleRemoved(Edit, visit="module_removed"):
     """A pass removed this module."""
 
-    visit = "module_removed"
     row: ModuleRow
 
 
 @stored
 @dataclass(frozen=True, slots=True)
-class TensorRemoved(Edit):
+class TensorRemoved(Edit, visit="tensor_removed"):
     """A pass removed this parameter or buffer."""
 
-    visit = "tensor_removed"
     row: TensorRow
 
 
 @stored
 @dataclass(frozen=True, slots=True)
-class Neutral(Edit):
+class Neutral(Edit, visit="neutral"):
     """A region of a new tensor that no original fills, and that has to hold ``value`` for the rewrite to be exact."""
 
-    visit = "neutral"
     piece: Piece
     value: float = 0.0
 
 
-class CustomEdit(Edit):
+class CustomEdit(Edit, visit="custom"):
     """An edit of a pass's own kind: a change besides nodes, modules and tensors, and the way back.
 
     A kind is a frozen dataclass, decorated with `fxopt_core.stored`; `Editor.record` records an edit. The ledger holds
@@ -262,7 +258,6 @@ class CustomEdit(Edit):
     """
 
     __slots__ = ()
-    visit = "custom"
 
     @property
     def concerns(self) -> tuple[str, ...]:

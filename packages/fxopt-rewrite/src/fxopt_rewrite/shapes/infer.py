@@ -57,7 +57,7 @@ def infer_shapes(graph_module: GraphModule, *args: object, **kwargs: object) -> 
     faker = _Faker(_mode_of(tensors), next((tensor.device for tensor in tensors if tensor.device.type != "meta"), None))
     with _undisturbed(faker.mode):
         args, kwargs = pytree.tree_map_only(Tensor, faker.fake, (args, kwargs))
-        run = _Run(faker.shadow(graph_module), graph_module, faker, _bind(graph_module.graph, args, kwargs))
+        run = _Run(graph_module, faker, _bind(graph_module.graph, args, kwargs))
         with faker.mode, _EagerStrides():
             run.finish()
     for node, value in run.values.items():
@@ -82,9 +82,8 @@ def describe_values(graph_module: GraphModule, nodes: Iterable[Node], fakes: Seq
     mode = fakes[0].fake_mode
     faker = _Faker(mode, next((fake.device for fake in fakes if fake.device.type != "meta"), None))
     unguarded = nullcontext() if mode.shape_env is None else mode.shape_env.suppress_guards()
-    # A tensor of which no fake one can be made leaves all of them without a value.
-    with ONE_AT_A_TIME, _undisturbed(mode), unguarded, suppress(PreconditionError):
-        run = _Run(faker.shadow(graph_module), graph_module, faker, {})
+    with ONE_AT_A_TIME, _undisturbed(mode), unguarded:
+        run = _Run(graph_module, faker, {})
         for node in nodes:
             inputs = {each: each.meta.get("val") for each in node.all_input_nodes}
             known = bool(inputs) or node.op == "get_attr"  # a call without inputs is a factory, or draws
@@ -225,8 +224,8 @@ class _EagerStrides(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torc
 
 
 class _Run(Interpreter):
-    def __init__(self, shadow: nn.Module, original: GraphModule, faker: _Faker, inputs: dict[Node, object]) -> None:
-        super().__init__(shadow, graph=original.graph)
+    def __init__(self, graph_module: GraphModule, faker: _Faker, inputs: dict[Node, object]) -> None:
+        super().__init__(graph_module, garbage_collect_values=False)
         # The interpreter would append the traceback of the model to the text of an error; `run_node` names the node.
         self.extra_traceback = False
         self.values: dict[Node, object] = {}
@@ -257,6 +256,11 @@ class _Run(Interpreter):
                 f"{str(cause).strip()}. Nothing was changed; give inputs that the module accepts"
             ) from cause
         return value
+
+    def fetch_attr(self, target: str) -> Any:
+        # Copied when it is needed: of a large module, only a few nodes may have to be described.
+        value, faker = super().fetch_attr(target), self._faker
+        return faker.shadow(value) if isinstance(value, nn.Module) else pytree.tree_map_only(Tensor, faker.fake, value)
 
     def call_function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         result = super().call_function(target, args, kwargs)
