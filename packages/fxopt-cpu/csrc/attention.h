@@ -165,7 +165,7 @@ void attend_in_lanes(const Attention& a, int64_t batch, int64_t head, int64_t fi
     scores<TILE>(x, key + start * a.key_strides[2], a.key_strides[2], a.size, 0, keys);
     for (int64_t c = 0; c < C; ++c) {
       const Floats top = x.top[c] == splat(-INFINITE) ? Floats{} : x.top[c];  // all masked: exp(-inf - 0), never exp(-inf + inf)
-      const Floats factor = exp(base[c] - top);
+      const Floats factor = exp_or_zero(base[c] - top);
       total[c] *= factor;
       store(factors + c * WIDTH, factor);
       base[c] = top;
@@ -173,7 +173,7 @@ void attend_in_lanes(const Attention& a, int64_t batch, int64_t head, int64_t fi
     for (int64_t j = 0; j < keys; ++j)
       for (int64_t c = 0; c < C; ++c) {
         float* at = weights + (j * C + c) * WIDTH;
-        const Floats weight = exp(load(at) - base[c]);
+        const Floats weight = exp_or_zero(load(at) - base[c]);
         total[c] += weight;
         store(at, weight);
       }
@@ -267,10 +267,10 @@ void attend_by_dots(const Attention& a, int64_t batch, int64_t head, int64_t fir
     const float before = top;
     top = highest(tops);
     const float base = top == -INFINITE ? 0.0f : top;  // all masked: exp(-inf - 0), never exp(-inf + inf)
-    const float factor = exp(splat(before - base))[0];
+    const float factor = exp_or_zero(splat(before - base))[0];
     Floats totals{};
     for (int64_t j = 0; j < keys; j += WIDTH) {
-      const Floats weight = exp(load(weights + j) - base);
+      const Floats weight = exp_or_zero(load(weights + j) - base);
       totals += weight;
       store(weights + j, weight);
     }

@@ -187,8 +187,10 @@ bool may_be_planes(const Convolution&);
 bool may_be_winograd(const Convolution&);
 bool is_pointwise(const Convolution&);  // over single pixels, all of them
 void run_convolution(const Convolution&);
-constexpr int64_t MOST_OF_STRIPE = 1 << 20;  // elements between the layers of a block that one row of results needs
-int64_t rows_read(const Window&);            // by one row of results
+// Elements between the layers of a block that one row of results needs. It bounds the memory that a plan from a file
+// can ask for; the planner asks for a tenth (`MOST_OF_STRIPE` in operators/plan.py), so that a stripe stays in the cache.
+constexpr int64_t MOST_OF_STRIPE = 1 << 20;
+int64_t rows_read(const Window&);  // by one row of results
 // A convolution, a depthwise one of its result and, unless null, one over single pixels of that, without images between.
 void run_block(const Convolution& expand, const Convolution& deep, const Convolution* project);
 void run_pool(const Pool&);

@@ -312,11 +312,20 @@ def test_shared_storage_leaves_the_values_of_the_model() -> None:
 
 
 @pytest.mark.parametrize("shape", [(4, 6), (2, 5, 6), (2, 3, 5, 6), (0, 6)])
-def test_undo_describes_values_with_their_own_strides(shape: tuple[int, ...]) -> None:
-    graph_module = infer_shapes(graph_of(qkv("k"), "modules", torch.randn(3, 4)), torch.randn(*shape[:-1], 4))
-    before = [node.meta["val"].stride() for node in iter_nodes(graph_module.graph) if "val" in node.meta]
-    undo(MergeLinears()(graph_module, expect=1))
-    assert [node.meta["val"].stride() for node in iter_nodes(graph_module.graph) if "val" in node.meta] == before
+def test_values_are_described_with_their_strides(shape: tuple[int, ...]) -> None:
+    def strides() -> list[tuple[int, ...]]:
+        return [node.meta["val"].stride() for node in iter_nodes(graph_module.graph) if "val" in node.meta]
+
+    x = torch.randn(*shape[:-1], 4)
+    graph_module = infer_shapes(graph_of(qkv("k"), "modules", torch.randn(3, 4)), x)
+    before = strides()
+    MergeLinears()(graph_module, expect=1)
+    merged = strides()
+    assert strides() != before
+    infer_shapes(graph_module, x)
+    assert strides() == merged
+    undo(graph_module)
+    assert strides() == before
 
 
 def test_a_stand_in_bias_that_was_trained_cannot_be_undone() -> None:

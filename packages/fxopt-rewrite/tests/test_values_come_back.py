@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import GraphModule, Node
 
 from fxopt_core import iter_nodes, undo
@@ -19,6 +21,15 @@ CALLS = ("call_function", "call_method")
 class Model(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return torch.relu(x.sum(1) * 2) + 1
+
+
+class Deep(Model):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(*(nn.Linear(5, 5) for _ in range(20)))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(self.layers(x))
 
 
 def described(graph_module: GraphModule) -> dict[str, tuple[object, ...]]:
@@ -72,3 +83,18 @@ def test_a_value_that_cannot_be_worked_out_is_left_open() -> None:
     x.meta["val"] = x.meta["val"][0, 0]
     undo(graph_module)
     assert [node.name for node in iter_nodes(graph_module.graph) if "val" not in node.meta] == ["sum_1", "mul"]
+
+
+def test_describing_nodes_copies_no_layer_that_they_do_not_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    graph_module = infer_shapes(torch.fx.symbolic_trace(Deep()), torch.ones(3, 4, 5))
+    before, copied, copy = described(graph_module), list[object](), FakeTensorMode.from_tensor
+
+    def counted(mode: FakeTensorMode, tensor: Tensor, **settings: Any) -> Any:
+        copied.append(tensor)
+        return copy(mode, tensor, **settings)
+
+    ToTanh()(graph_module, expect=1)
+    monkeypatch.setattr(FakeTensorMode, "from_tensor", counted)
+    undo(graph_module)
+    assert described(graph_module) == before
+    assert not copied

@@ -90,7 +90,7 @@ class ChangeTrueDivToMulByInverse(ReversibleSitePass[ConstantDivision]):
         # One walk over the graph for all divisions, once one of them needs it.
         rounding = cache(partial(_rounding_readers, index))
         for node in index.nodes:
-            operation = read_operation(index, node)
+            operation = None if node.op == "call_module" else read_operation(index, node)
             call = read_elementwise(node) if operation is not None and operation.name == "div" else None
             if isinstance(call, Obstacle):
                 yield Refusal(call.site, call.reason, f"{call.message}; it stays as it is", (node.name,))

@@ -310,7 +310,8 @@ def _rewrite_row(
     results = []
     for call in row:
         node, region = call.node, regions[id(call.weight.tensor)]
-        result = edit.call_function(torch.narrow, merged, -1, *region, before=first, like=[node], view_of=merged)
+        result = edit.call_function(torch.narrow, merged, -1, *region, before=first, like=[node])
+        edit.restrided(result, merged)
         if node in copied:
             form = torch.contiguous_format
             result = edit.call_function(torch.clone, result, memory_format=form, before=first, like=[node])

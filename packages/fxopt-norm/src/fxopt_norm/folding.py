@@ -365,8 +365,8 @@ def _surely_finite(site: FoldSite) -> bool:
     or, with the norm first, ``n * max |w| * max |t| + max |b|`` for rows of n elements.
     """
     weight, bias, affine = site.layer.weight.tensor, _data(site.layer.bias), site.affine
-    if not weight.numel():
-        return True
+    if not weight.numel():  # and the new bias may not be finite
+        return False
     given = (weight, *affine, *([] if bias is None else [bias]))
     own, scale, shift, *added = (max(abs(float(part)) for part in torch.aminmax(each.detach())) for each in given)
     bound = own * (scale + weight[0].numel() * shift) + shift + (scale + 1) * sum(added)

@@ -125,7 +125,9 @@ def _branching(
             marked = _PLACE.fullmatch(line)
             number = None if marked is None else int(marked.group(1))
             indent = "" if number in after else indent
-            written.append(textwrap.indent(line, indent))
+            # torch splits some lines of code into several entries.
+            starts = not written or written[-1].endswith("\n")
+            written.append(textwrap.indent(line, indent if starts else ""))
             if number in first:
                 written.append(_branch(first[number], place, function, result))
                 indent = "    "

@@ -1,8 +1,9 @@
 """The operators that an untrusted graph may call: they compute on tensors and numbers, and do nothing else.
 
 An operator of a new torch is refused until it is listed, but for those that torch tags as pointwise or as core ATen,
-and those of families such as convolutions and ``torch.fft``. None here opens, writes or maps a file, takes a
-function or a pickle, or reads memory by its address; tests compare the list with all that torch has registered.
+synonyms of listed ones, and those of families such as convolutions and ``torch.fft``. None here opens, writes or maps a
+file, takes a function or a pickle, or reads memory by its address; tests compare the list with all that torch has
+registered.
 """
 
 from __future__ import annotations
@@ -109,8 +110,8 @@ def is_plain_name(name: str, space: str = "aten") -> bool:
     """Return whether an untrusted graph may call operators of this name, in place or not."""
     in_place = name.endswith("_") and not name.endswith("__")
     base = name[:-1] if in_place else name
-    # `add_` computes what `add` does, and `view_copy` what `view` does.
-    names = (name, base, base.removesuffix("_copy"), SYNONYMS.get(base, base))
+    # `add_` computes what `add` does, `view_copy` what `view` does, and `multiply` what `mul` does.
+    names = (name, base, base.removesuffix("_copy"), SYNONYMS.get(base, base) if space == "aten" else base)
     if any(f"{space}::{each}" in plain_operators() for each in names):
         return True
     return space == "aten" and any(map(_is_computing, names))

@@ -137,8 +137,7 @@ def _read_module(index: GraphIndex, node: Node, names: frozenset[str]) -> Operat
     name = name_of_module(cls, conv1d)
     if name is None or (names and name not in names):
         return None
-    classes = tuple(each for each, known in MODULES.items() if known in (names or {name}))
-    classes = classes if conv1d is None or "addmm" not in (names or {name}) else (*classes, conv1d)
+    classes = classes_of(names or frozenset((name,)), conv1d)
     if ".quantized." in cls.__module__ and not isinstance(module, classes):
         return Obstacle(full, "not-a-parameter", f"module `{full}` is quantized ({cls.__module__})")
     problem = module_problem(module, classes)
@@ -161,6 +160,13 @@ def name_of_module(cls: type[Any], conv1d: type[Any] | None) -> str | None:
     if found is None and ".quantized." in cls.__module__:
         found = next((name for each, name in MODULES.items() if each.__name__ == cls.__name__), None)
     return found
+
+
+@cache
+def classes_of(names: frozenset[str], conv1d: type[Any] | None) -> tuple[type[nn.Module], ...]:
+    """Return the modules that compute these operations."""
+    found = tuple(cls for cls, name in MODULES.items() if name in names)
+    return found if conv1d is None or "addmm" not in names else (*found, conv1d)
 
 
 def _of_module(name: str, value: Node, full: str, module: Any) -> tuple[Mapping[str, Any], bool]:

@@ -162,7 +162,6 @@ class Editor:
         like: Sequence[Node],
         value_of: Node | None = None,
         last_dim: int | None = None,
-        view_of: Node | None = None,
         **kwargs: Any,
     ) -> Node:
         """Insert a call of a function.
@@ -174,21 +173,13 @@ class Editor:
             like: the nodes that it replaces; its ``meta`` is that of the first.
             value_of: the node whose described value the new one copies; by default the first of ``like``.
             last_dim: size of the last dimension of its value, if it differs.
-            view_of: a node whose value has the strides of the new one, of which it is a slice.
             kwargs: its keyword arguments; replaced nodes are followed.
 
         Returns:
             The new node, marked as transformed.
         """
-        node = _resize(
-            self._insert("call_function", function, args, kwargs, before, like), value_of or like[0], last_dim
-        )
-        if view_of is not None:
-            value, whole = node.meta.get("val"), view_of.meta.get("val")
-            self.undescribed(node)
-            if isinstance(value, FakeTensor) and isinstance(whole, FakeTensor):
-                node.meta["val"] = with_strides(value, whole.stride())
-        return node
+        node = self._insert("call_function", function, args, kwargs, before, like)
+        return _resize(node, value_of or like[0], last_dim)
 
     def get_attr(self, name: str, *, before: Node, like: Sequence[Node]) -> Node:
         """Insert a node that reads a parameter or buffer; see `call_function` for the other parameters."""
@@ -227,20 +218,27 @@ class Editor:
             node.meta.pop(key, None)
         return node
 
-    def restrided(self, node: Node, memory_format: str | None = None) -> None:
-        """Describe a value anew of which a rewrite changes the strides alone; an undo describes it as before.
+    def restrided(self, node: Node, like: Node | str | None = None) -> Node:
+        """Describe a value anew of which a rewrite changes the strides alone, and return the node.
+
+        An undo describes it as before.
 
         Args:
             node: the node, new or not.
-            memory_format: "contiguous" or "channels_last", if that is known of an image. Otherwise the strides are
-                computed at the end of the run, as by `undescribed`, which takes longer.
+            like: what has the strides that the value has now: a node of which this one is a slice, or "contiguous" or
+                "channels_last" for an image. Otherwise the strides are computed at the end of the run, as by
+                `undescribed`, which takes longer.
         """
         value = node.meta.get("val")
         if value_entries(node):
             self._restrided.append(self._id(node))
         self.undescribed(node)
-        if memory_format is not None and isinstance(value, FakeTensor):
-            node.meta["val"] = with_strides(value, strides_in(memory_format, value.shape))
+        whole = self.current(like).meta.get("val") if isinstance(like, Node) else None
+        if isinstance(value, FakeTensor) and isinstance(whole, FakeTensor):
+            node.meta["val"] = with_strides(value, whole.stride())
+        elif isinstance(value, FakeTensor) and isinstance(like, str):
+            node.meta["val"] = with_strides(value, strides_in(like, value.shape))
+        return node
 
     def replace(self, node: Node, replacement: Node) -> None:
         """Let all users of a node read its replacement instead, and remove the node."""

@@ -126,7 +126,8 @@ class Edit(ABC):  # so that the codec takes subclasses where a field is an Edit
     #: Name of the method for edits of this kind.
     visit: ClassVar[str]
 
-    def __init_subclass__(cls, visit: str = "") -> None:
+    def __init_subclass__(cls, visit: str = "", **options: Any) -> None:
+        super().__init_subclass__(**options)
         if visit:  # not where `dataclass` makes the class again, with slots
             cls.visit = visit
 

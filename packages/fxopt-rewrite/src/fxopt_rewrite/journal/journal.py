@@ -45,8 +45,8 @@ class Edits(Journal):
         """Return the first of the later journals that used, replaced or removed what these edits made or need."""
         own: _Footprint | None = None  # mostly there are no later ones
         for journal in later:
-            own = own or _Footprint(self.edits)
-            if own.is_covered_by(_Footprint(edits_of(journal))):
+            own, other = own or _Footprint(self.edits), _Footprint(edits_of(journal))
+            if other.changed & (own.changed | own.needed) or other.needed & own.changed:
                 return journal
         return None
 
@@ -80,9 +80,6 @@ class _Footprint(EditVisitor):
         self.needed: set[object] = set()
         for edit in steps:
             edit.accept(self)
-
-    def is_covered_by(self, later: _Footprint) -> bool:
-        return bool(later.changed & (self.changed | self.needed) or later.needed & self.changed)
 
     def node_added(self, edit: edits.NodeAdded) -> None:
         self.changed.add(edit.row.id)

@@ -38,7 +38,7 @@ linalg_inv; le less_equal; lt less; matmul linalg_matmul; movedim moveaxis; mul 
 negative; numel nelement sym_numel; outer ger; pad constant_pad_nd; sigmoid special_expit; size sym_size; split
 split_with_sizes; sub subtract; transpose swapaxes swapdims; trunc fix
 """
-#: From the name of a synonym to the name of the operator.
+#: From the name of a synonym to the name of the operator. Untrusted files may call the one if they may call the other.
 SYNONYMS = {name: row.split()[0] for row in _SYNONYMS.split(";") for name in row.split()[1:]}
 
 _PYTHON = """

@@ -57,8 +57,8 @@ def infer_shapes(graph_module: GraphModule, *args: object, **kwargs: object) -> 
     faker = _Faker(_mode_of(tensors), next((tensor.device for tensor in tensors if tensor.device.type != "meta"), None))
     with _undisturbed(faker.mode):
         args, kwargs = pytree.tree_map_only(Tensor, faker.fake, (args, kwargs))
-        run = _Run(graph_module, faker, _bind(graph_module.graph, args, kwargs))
-        with faker.mode, _EagerStrides():
+        run = _Run(faker.shadow(graph_module), graph_module, faker, _bind(graph_module.graph, args, kwargs))
+        with faker.mode, _EagerStrides():  # type: ignore[no-untyped-call]  # torch's constructor
             run.finish()
     for node, value in run.values.items():
         node.meta["val"] = value
@@ -82,13 +82,17 @@ def describe_values(graph_module: GraphModule, nodes: Iterable[Node], fakes: Seq
     mode = fakes[0].fake_mode
     faker = _Faker(mode, next((fake.device for fake in fakes if fake.device.type != "meta"), None))
     unguarded = nullcontext() if mode.shape_env is None else mode.shape_env.suppress_guards()
-    with ONE_AT_A_TIME, _undisturbed(mode), unguarded:
-        run = _Run(graph_module, faker, {})
+    # A tensor of which no fake one can be made leaves all of them without a value.
+    with ONE_AT_A_TIME, _undisturbed(mode), unguarded, suppress(PreconditionError):
+        run = _Run(graph_module, graph_module, faker, {})
+        read = {str(node.target) for node in nodes if node.op in ("get_attr", "call_module")}
+        # Of a large module, only what these nodes read is copied, and before the mode is entered.
+        run.copies = {target: faker.copied(run.fetch_attr(target)) for target in read}
         for node in nodes:
             inputs = {each: each.meta.get("val") for each in node.all_input_nodes}
             known = bool(inputs) or node.op == "get_attr"  # a call without inputs is a factory, or draws
             if known and all(isinstance(value, _VALUES) for value in inputs.values()):
-                with suppress(PreconditionError), mode, _EagerStrides():
+                with suppress(PreconditionError), mode, _EagerStrides():  # type: ignore[no-untyped-call]
                     run.env = {each: run.kept(value) for each, value in inputs.items()}
                     run.run_node(node)
                     if node in run.values:  # not if it is a module
@@ -156,6 +160,10 @@ class _Faker:
                 f"{tensor.layout}: {cause}. Nothing was changed"
             ) from cause
 
+    def copied(self, value: Any) -> Any:
+        """Return the shadow of a module; of any other value, a copy with fake tensors."""
+        return self.shadow(value) if isinstance(value, nn.Module) else pytree.tree_map_only(Tensor, self.fake, value)
+
     def shadow(self, module: nn.Module) -> nn.Module:
         """Return a module of the same class with fake tensors, so that running it leaves the original as it is."""
         # The tensors of a script module are in a C++ object, out of reach of `vars`.
@@ -165,7 +173,7 @@ class _Faker:
             shadow: nn.Module = object.__new__(type(module))
             self._shadows[id(module)] = shadow
             # Containers are copied, as running the module may fill them.
-            state = {name: pytree.tree_map_only(Tensor, self.fake, value) for name, value in vars(module).items()}
+            state = {name: self.copied(value) for name, value in vars(module).items()}
             children = module._modules.items()
             state["_modules"] = {name: None if each is None else self.shadow(each) for name, each in children}
             shadow.__dict__.update(state)
@@ -209,9 +217,6 @@ _IN_INPUTS_FORMAT = frozenset({
 class _EagerStrides(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves it untyped
     """Strides results of fake tensors as those of tensors, where torch does not."""
 
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
         if func not in _IN_INPUTS_FORMAT or args[0].device.type != "cpu":
@@ -224,13 +229,14 @@ class _EagerStrides(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torc
 
 
 class _Run(Interpreter):
-    def __init__(self, graph_module: GraphModule, faker: _Faker, inputs: dict[Node, object]) -> None:
-        super().__init__(graph_module, garbage_collect_values=False)
+    def __init__(self, shadow: nn.Module, original: GraphModule, faker: _Faker, inputs: dict[Node, object]) -> None:
+        super().__init__(shadow, garbage_collect_values=False, graph=original.graph)
         # The interpreter would append the traceback of the model to the text of an error; `run_node` names the node.
         self.extra_traceback = False
         self.values: dict[Node, object] = {}
         self._faker = faker
         self._inputs = inputs
+        self.copies: dict[str, Any] = {}  # what a target names, if not the attribute of the module
         self._autocasts: list[torch.autocast] = []
 
     def finish(self) -> None:
@@ -258,9 +264,7 @@ class _Run(Interpreter):
         return value
 
     def fetch_attr(self, target: str) -> Any:
-        # Copied when it is needed: of a large module, only a few nodes may have to be described.
-        value, faker = super().fetch_attr(target), self._faker
-        return faker.shadow(value) if isinstance(value, nn.Module) else pytree.tree_map_only(Tensor, faker.fake, value)
+        return self.copies[target] if target in self.copies else super().fetch_attr(target)
 
     def call_function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         result = super().call_function(target, args, kwargs)
