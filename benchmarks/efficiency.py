@@ -290,7 +290,7 @@ def prepared(
                 seconds = timed(embed, tokens, drawn[:count], min(count, BATCHES[0]))
                 count = max(FEWEST, min(len(drawn), int(count * settings.seconds / max(seconds, 1e-9))))
             known.write_text(str(count), encoding="utf-8")
-        # The best of several, since the first pass over sizes that are new makes plans, and others may use the processor.
+        # The best of three: the first pass makes plans for new sizes, and others may use the processor.
         passes = {batch: min(timed(embed, tokens, drawn[:count], batch) for _ in range(3)) for batch in BATCHES}
         batch = min(passes, key=passes.__getitem__)
         if passes[batch] > MOST_TIMES * settings.seconds and not first:

@@ -6,6 +6,7 @@ import copy
 import pickle
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Generic, TypeVar
 
 import pytest
 import torch
@@ -28,6 +29,8 @@ from fxopt_rewrite.journal import edits
 from fxopt_rewrite.journal.journal import Edits
 from fxopt_rewrite.journal.replay import Live
 
+T = TypeVar("T")
+
 
 @stored
 @dataclass(frozen=True, slots=True)
@@ -48,6 +51,20 @@ class SetNote(CustomEdit):
             del graph_module.meta[self.key]
         else:
             graph_module.meta[self.key] = self.former
+
+
+@dataclass(frozen=True)
+class Keyed(CustomEdit, Generic[T]):
+    """A kind that says what its key is."""
+
+    key: T
+
+    def take_back(self, graph_module: GraphModule) -> None:
+        """Do nothing."""
+
+
+def test_kinds_may_be_generic() -> None:
+    assert Keyed[int](3).visit == "custom"
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import operator
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -311,7 +312,17 @@ def test_tensors_without_a_fake_counterpart() -> None:
     quantized = torch.quantize_per_tensor(torch.zeros(2), 0.1, 0, torch.qint8)
     with pytest.raises(PreconditionError, match=r"no fake tensor can be made of a Tensor of torch.qint8"):
         infer_shapes(graph_module, quantized)
+    graph_module.register_buffer("table", quantized)
+    with pytest.raises(PreconditionError, match=r"^infer_shapes: no fake tensor can be made"):
+        infer_shapes(graph_module, torch.zeros(2))
     assert all("val" not in node.meta for node in iter_nodes(graph_module.graph))
+
+
+def test_nothing_refers_to_the_parameters_afterwards() -> None:
+    """A weak reference to a parameter would let ``torch.utils.swap_tensors`` fail."""
+    layer = nn.Linear(4, 4)
+    infer_shapes(symbolic_trace(nn.Sequential(layer)), torch.zeros(2, 4))
+    assert not weakref.getweakrefs(layer.weight)
 
 
 IMAGES: dict[str, Callable[[Tensor], Tensor]] = {
