@@ -14,6 +14,7 @@ from torch.fx import GraphModule, Node
 
 from fxopt_core import iter_nodes, undo
 from fxopt_rewrite import Editor, GraphIndex, ReversibleSitePass, infer_shapes
+from fxopt_rewrite.shapes.infer import describe_values, fake_values
 
 CALLS = ("call_function", "call_method")
 
@@ -98,3 +99,12 @@ def test_describing_nodes_copies_no_layer_that_they_do_not_call(monkeypatch: pyt
     undo(graph_module)
     assert described(graph_module) == before
     assert not copied
+
+
+def test_a_node_that_names_nothing_is_left_open() -> None:
+    """`lint` refuses such a graph, but describing it raises nothing."""
+    graph_module = infer_shapes(torch.fx.symbolic_trace(Model()), torch.ones(3, 4, 5))
+    with graph_module.graph.inserting_before(graph_module.graph.output_node()):
+        node = graph_module.graph.create_node("get_attr", "gone.weight")
+    describe_values(graph_module, [node], fake_values(graph_module.graph))
+    assert "val" not in node.meta

@@ -64,7 +64,7 @@ def _plain_attributes(model: nn.Module) -> Iterator[tuple[str, object]]:
         with suppress(Exception), warnings.catch_warnings():  # a property may raise anything, or be deprecated
             warnings.simplefilter("ignore")
             value = getattr(model, name)
-            text = "" if callable(value) else repr(value)  # a method's contains that of the model
+            text = "" if callable(value) else repr(value)  # the text of a method contains its model
             if (name in of_classes or not set("/\\") & set(text)) and _read(text) == value:
                 yield name, value
 

@@ -225,8 +225,8 @@ class Editor:
 
         Args:
             node: the node, new or not.
-            like: what has the strides that the value has now: a node of which this one is a slice, or "contiguous" or
-                "channels_last" for an image. Otherwise the strides are computed at the end of the run, as by
+            like: a node that has these strides, such as the one of which this node is a slice; for an image, also
+                "contiguous" or "channels_last". Without it, the strides are computed at the end of the run, as by
                 `undescribed`, which takes longer.
         """
         value = node.meta.get("val")

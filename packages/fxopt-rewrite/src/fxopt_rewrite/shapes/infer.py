@@ -23,6 +23,7 @@ from fxopt_core import (
 )
 from fxopt_core.errors import PreconditionError
 from fxopt_rewrite._torch import enter_autocast, exit_autocast, suggest_memory_format
+from fxopt_rewrite.shapes.kinds import attribute
 from fxopt_rewrite.shapes.meta import ONE_AT_A_TIME, alias_of_fake
 
 
@@ -85,9 +86,10 @@ def describe_values(graph_module: GraphModule, nodes: Iterable[Node], fakes: Seq
     # A tensor of which no fake one can be made leaves all of them without a value.
     with ONE_AT_A_TIME, _undisturbed(mode), unguarded, suppress(PreconditionError):
         run = _Run(graph_module, graph_module, faker, {})
-        read = {str(node.target) for node in nodes if node.op in ("get_attr", "call_module")}
+        targets = {str(node.target) for node in nodes if node.op in ("get_attr", "call_module")}
+        named = {target: attribute(graph_module, target) for target in targets}
         # Of a large module, only what these nodes read is copied, and before the mode is entered.
-        run.copies = {target: faker.copied(run.fetch_attr(target)) for target in read}
+        run.copies = {target: faker.copied(value) for target, value in named.items() if value is not None}
         for node in nodes:
             inputs = {each: each.meta.get("val") for each in node.all_input_nodes}
             known = bool(inputs) or node.op == "get_attr"  # a call without inputs is a factory, or draws
@@ -236,7 +238,7 @@ class _Run(Interpreter):
         self.values: dict[Node, object] = {}
         self._faker = faker
         self._inputs = inputs
-        self.copies: dict[str, Any] = {}  # what a target names, if not the attribute of the module
+        self.copies: dict[str, Any] = {}  # what targets name, where only a part of the module was copied
         self._autocasts: list[torch.autocast] = []
 
     def finish(self) -> None:

@@ -73,7 +73,7 @@ def strides_of(value: object) -> tuple[Any, ...] | None:
 
 
 def with_strides(value: FakeTensor, strides: Sequence[Any]) -> FakeTensor:
-    """Return a fake tensor like this one, with these strides, in a tenth of the time that an operator takes."""
+    """Return a fake tensor like this one, with these strides, in a quarter of the time that an operator takes."""
     with no_dispatch():
         element = torch.empty_strided(tuple(value.shape), tuple(strides), dtype=value.dtype, device="meta")
     return FakeTensor(value.fake_mode, element, value.device)
