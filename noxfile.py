@@ -160,7 +160,8 @@ def nightly(session: nox.Session) -> None:
     run_pytest(session, *IN_PROCESSES, "-m", "nightly", "tests", *glob("packages/*/tests"), threads=1)
     drawn = files_of_tests("properties", "checkpoints_real", "hostile_ledgers", "faults", "checkpoint_faults")
     hostile = "packages/fxopt-capture/tests/test_archive_hostile.py"
-    run_pytest(session, "--hypothesis-show-statistics", *drawn, hostile, profile="nightly")
+    shared = (*IN_PROCESSES, "--dist=worksteal")  # a test takes minutes
+    run_pytest(session, *shared, "--hypothesis-show-statistics", *drawn, hostile, threads=1, profile="nightly")
 
 
 @nox.session(requires=["torch", "wheels"])

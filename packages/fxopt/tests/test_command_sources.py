@@ -209,6 +209,14 @@ class TestDrawnInputs:
         self.loaded(*inputs.args)
         assert torch.equal(drawn(self.loaded).args[0], words)
 
+    def test_values_that_decide_sizes_are_those_of_the_capture(self) -> None:
+        class Repeated(nn.Module):
+            def forward(self, x: Tensor, lengths: Tensor) -> Tensor:
+                return torch.cat([x] * int(lengths.sum()))
+
+        lengths = torch.tensor([2, 3])
+        assert torch.equal(drawn(capture(Repeated(), (torch.ones(2), lengths))).args[1], lengths)
+
     def test_a_graph_that_does_not_know_its_inputs(self, folder: Path) -> None:
         (folder / "bare.py").write_text("from torch import fx, nn\ndef make(): return fx.symbolic_trace(nn.ReLU())\n")
         message = failure("bare:make")

@@ -228,6 +228,23 @@ def test_a_model_of_transformers_goes_its_ways() -> None:
             torch.testing.assert_close(fast(**example)[0], bird(**example)[0])
 
 
+def test_the_images_of_qwen_go_by_their_grids() -> None:
+    qwen = pytest.importorskip("transformers.models.qwen2_5_vl.modeling_qwen2_5_vl")
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 32, "out_hidden_size": 32, "intermediate_size": 32, "num_heads": 2, "depth": 2}
+    config = qwen.Qwen2_5_VLVisionConfig(**sizes, fullatt_block_indexes=[1], window_size=56)
+    vision = qwen.Qwen2_5_VisionTransformerPretrainedModel(config).eval()
+    width = 3 * config.temporal_patch_size * config.patch_size**2
+    grids = [torch.tensor([[1, 4, 4]]), torch.tensor([[1, 8, 4], [1, 4, 4]])]
+    examples: list[Any] = [(torch.randn(int(grid.prod(-1).sum()), width), grid) for grid in grids]
+    fast: Any = optimize(vision, examples[0], also=examples[1:])
+    for patches, grid in examples:
+        with torch.no_grad():
+            torch.testing.assert_close(fast(patches, grid)[0], vision(patches, grid)[0])
+    with pytest.raises(CaptureError, match=r"`grid_thw` holds \[1, 2, 8\], where the graph was captured with"):
+        fast(examples[0][0], torch.tensor([[1, 2, 8]]))
+
+
 def test_it_compiles(fast: GuardedGraphs, model: Branching) -> None:
     compiled: Any = torch.compile(fast, backend="eager")
     check(compiled, model)

@@ -21,7 +21,7 @@ from torch.fx.experimental import _config as symbolic_shapes_config, symbolic_sh
 from torch.fx.graph import CodeGen
 from torch.fx.node import has_side_effect
 from torch.nn.modules import batchnorm
-from torch.utils import _mode_utils, _pytree as pytree
+from torch.utils import _mode_utils, _python_dispatch, _pytree as pytree
 from torch.utils._sympy import functions as sympy_functions
 from torch.utils._sympy.numbers import int_oo
 
@@ -55,6 +55,7 @@ require_torch(
         (Node, ("_rename",)),
         (batchnorm, ("_BatchNorm",)),
         (_mode_utils, ("no_dispatch",)),
+        (_python_dispatch, ("_disable_current_modes",)),
         (_RECURRENT[0], ("py_kernels", "_dispatch_cache")),
         (simplification, ("simplify",)),
         (sympy_functions, ("FloorDiv", "Mod")),
@@ -63,6 +64,7 @@ require_torch(
 
 BatchNorm = batchnorm._BatchNorm
 no_dispatch: Callable[[], Any] = _mode_utils.no_dispatch
+without_modes: Callable[[], Any] = _python_dispatch._disable_current_modes
 
 # Nothing reads the results of these calls, but they are not dead code: without them, ``torch.vmap`` in a graph crashes.
 for _step in (predispatch._vmap_increment_nesting, predispatch._vmap_decrement_nesting):

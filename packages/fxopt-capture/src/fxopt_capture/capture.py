@@ -105,6 +105,10 @@ def capture(
     such masks. For a Hugging Face model, two more calls show whether the attention mask and the token types may be left
     out, and the graph then accepts the same calls.
 
+    If the model makes sizes of the values of an input, such as ``grid_thw`` of images, the graph is for the values of
+    the example, and the logger says so. Such inputs are small integer tensors that are named like a grid, sizes or
+    lengths; a model that depends on the values of others cannot be captured.
+
     One thread captures at a time, and others wait.
 
     Graphs of Hugging Face decoders return a cache of keys and values if the model does, that is, unless
@@ -316,6 +320,7 @@ def _unused(exported: Export) -> list[str]:
     placeholders = [node for node in iter_nodes(exported.module.graph) if node.op == "placeholder"]
     names = [str(getattr(path[0], "key", path[0])) for path, _ in pytree.tree_leaves_with_path(dict(exported.inputs))]
     used = {name for name, node in zip(names, placeholders, strict=True) if node.users}
+    used |= {spec.name for spec in exported.guards.specs if spec.value is not None}  # its values are constants
     return [name for name in dict.fromkeys(names) if name not in used]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import math
 import re
 import sys
 from collections import defaultdict, namedtuple
@@ -237,12 +238,23 @@ def write_guards(guards: InputGuards) -> Form:
     }
 
 
+def _check_values(spec: InputSpec) -> None:
+    """Refuse values of a tensor that do not fill its sizes."""
+    values: Any = spec.value
+    sizes: Any = spec.sizes
+    is_plain = isinstance(values, tuple) and all(type(each) is int for each in (*values, *sizes))
+    if spec.kind != "integer" or not is_plain or len(values) != math.prod(sizes):
+        raise MalformedError(f"the values of `{spec.name:.40}` do not fill its sizes")
+
+
 def read_guards(rows: Form) -> InputGuards:
     """Return the guards that `write_guards` has written."""
     specs = _instances(rows["specs"], InputSpec)
     for spec in specs:
         if spec.kind not in (_KINDS | {None}):
             raise MalformedError(f"{spec.kind!r:.40} is not a kind of dtype")
+        if spec.kind is not None and spec.value is not None:
+            _check_values(spec)
     conditions = _texts(rows["conditions"])
     check_conditions(conditions)
     mode, dtype, baked = rows["mode"], _read(rows["module_dtype"]), rows["baked"]

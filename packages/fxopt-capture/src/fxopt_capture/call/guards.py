@@ -24,6 +24,7 @@ from fxopt_core.errors import CaptureError
 GUARDS = "_guards_fn"
 _BROADCAST = "; a size of 1 in one of several inputs is taken to be broadcast, give 2 or more"
 _ADVICE = "capture the model again with such an input, or with `dynamic_shapes` that allow it"
+_EACH = "capture the model again with such an input, or give optimize(..., also=[...]) an example of each"
 _OTHERS = f'{_ADVICE}; where the model itself fixes it, torch.compile(model, backend="fxopt") takes other sizes'
 
 
@@ -35,7 +36,7 @@ class InputSpec:
         name: its name for the caller: ``input_ids``, ``states[0]``.
         kind: ``bool``, ``integer``, ``floating`` or ``complex`` for a tensor, None for a constant.
         sizes: a tensor's size per dimension, None where it is dynamic.
-        value: what a constant must equal.
+        value: what a constant must equal; of a tensor whose values decide sizes, these, flat, and None of any other.
         dtype: the dtype that a tensor must have because the graph converts it or others to it, or because the model
             reads it; None if any of its kind will do.
         read_at: where in its source the model reads a dtype of this kind, from which constants of the graph follow.
@@ -106,6 +107,7 @@ class InputGuards(nn.Module):
             "type_text": type_text,
             "bool_dtype": torch.bool,
             "is_shown": _is_shown,
+            "has_values": _has_values,
             **{f"value_{index}": spec.value for index, spec in enumerate(self.specs)},
             **{f"dtype_{index}": spec.dtype for index, spec in enumerate(self.specs)},
         }
@@ -253,6 +255,9 @@ def _demands(specs: Sequence[InputSpec]) -> Iterator[tuple[int, str, str]]:
                 yield index, f"{value}.shape[{dimension}] == {size}", text
         if spec.ones is not None:
             yield index, f"is_shown({value}, {spec.ones})", _MASK_TEXTS[spec.ones]
+        if spec.value is not None:
+            text = "holds {value.flatten().tolist()}, where the graph was captured with {list(spec.value)}, and these "
+            yield index, f"has_values({value}, value_{index})", f"{text}values decide sizes; {_EACH}"
 
 
 def _dtype_text(spec: InputSpec) -> str:
@@ -282,6 +287,15 @@ def _is_shown(mask: torch.Tensor, ones: bool) -> bool:
     if mask.is_meta or isinstance(mask, FakeTensor):  # of which only the shape is known
         return True
     return bool((mask == 1).all()) if ones else not (mask == 1).all()
+
+
+def _has_values(tensor: torch.Tensor, values: tuple[int, ...]) -> bool:
+    """Return whether an integer tensor has these values, in order; an exported program asserts this itself."""
+    if torch.compiler.is_exporting():
+        wanted = torch.tensor(values, dtype=tensor.dtype, device=tensor.device)
+        torch._assert_async((tensor.flatten() == wanted).all(), f"the values that decide sizes are not {values}")
+        return True
+    return tensor.is_meta or isinstance(tensor, FakeTensor) or tensor.flatten().tolist() == list(values)
 
 
 _KIND_TESTS = {

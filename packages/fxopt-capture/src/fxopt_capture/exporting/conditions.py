@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import sympy  # type: ignore[import-untyped]  # has no types; a dependency of torch
@@ -19,12 +20,23 @@ from fxopt_rewrite import dtype_kind
 
 
 def read_guards(
-    program: ExportedProgram, inputs: Mapping[str, object], values: Sequence[object], mode: bool | None
+    program: ExportedProgram,
+    inputs: Mapping[str, object],
+    values: Sequence[object],
+    mode: bool | None,
+    known: Mapping[str, torch.Tensor],
 ) -> InputGuards:
-    """Return the guards of a program; ``values`` are ``meta["val"]`` of the placeholders of its inputs."""
+    """Return the guards of a program.
+
+    Args:
+        values: ``meta["val"]`` of the placeholders of its inputs.
+        known: the inputs whose values the program has as constants, by name.
+    """
     paths = [path for path, _ in pytree.tree_leaves_with_path(dict(inputs))]
     names = [f"{getattr(path[0], 'key', path[0])}{pytree.keystr(path[1:])}" for path in paths]
     specs = [_spec(name, value) for name, value in zip(names, values, strict=True)]
+    flat = {name: tuple(value.flatten().tolist()) for name, value in known.items()}
+    specs = [replace(spec, value=flat[spec.name]) if spec.name in flat else spec for spec in specs]
     conditions = [*_relations(program.range_constraints, values), *_observed(program, paths, names)]
     return InputGuards(specs, joined(distinct(conditions)), mode)
 

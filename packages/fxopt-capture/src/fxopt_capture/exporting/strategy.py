@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 from torch.fx import GraphModule
 from torch.utils import _pytree as pytree
 
@@ -30,6 +31,7 @@ from fxopt_capture.exporting.dynamic import (
 from fxopt_capture.exporting.failure import capture_error, first_line, is_about_values, source_of
 from fxopt_capture.exporting.images import Place, enlarged, image_sizes
 from fxopt_capture.exporting.inequalities import beyond_small_sizes, distinct
+from fxopt_capture.exporting.known_values import that_decide_sizes
 from fxopt_capture.exporting.modes import captured_mode
 from fxopt_capture.exporting.observer import Observer
 from fxopt_capture.exporting.program import export_program
@@ -37,6 +39,7 @@ from fxopt_capture.exporting.small_sizes import is_equal, open_questions, refute
 from fxopt_capture.one_at_a_time import raise_interrupt
 from fxopt_capture.weightless import device_for, is_weightless, restore_tensors, stand_ins
 from fxopt_core import iter_nodes
+from fxopt_core.errors import CaptureError
 
 
 @dataclass(frozen=True)
@@ -58,6 +61,7 @@ class Request:
     Attributes:
         dimensions: the dimensions to make dynamic if the caller gave no `dynamic_shapes`, then fewer to try next.
         preparations: contexts to export in; the next is tried if the one before does not help.
+        known: inputs whose values the graph has as constants, by name.
         observer: notes what the graph does not show.
         errors: the errors of exports so far.
     """
@@ -68,6 +72,7 @@ class Request:
     dynamic_shapes: Any
     dimensions: Sequence[DimensionsOf] = (batch_dimension,)
     preparations: Sequence[Preparation] = (Preparation(),)
+    known: Mapping[str, Tensor] = field(default_factory=dict)
     observer: Observer = field(default_factory=Observer)
     errors: list[Exception] = field(default_factory=list)
 
@@ -88,6 +93,28 @@ class Export:
 
 def export(request: Request) -> Export:
     """Export a model with as many of the requested dimensions dynamic as it allows.
+
+    If the model depends on values of inputs that decide sizes, the graph is for the values of the example alone.
+    """
+    try:
+        return _export(request)
+    except CaptureError:
+        known = {} if request.known else that_decide_sizes(request.inputs)
+        if not known or not any(map(is_about_values, request.errors)):
+            raise
+        dimensions = [partial(_free_dimensions, each, known) for each in request.dimensions]
+        found = _export(replace(request, dimensions=dimensions, known=known, errors=[]))
+        names = " and ".join(f"`{name}`" for name in known)
+        note = f"the graph is for these values of {names} alone, as they decide sizes"
+        return replace(found, note="; ".join(filter(None, (note, found.note))))
+
+
+def _free_dimensions(dimensions_of: DimensionsOf, known: Collection[str], name: str, tensor: Tensor) -> Sequence[int]:
+    return () if name in known else dimensions_of(name, tensor)
+
+
+def _export(request: Request) -> Export:
+    """Export a model; see `export`.
 
     If an export fails in the same way as in an earlier preparation, no other sizes are tried in this one.
     """
@@ -208,13 +235,19 @@ def _export_for_all_sizes(request: Request, inputs: Mapping[str, object], shapes
 
 def _try(request: Request, inputs: Mapping[str, object], shapes: Any, *, small_sizes: bool) -> Export | None:
     """Export with these shapes, or note the error and return None."""
-    model, handled = request.model, sys.exc_info()[1]
+    model, known, handled = request.model, request.known, sys.exc_info()[1]
     # Sizes that the caller has named may take as long as they need.
     is_bounded = shapes is not None and request.dynamic_shapes is None
     try:
         with stand_ins(model, device_for(model, inputs)), counting(Budget().counted) if is_bounded else nullcontext():
             program = export_program(
-                model, request.form, inputs, shapes, small_sizes=small_sizes, observer=request.observer
+                model,
+                request.form,
+                inputs,
+                shapes,
+                small_sizes=small_sizes,
+                observer=request.observer,
+                known=known,
             )
     except Exception as error:  # whatever the model or torch raises while it is traced
         unmark(dict(inputs))
@@ -224,5 +257,5 @@ def _try(request: Request, inputs: Mapping[str, object], shapes: Any, *, small_s
     module = graph_module_of(program)
     restore_tensors(module, model)
     values = [node.meta.get("val") for node in iter_nodes(module.graph) if node.op == "placeholder"]
-    guards = read_guards(program, inputs, values, captured_mode(model))
+    guards = read_guards(program, inputs, values, captured_mode(model), known)
     return Export(module, guards, inputs, values)

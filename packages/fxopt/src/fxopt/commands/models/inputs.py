@@ -19,6 +19,7 @@ from fxopt.commands.parameters import Job
 from fxopt.commands.terminal import Step
 from fxopt.optimization import default_pipeline
 from fxopt_capture.archive.export import example_call
+from fxopt_capture.call.guards import guards_of
 from fxopt_capture.exporting.failure import first_line
 from fxopt_capture.huggingface.dummy_inputs import default_names, dummy_inputs
 from fxopt_core import CaptureError, PreconditionError, Transformation, iter_nodes, registry, type_text
@@ -97,7 +98,8 @@ def _safetensors(path: Path) -> dict[str, torch.Tensor]:
 def drawn(graph_module: GraphModule) -> Inputs:
     """Return random inputs of the sizes and dtypes that a graph module says it takes, the same ones at each call.
 
-    Indices of embeddings lie in their tables; other integers, masks among them, are 1.
+    Indices of embeddings lie in their tables; other integers, masks among them, are 1. Inputs that the graph takes with
+    certain values alone have these.
 
     Raises:
         CaptureError: The graph module does not say what it takes.
@@ -108,7 +110,11 @@ def drawn(graph_module: GraphModule) -> Inputs:
     placeholders = [node for node in iter_nodes(graph_module.graph) if node.op == "placeholder"]
     nodes = placeholders if len(placeholders) == len(leaves) else [None] * len(leaves)
     index = GraphIndex(graph_module)
-    values = [_draw(leaf, node, index, generator) for leaf, node in zip(leaves, nodes, strict=True)]
+    is_fixed = [spec.value is not None for spec in guards_of(graph_module).specs]
+    values = [
+        leaf if fixed else _draw(leaf, node, index, generator)
+        for leaf, node, fixed in zip(leaves, nodes, is_fixed, strict=True)
+    ]
     named: dict[str, Any] = pytree.tree_unflatten(values, spec)
     positional = [named.pop(name) for name in list(named)[: call.positional]]
     return Inputs(*positional, **named)
