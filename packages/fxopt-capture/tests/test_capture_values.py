@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -116,10 +117,156 @@ def test_activations_are_written_into_tensors_of_these_sizes() -> None:
     torch.testing.assert_close(capture(Written(), given)(*given), Written()(*given))
 
 
-@pytest.mark.parametrize("values", [(1, 2, 3), (1, 2, True, 4), (1, 2, 3, 4.0), [1, 2, 3, 4]])
-def test_an_archive_has_values_that_fill_the_sizes(values: Any) -> None:
-    rows: Any = write_guards(InputGuards([InputSpec("grid", "integer", (2, 2), value=(1, 2, 3, 4))], []))
-    read_guards(rows)(torch.tensor([[1, 2], [3, 4]]))
-    spec = write_guards(InputGuards([InputSpec("grid", "integer", (2, 2), value=values)], []))
-    with pytest.raises(MalformedError, match="the values of `grid` do not fill its sizes"):
-        read_guards(spec)
+class Of(nn.Module):
+    """Computes what a function gives, beside a result that has a size of its lengths."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, x: Tensor, lengths: Tensor, shift: Tensor) -> Any:
+        return torch.cat([x] * int(lengths.sum())), self.function(x, lengths, shift)
+
+
+def with_sums(x: Tensor, lengths: Tensor, shift: Tensor) -> Tensor:
+    result = torch.zeros_like(lengths, dtype=torch.float32)
+    result += x.sum()
+    return result
+
+
+def shifted(x: Tensor, lengths: Tensor, shift: Tensor) -> Tensor:
+    ends = lengths.cumsum(0)
+    view = ends[:]
+    view += shift
+    return ends + 1
+
+
+def from_a_factory(x: Tensor, lengths: Tensor, shift: Tensor) -> Tensor:
+    index = torch.arange(int(lengths.sum()))
+    index += shift[0]
+    return x[(index + 1).clamp(0, 2)]
+
+
+def with_sizes(x: Tensor, lengths: Tensor, shift: Tensor) -> Tensor:
+    written = lengths.clone()
+    written[0] = x.shape[0]
+    return written * 2
+
+
+def scattered(x: Tensor, lengths: Tensor, shift: Tensor) -> Tensor:
+    rows = torch.repeat_interleave(torch.arange(2), lengths)[: x.shape[0]]
+    return (
+        lengths.new_zeros(2, x.shape[1], dtype=x.dtype).index_add_(0, rows, x[: rows.shape[0]]) / lengths.max().item()
+    )
+
+
+def doubled(x: Tensor, lengths: Tensor, shift: Tensor) -> Tensor:
+    return lengths * 2
+
+
+def themselves(x: Tensor, lengths: Tensor, shift: Tensor) -> Tensor:
+    return lengths
+
+
+def counted_up(x: Tensor, lengths: Tensor, shift: Tensor) -> Tensor:
+    lengths += 1
+    return x[: lengths[0]]
+
+
+def in_rows_of(x: Tensor, lengths: Tensor, shift: Tensor) -> Tensor:
+    return x.view(lengths[0], 2, lengths[1]).split(lengths[0] - 1)[0]
+
+
+def the_first_rows(x: Tensor, lengths: Tensor, shift: Tensor) -> Tensor:
+    return x[1 : lengths[1], : lengths.max()]
+
+
+def from_a_written_start(x: Tensor, lengths: Tensor, shift: Tensor) -> Tensor:
+    start = lengths.new_zeros(2)
+    start[:] = shift
+    return x[start.tolist()[0] :]
+
+
+WRITTEN = [with_sums, shifted, from_a_factory, with_sizes, scattered, counted_up, from_a_written_start]
+COMPUTED = [*WRITTEN, doubled, themselves, in_rows_of, the_first_rows]
+
+
+@pytest.mark.parametrize("function", COMPUTED, ids=lambda function: function.__name__)
+def test_a_graph_computes_what_the_model_does_with_each_call(function: Callable[..., Any]) -> None:
+    model = Of(function).eval()
+    lengths, none = torch.tensor([2, 3]), torch.zeros(2, dtype=torch.int64)
+    captured = capture(model, (torch.randn(3, 4), lengths.clone(), none))
+    for shift in (none, none + 1, none + 2):
+        x, given, same = torch.randn(3, 4), lengths.clone(), lengths.clone()
+        found, wanted = captured(x, given, shift), model(x, same, shift)
+        torch.testing.assert_close(found, wanted)
+        assert torch.equal(given, same)
+        found[1].zero_()  # of the caller: the next call makes it anew
+
+
+def test_random_numbers_are_drawn_in_each_call() -> None:
+    captured = capture(Of(lambda x, lengths, shift: torch.bernoulli(lengths.float() / 4)), (x := torch.randn(3, 4),
+        torch.tensor([2, 3]), torch.zeros(1)), compare=False)  # fmt: skip
+    drawn = {tuple(captured(x, torch.tensor([2, 3]), torch.zeros(1))[1].tolist()) for _ in range(50)}
+    assert len(drawn) > 1
+
+
+def test_dtypes_and_sizes_are_those_of_the_values() -> None:
+    x, lengths, shift = torch.randn(3, 4), torch.tensor([2, 3]), torch.zeros(1)
+    with pytest.raises(CaptureError, match=r"`lengths` has dtype torch\.int32, where the graph was captured for"):
+        capture(Of(doubled), (x, lengths, shift))(x, lengths.int(), shift)
+    auto = torch.export.Dim.AUTO
+    shapes = {"x": {0: auto}, "lengths": {0: auto}, "shift": None}
+    with pytest.raises(CaptureError, match=r"values of `lengths` decide sizes, .* leave it out of `dynamic_shapes`"):
+        capture(Of(doubled), (x, lengths, shift), dynamic_shapes=shapes)
+
+
+def test_values_on_the_meta_device_are_not_invented() -> None:
+    with pytest.raises(CaptureError, match="depends on the values of a tensor"):
+        capture(Images().to("meta").eval(), (PATCHES.to("meta"), GRID.to("meta")))
+
+
+class EachOfABatch(nn.Module):
+    """Sums as many rows of each sample as its length says."""
+
+    def forward(self, x: Tensor, lengths: Tensor) -> Tensor:
+        return torch.stack(
+            [rows[:length].sum(0) * len(range(length)) for rows, length in zip(x, lengths.tolist(), strict=True)]
+        )
+
+
+def test_a_batch_of_one_has_one_length() -> None:
+    given = torch.randn(1, 5, 4), torch.tensor([3])
+    torch.testing.assert_close(capture(EachOfABatch(), given)(*given), EachOfABatch()(*given))
+
+
+def test_only_inputs_that_are_read_are_held() -> None:
+    def beside(x: Tensor, lengths: Tensor, image_sizes: Tensor) -> Tensor:
+        return x.repeat(int(lengths.sum()), 1) + image_sizes[0]
+
+    class Beside(nn.Module):
+        forward = staticmethod(beside)
+
+    x, lengths, sizes = torch.randn(3, 2), torch.tensor([2, 3]), torch.tensor([[1, 2]])
+    captured = capture(Beside(), (x, lengths, sizes))
+    torch.testing.assert_close(captured(x, lengths, sizes + 5), beside(x, lengths, sizes + 5))
+    torch.testing.assert_close(captured(x[:1], lengths, sizes), beside(x[:1], lengths, sizes))
+
+
+@pytest.mark.parametrize(
+    ("values", "text"),
+    [
+        ((1, 2, 3), "do not fill its sizes"),
+        ((1, 2, True, 4), "do not fill its sizes"),
+        ((1, 2, 3, 4.0), "do not fill its sizes"),
+        ([1, 2, 3, 4], "do not fill its sizes"),
+        ((1, 2, 3, 2**70), "are beyond torch.int64"),
+    ],
+)
+def test_an_archive_has_values_that_fill_the_sizes(values: Any, text: str) -> None:
+    def spec(values: Any) -> Any:
+        return write_guards(InputGuards([InputSpec("grid", "integer", (2, 2), values, torch.int64)], []))
+
+    read_guards(spec((1, 2, 3, 4)))(torch.tensor([[1, 2], [3, 4]]))
+    with pytest.raises(MalformedError, match=f"the values of `grid` {text}"):
+        read_guards(spec(values))

@@ -32,6 +32,7 @@ from fxopt_capture.captured import CapturedModule, assemble
 from fxopt_capture.exporting.compare import GraphError, difference_in_call, difference_of_calls
 from fxopt_capture.exporting.dynamic import DimensionsOf, batch_dimension, distinct_tensors
 from fxopt_capture.exporting.failure import described, first_line
+from fxopt_capture.exporting.known_values import named_like_sizes
 from fxopt_capture.exporting.masks import compare_masks
 from fxopt_capture.exporting.modes import training_note
 from fxopt_capture.exporting.observer import Observer
@@ -106,8 +107,8 @@ def capture(
     out, and the graph then accepts the same calls.
 
     If the model makes sizes of the values of an input, such as ``grid_thw`` of images, the graph is for the values of
-    the example, and the logger says so. Such inputs are small integer tensors that are named like a grid, sizes or
-    lengths; a model that depends on the values of others cannot be captured.
+    the example, and the logger says so. Such inputs are small integer tensors, not in containers, that are named like a
+    grid, sizes or lengths; a model that depends on the values of others cannot be captured.
 
     One thread captures at a time, and others wait.
 
@@ -151,10 +152,11 @@ def capture(
 
 @dataclass(frozen=True)
 class Call:
-    """One call of a model: its form, and the inputs of the graph by name."""
+    """One call of a model: its form, the inputs of the graph by name, and those of them that may decide sizes."""
 
     form: CallForm
     inputs: Mapping[str, object]
+    sizes: Mapping[str, torch.Tensor]
 
 
 def read_call(
@@ -174,9 +176,11 @@ def read_call(
     if is_pretrained(model):
         choice = no_cache(form, inputs) if without_cache else cache_choice(model, form)
         form = form.with_implied(**choice)
+    sizes = named_like_sizes(inputs)  # before others get values that nobody has given
     if is_weightless(model):
         inputs = with_values(inputs, device_for(model, inputs))
-    return Call(form, distinct_tensors(inputs, [*model.parameters(), *model.buffers()]))
+    inputs = distinct_tensors(inputs, [*model.parameters(), *model.buffers()])
+    return Call(form, inputs, {name: value for name, value in named_like_sizes(inputs).items() if name in sizes})
 
 
 def capture_call(model: nn.Module, call: Call, dynamic_shapes: Any, *, compare: bool) -> CapturedModule:
@@ -190,7 +194,7 @@ def capture_call(model: nn.Module, call: Call, dynamic_shapes: Any, *, compare: 
         configurations_kept(model, call.form.fixed.values()),
         random_state_kept(model, call.inputs),
     ):
-        return _captured(Request(model, call.form, call.inputs, dynamic_shapes), compare=compare)
+        return _captured(Request(model, call.form, call.inputs, dynamic_shapes, sizes=call.sizes), compare=compare)
 
 
 def _captured(request: Request, *, compare: bool) -> CapturedModule:
@@ -320,7 +324,9 @@ def _unused(exported: Export) -> list[str]:
     placeholders = [node for node in iter_nodes(exported.module.graph) if node.op == "placeholder"]
     names = [str(getattr(path[0], "key", path[0])) for path, _ in pytree.tree_leaves_with_path(dict(exported.inputs))]
     used = {name for name, node in zip(names, placeholders, strict=True) if node.users}
-    used |= {spec.name for spec in exported.guards.specs if spec.value is not None}  # its values are constants
+    used |= {
+        spec.name for spec in exported.guards.specs if spec.kind and spec.value is not None
+    }  # the model has read its values
     return [name for name in dict.fromkeys(names) if name not in used]
 
 

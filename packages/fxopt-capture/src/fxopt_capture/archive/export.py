@@ -140,9 +140,9 @@ def _example(spec: InputSpec, value: Any, moved: torch.dtype | None) -> object:
     shape: list[Any] = [*value.shape]
     # torch.export fixes sizes of 0 and 1.
     sizes = [max(2, each.node.hint or 2) if isinstance(each, torch.SymInt) else each for each in shape]
+    if spec.value is not None and shape == [*spec.sizes]:
+        return torch.tensor(spec.value, dtype=spec.dtype, device=value.device).view(shape)
     dtype = moved if spec.follows else value.dtype
-    if spec.value is not None:
-        return torch.tensor(spec.value, dtype=dtype, device=value.device).view(sizes)
     # Zeros are valid ids, and a valid mask unless the guards require ones.
     return torch.full(sizes, int(spec.ones is True), dtype=dtype, device=value.device)
 

@@ -36,7 +36,7 @@ class InputSpec:
         name: its name for the caller: ``input_ids``, ``states[0]``.
         kind: ``bool``, ``integer``, ``floating`` or ``complex`` for a tensor, None for a constant.
         sizes: a tensor's size per dimension, None where it is dynamic.
-        value: what a constant must equal; of a tensor whose values decide sizes, these, flat, and None of any other.
+        value: what a constant must equal, or the flat values that a tensor must have; None if any will do.
         dtype: the dtype that a tensor must have because the graph converts it or others to it, or because the model
             reads it; None if any of its kind will do.
         read_at: where in its source the model reads a dtype of this kind, from which constants of the graph follow.
@@ -256,8 +256,10 @@ def _demands(specs: Sequence[InputSpec]) -> Iterator[tuple[int, str, str]]:
         if spec.ones is not None:
             yield index, f"is_shown({value}, {spec.ones})", _MASK_TEXTS[spec.ones]
         if spec.value is not None:
-            text = "holds {value.flatten().tolist()}, where the graph was captured with {list(spec.value)}, and these "
-            yield index, f"has_values({value}, value_{index})", f"{text}values decide sizes; {_EACH}"
+            text = (
+                "holds {value.flatten().tolist()!s:.99}, where the graph was captured with {list(spec.value)!s:.99}, "
+            )
+            yield index, f"has_values({value}, value_{index})", f"{text}and these values decide sizes; {_EACH}"
 
 
 def _dtype_text(spec: InputSpec) -> str:

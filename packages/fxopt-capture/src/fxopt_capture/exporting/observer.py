@@ -33,6 +33,7 @@ class Observer:
         dtype_reads: kind of dtype -> the first place in the model's source that read a dtype of this kind.
         returned: name of an input that is a cache -> the key or index of the output that is the very same cache.
         lost: names of inputs that are caches, were changed, and are not among the outputs.
+        read: names of inputs whose values the model has read.
         stepped: numbers, flags and strings that calling the model changes, by the name of the attribute -> from, to.
     """
 
@@ -40,6 +41,7 @@ class Observer:
         self.dtype_reads: dict[str, str] = {}
         self.returned: dict[str, object] = {}
         self.lost: list[str] = []
+        self.read: set[str] = set()
         self.stepped: dict[str, tuple[object, object]] = {}
 
     def run(

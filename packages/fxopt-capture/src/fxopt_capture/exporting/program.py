@@ -43,7 +43,7 @@ def export_program(
 
     With `small_sizes`, a dynamic dimension may be 0 or 1, so that a branch of the model on such a size becomes a guard.
     Otherwise ``torch.export`` assumes that a dynamic dimension is at least 2, and a branch on 1 leaves no trace.
-    Of inputs that are `known`, the program has the values as constants, and does not read what a call gives.
+    The model may read the values of inputs that are `known`, and the observer notes which.
     """
     observed = _flat_forward(model, form, observer or Observer(), known)
     with ready_to_export(model, small_sizes=small_sizes), observed, _quiet_failure():
@@ -97,13 +97,14 @@ def _flat_forward(
     """
     original = _call_with_hooks(model)
     before = numbers_of(model)
-    values = {name: tensor.clone() for name, tensor in known.items()}  # the model may write into them
+    values = {name: tensor.detach().clone() for name, tensor in known.items()}  # the model may write into them
 
     def forward(*given: object, **inputs: object) -> object:
         named = zip((*(each.name for each in form.parameters), *form.variadic), given, strict=False)
         inputs.update((name, value) for name, value in named if name in form.inputs)
-        args, kwargs = form.arguments(inputs | values)
-        with _NormalTensors(), KnownValues(values.values()) if known else nullcontext():
+        args, kwargs = form.arguments(inputs)
+        tensors: Any = {name: inputs[name] for name in values}
+        with _NormalTensors(), KnownValues(tensors, values, observer.read) if known else nullcontext():
             output = observer.run(original, args, kwargs, inputs)
         observer.stepped.update(changed_numbers(before, numbers_of(model)))
         register_structures(output)

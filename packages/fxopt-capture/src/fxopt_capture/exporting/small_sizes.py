@@ -111,17 +111,21 @@ def refuted(
     form: CallForm,
     graph_module: nn.Module,
     inputs: Mapping[str, object],
+    known: Mapping[str, torch.Tensor],
 ) -> list[Question]:
-    """Return the questions at which model and graph differ, or cannot be compared."""
+    """Return the questions at which model and graph differ, or cannot be compared; values that are `known` stay."""
     if is_weightless(model):
         return list(asked)
     leaves, spec = pytree.tree_flatten(dict(inputs))
+    staying = [*map(id, known.values())]
     wrong = []
     for question in asked:
         narrowed = question.applied(leaves)
         # In another order, positions run backwards and masks mask elsewhere.
         flipped = [
-            leaf.detach().flip(list(range(1, leaf.dim()))) if isinstance(leaf, torch.Tensor) else leaf
+            leaf.detach().flip(list(range(1, leaf.dim())))
+            if isinstance(leaf, torch.Tensor) and id(leaf) not in staying
+            else leaf
             for leaf in narrowed
         ]
         plain = pytree.tree_unflatten(narrowed, spec)
