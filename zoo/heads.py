@@ -53,7 +53,7 @@ def _built(head: Any, config: Any, way: str) -> Built:
         without_dropout(config)
     model = head(config).eval()
     if way == "images":
-        return _with_images(model, config)
+        return with_images(model, config)
     recipe = find_recipe(model, config, INPUTS.get(type(model).__name__))
     if way == "decode":
         return Built(model, _step(model, recipe, 9), [_step(model, recipe, 13)])
@@ -89,23 +89,28 @@ def _step(model: nn.Module, recipe: Recipe, length: int) -> Inputs:
     return {"input_ids": ids[:, -1:], name: output[name], **mask}
 
 
-def _with_images(model: nn.Module, config: Any) -> Built:
+def with_images(model: nn.Module, config: Any) -> Built:
     """Put as many image tokens into the text as the model says that an image needs."""
     recipe = find_recipe(model, config)
-    token = next(vars(config)[name] for name in ("image_token_id", "image_token_index") if name in vars(config))
+    token = next((vars(config)[name] for name in ("image_token_id", "image_token_index") if name in vars(config)), None)
+    if token is None:
+        raise NoInputsError("the configuration names no token of images")
     types = {"token_type_ids": 0} if "token_type_ids" in inspect.signature(model.forward).parameters else {}
     form, count, message = 0, 4, ""
     forms = {**recipe.forms, **types}
     for _ in range(12):
         recipe = Recipe({**forms, "pixel_values": form})
-        made = [_placed(recipe.make(config, Size(batch, count + 4)), token, count) for batch in (2, 3)]
+        sizes = [Size(2, count + 4), Size(3, count + 4), Size(2, count + 7)]
+        made = [_placed(recipe.make(config, size), token, count) for size in sizes]
         try:
             with torch.no_grad():
                 model(**made[0])
         except Exception as error:  # whatever the model raises
             message = f"{error}"
             found = re.search(r"tokens:? (\d+)\D+features:? (\d+)", message)
-            if found:  # some count the tokens, and the numbers of the features
+            if "mm_token_type_ids" in message:
+                forms = {**forms, "mm_token_type_ids": 0}
+            elif found:  # some count the tokens, and the numbers of the features
                 tokens, features = int(found[1]), int(found[2])
                 count = max(1, count // WIDTH if tokens == features else count * features // max(1, tokens))
             elif "image_grid_thw" not in forms and "grid" in message + str(model.forward.__doc__):
@@ -118,7 +123,9 @@ def _with_images(model: nn.Module, config: Any) -> Built:
 
 
 def _placed(inputs: Inputs, token: int, count: int) -> Inputs:
-    inputs["input_ids"][:, 2 : 2 + count] = token
+    for name, value in (("input_ids", token), ("mm_token_type_ids", 1)):
+        if name in inputs:
+            inputs[name][:, 2 : 2 + count] = value
     if "attention_mask" in inputs:
         inputs["attention_mask"][:] = 1
     return inputs

@@ -98,7 +98,7 @@ class Maker:
             ],
             r"decoder_attention_mask": [lambda: self.ones(batch, length)],
             r"(.*_)?attention_mask": [lambda: self._mask(batch, length)],
-            r"token_type_ids|langs": [lambda: torch.zeros(batch, length, dtype=torch.int64)],
+            r"(mm_)?token_type_ids|langs": [lambda: torch.zeros(batch, length, dtype=torch.int64)],
             r"bbox": [lambda: self._boxes(batch, length), lambda: self._boxes(batch, length).float() / 100],
             r"pixel_mask": [lambda: self.ones(batch, *image)],
             r"(pixel_values|images?|x)(_vid.*)?|input_image|.*pixel_values": [

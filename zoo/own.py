@@ -116,6 +116,7 @@ FIELDS: Mapping[str, Mapping[str, Any]] = {
     "vibevoice_acoustic_tokenizer_decoder": {"num_filters": 4},
     "vibevoice_acoustic_tokenizer_encoder": {"num_filters": 4},
     "step3p7": {"text_config.sliding_window": 4},
+    "gemma3": {"mm_tokens_per_image": 4},
     "Gemma3ForConditionalGeneration": {"mm_tokens_per_image": 4},
 }
 INPUTS: Mapping[str, Mapping[str, Form]] = {

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from zoo.results import ORDER, exportable, outcome
 from zoo.trial import Row
+from zoo.variations import MODALITIES, VARIED
 
 PAGE = Path(__file__).parent.parent / "docs" / "zoo.md"
 KINDS = {"transformers": "Base models of transformers", "timm": "Modules of timm", "heads": "Models with heads"}
@@ -35,7 +36,7 @@ here asks for the cache that the model makes.
 def page(rows: Mapping[str, Row], known: Mapping[str, int]) -> str:
     """Return the page of rows, of as many models of each kind as are known."""
     kinds = {kind: [row for row in rows.values() if row["name"].startswith(f"{kind}/")] for kind in KINDS}
-    parts = [BEGIN, _summary(kinds, known), _slow([*rows.values()]), _refusals(rows.values())]
+    parts = [BEGIN, _summary(kinds, known), _tried(kinds), _slow([*rows.values()]), _refusals(rows.values())]
     parts += [_kind(title, kinds[kind]) for kind, title in KINDS.items()]
     return "\n".join(parts)
 
@@ -75,6 +76,41 @@ def _summary(kinds: Mapping[str, list[Row]], known: Mapping[str, int]) -> str:
         else ""
     )
     return f"## What works\n\n{_table(header, lines)}{text}"
+
+
+def _tried(kinds: Mapping[str, list[Row]]) -> str:
+    header = [
+        "",
+        "models",
+        *(f"with {each}" for each in MODALITIES),
+        "without their images or sounds",
+        *VARIED.values(),
+        "weights",
+    ]
+    lines, without = [], []
+    for kind, rows in kinds.items():
+        built = [row for row in rows if "modalities" in row]
+        shares = [row["weights"] for row in built if row["weights"] is not None]
+        without += [_code(row["name"]) for row in built if row["left_out"]]
+        counts = [sum(each in row["modalities"] for row in built) for each in MODALITIES]
+        varied = [_varied(built, each) for each in VARIED]
+        reached = f"{sum(share >= 0.9 for share in shares)} of {len(shares)}"
+        lines.append((KINDS[kind], len(built), *counts, sum(bool(row["left_out"]) for row in built), *varied, reached))
+    text = (
+        "## What was tried\n\nModels by the kinds of their inputs, as far as they were tried since this is recorded. "
+        "*Other lengths* and the columns after it: how many graphs compute the same as the model there, optimized too, "
+        "of the models that take such inputs; the others refuse. *Weights*: of how many models at least nine tenths "
+        "of the weights are in tensors that change the outputs, so that a mistake in them would show.\n\n"
+    )
+    names = f"\nTried without images or sounds that they take: {', '.join(sorted(without))}.\n" if without else ""
+    return text + _table(header, lines) + names
+
+
+def _varied(rows: Iterable[Row], kind: str) -> str:
+    found = [outcome for row in rows for each, outcome in zip(row.get("varied", ()), row.get("sizes", ()), strict=False)
+             if each == kind]  # fmt: skip
+    taken = len(found) - found.count("model")
+    return f"{found.count('equal')} of {taken}" if taken else ""
 
 
 def _slow(rows: list[Row]) -> str:

@@ -8,6 +8,7 @@ import inspect
 import re
 import sys
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any
 from unittest.mock import patch
 
@@ -87,6 +88,9 @@ def from_config(kind: Callable[[], Any], cls: Any, name: str) -> Built:
 
     def build(config: Any) -> Built:
         model = randomised(cls(config).eval())
+        if name not in INPUTS and {"input_ids", "pixel_values"} <= inspect.signature(model.forward).parameters.keys():
+            with suppress(NoInputsError):
+                return heads.with_images(model, config)
         recipe = find_recipe(model, config, INPUTS.get(name))
         return Built(model, recipe.make(config, EXAMPLE), [recipe.make(config, size) for size in OTHERS])
 

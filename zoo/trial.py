@@ -32,6 +32,7 @@ from fxopt import (
 )
 from fxopt_core import kept
 from fxopt_tools.verification.isolated_run import run_once
+from zoo.variations import left_out, modalities, share_of_weights, variations
 
 PIPELINES = ("inference", "cpu-inference")
 Row: TypeAlias = dict[str, Any]
@@ -51,8 +52,9 @@ class Trial:
     """Fills the row of one model, and reports it after each step, so that a killed process leaves the last step.
 
     A row has `class`, `parameters`, `seconds` by step, `refused` (the step that ended the trial, with its reason),
-    `sizes` (what other sizes gave), `problems` (what is wrong, by step) and `refusals` of passes by reason. A trial
-    that is not `thorough` neither saves nor exports what was captured. `unsaved` is why a file cannot hold it.
+    `modalities` of the inputs and those `left_out`, `weights` (the share that changes the outputs), `sizes` (what other
+    inputs gave) with what was `varied` in them, `problems` (what is wrong, by step) and `refusals` of passes by reason.
+    A trial that is not `thorough` neither saves nor exports what was captured. `unsaved` is why a file cannot hold it.
     """
 
     def __init__(self, name: str, report: Callable[[Row], None], *, thorough: bool = True) -> None:
@@ -68,6 +70,10 @@ class Trial:
             self.row["parameters"] = sum(parameter.numel() for parameter in built.model.parameters())
         if "refused" in self.row:
             return self.row
+        self.row["modalities"] = modalities(built.example)
+        self.row["left_out"] = left_out(built.model, built.example)
+        self.row["weights"] = share_of_weights(built.model, built.example)
+        others = variations(built.example, built.others)
         before = fingerprint(built.model)
         with self._step("capture"):
             captured = capture(built.model, kwargs=dict(built.example))
@@ -78,9 +84,9 @@ class Trial:
                 export_alone(built)
             return self.row
         self.row["nodes"] = len(captured.graph.nodes)
-        self._sizes(built, captured)
+        self._sizes(built, captured, others)
         for pipeline in PIPELINES:
-            self._optimize(built, captured, pipeline)
+            self._optimize(built, captured, pipeline, others)
         if self.thorough:
             with self._problem("save"):
                 save_and_load(built, captured)
@@ -93,14 +99,19 @@ class Trial:
                 export_alone(built)
         return self.row
 
-    def _sizes(self, built: Built, captured: GraphModule) -> None:
-        found: list[str] = []
-        for inputs in built.others:
+    def _sizes(self, built: Built, captured: GraphModule, others: Sequence[tuple[str, Mapping[str, Any]]]) -> None:
+        self.row["varied"], self.row["sizes"] = [kind for kind, _ in others], ["wrong"] * len(others)
+        for number, (_, inputs) in enumerate(others):
             with self._problem("sizes"):
-                found.append(at_size(built.model, captured, inputs))
-        self.row["sizes"] = found
+                self.row["sizes"][number] = at_size(built.model, captured, inputs)
 
-    def _optimize(self, built: Built, captured: GraphModule, pipeline: str) -> None:
+    def _optimize(
+        self,
+        built: Built,
+        captured: GraphModule,
+        pipeline: str,
+        others: Sequence[tuple[str, Mapping[str, Any]]],
+    ) -> None:
         with self._problem(pipeline):
             optimized = registry().pipeline(pipeline)(faithful_copy(captured))
             same(built.model, optimized, built.example)
@@ -111,6 +122,9 @@ class Trial:
                     counts[key] = max(counts.get(key, 0), number)
             sites = sum(len(record.rewrites) for record in history(optimized))
             self.row.setdefault("sites", {})[pipeline] = sites
+            for (kind, inputs), found in zip(others, self.row["sizes"], strict=True):
+                if found == "equal" and at_size(built.model, optimized, inputs) != found:
+                    raise AssertionError(f"{pipeline} refuses {kind} that the graph takes")
             with self._problem(f"undo {pipeline}"):
                 self.row.setdefault("undone", {})[pipeline] = is_undone(optimized, captured)
 

@@ -97,8 +97,47 @@ def test_a_trial_says_what_is_wrong_and_what_is_refused(monkeypatch: pytest.Monk
     monkeypatch.setattr("zoo.trial.undo", undo_wrongly)
     row = tried("wrong", lambda: Built(Steps(relu).eval(), x, [{"x": torch.randn(3, 4)}, {"x": torch.randn(3, 5)}]))
     assert outcome(row) == "wrong"
-    assert row["sizes"] == ["equal", "model"]
+    assert (row["varied"], row["sizes"]) == (["batches", "lengths"], ["equal", "model"])
     assert "undo left other" in row["problems"]["undo inference"]
+    assert (row["modalities"], row["left_out"], row["weights"]) == (["images"], [], 1.0)
+
+
+class Seeing(nn.Module):
+    """Takes text and images of any size, and has a weight that it does not read."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.conv, self.unread = nn.Embedding(9, 2), nn.Conv2d(3, 2, 3), nn.Linear(4, 5)
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor, pixel_values: Tensor | None = None) -> Tensor:
+        text: Tensor = (self.table(input_ids) * attention_mask[..., None]).sum(1)
+        return text if pixel_values is None else text + self.conv(pixel_values).mean((2, 3))
+
+
+def test_sizes_masks_and_images_are_varied_and_what_is_left_out_is_said() -> None:
+    text = {"input_ids": torch.tensor([[1, 2, 3]] * 2), "attention_mask": torch.tensor([[1, 1, 0]] * 2)}
+    seen = {**text, "pixel_values": torch.randn(2, 3, 40, 40)}
+    row = tried("seeing", lambda: Built(Seeing().eval(), seen))
+    assert (row["modalities"], row["left_out"]) == (["text", "images"], [])
+    assert dict(zip(row["varied"], row["sizes"], strict=True)) == {"images": "equal", "masks": "equal"}
+    assert row["weights"] == round((18 + 56) / (18 + 56 + 25), 3)
+    blind = tried("blind", lambda: Built(Seeing().eval(), text))
+    assert (blind["modalities"], blind["left_out"], blind["varied"]) == (["text"], ["images"], ["masks"])
+    shown = page({row["name"]: {**row, "since": ""} for row in ({**blind, "name": "timm/blind"},)}, KNOWN)
+    assert "Tried without images or sounds that they take: `timm/blind`." in shown
+
+
+def test_an_optimized_graph_is_compared_at_other_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
+    compared: list[GraphModule] = []
+
+    def refuse(model: nn.Module, captured: GraphModule, inputs: object) -> str:
+        compared.append(captured)
+        return "equal" if len(compared) == 1 else "refused"
+
+    monkeypatch.setattr("zoo.trial.at_size", refuse)
+    x = torch.randn(2, 4)
+    row = tried("sizes", lambda: Built(Steps(lambda model, x: x.relu()).eval(), {"x": x}, [{"x": x[:1]}]))
+    assert row["problems"]["inference"] == "AssertionError: inference refuses batches that the graph takes"
 
 
 @pytest.mark.nightly
