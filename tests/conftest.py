@@ -10,7 +10,7 @@ import pytest
 from hypothesis import settings
 from stand_ins import stand_in_for
 
-# Thousands of models of tests/test_properties.py, other ones each night, and every fault of tests/test_faults.py.
+# Thousands of models of tests/test_properties.py, other ones each night, and the faults of tests/test_faults.py.
 settings.register_profile("nightly", max_examples=1500, deadline=None, print_blob=True)
 
 

@@ -1,8 +1,7 @@
 """Whatever call of a pass fails, nothing of the attempt stays: every shipped pass, compositions, undoing.
 
-A plain run takes a sample of the calls. With the profile "nightly" of Hypothesis, the passes on traced models fail at
-every single call, before and after it, and everything else at the first and the last call of every place in the code.
-Pipelines make tens of thousands of calls: they fail at a thousand of them, spread over all places.
+A plain run takes a sample of the calls. With the profile "nightly" of Hypothesis, a thousand calls fail in each test,
+spread over all places in the code, of which a pass has about as many.
 """
 
 from __future__ import annotations
@@ -19,8 +18,6 @@ from fault_injection import (
     Choice,
     InjectedInterrupt,
     Moment,
-    at_each_place,
-    every,
     inject_faults,
     some,
 )
@@ -55,15 +52,7 @@ from fxopt_tools import Verify
 
 # torch warns about itself when the pytree of an export graph is copied.
 pytestmark = pytest.mark.filterwarnings("ignore:`isinstance\\(treespec, LeafSpec\\)` is deprecated:FutureWarning")
-
-
-def unless_many(choose: Choice) -> Choice:
-    """Choose as another choice does, but a thousand calls of a pipeline, of which each takes a third of a second."""
-    return lambda calls: (choose if len(calls) < 20_000 else some(1_000))(calls)
-
-
-THROUGHOUT: Choice = unless_many(every) if NIGHTLY else some(6)
-AT_PLACES: Choice = unless_many(at_each_place) if NIGHTLY else some(4)
+CALLS: Choice = some(1_000 if NIGHTLY else 4)
 LARGE = 256  # a square weight of this size is what a pass releases, so that a rollback has to rebuild it
 
 
@@ -206,7 +195,7 @@ def holds(make: Callable[[], Sequence[nn.Module]], action: Action, inputs: tuple
 @pytest.mark.parametrize("moment", ["before", "after"])
 @pytest.mark.parametrize(("transformation", "made"), PASSES, ids=named)
 def test_passes_on_traced_models(transformation: Transformation, made: Made, moment: Moment) -> None:
-    holds(partial(traced, made), transformation, inputs_of(made), choose=THROUGHOUT, moment=moment)
+    holds(partial(traced, made), transformation, inputs_of(made), choose=CALLS, moment=moment)
 
 
 @pytest.mark.parametrize("form", [exported, *([captured] if NIGHTLY else [])], ids=named)
@@ -214,21 +203,21 @@ def test_passes_on_traced_models(transformation: Transformation, made: Made, mom
 def test_passes_on_exported_and_captured_models(
     transformation: Transformation, made: Made, form: Callable[[Made], Sequence[nn.Module]]
 ) -> None:
-    holds(partial(form, made), transformation, inputs_of(made), choose=AT_PLACES)
+    holds(partial(form, made), transformation, inputs_of(made), choose=CALLS)
 
 
 @pytest.mark.parametrize("form", [traced, exported, *([captured] if NIGHTLY else [])], ids=named)
 @pytest.mark.parametrize(("transformation", "made"), REVERSIBLE, ids=named)
 def test_reversing(transformation: Transformation, made: Made, form: Callable[[Made], Sequence[nn.Module]]) -> None:
     assert isinstance(transformation, ReversibleTransformation)
-    make, choose = partial(transformed, form, made, transformation), THROUGHOUT if form is traced else AT_PLACES
-    holds(make, partial(transformation, reverse=True), inputs_of(made), choose=choose)
+    make = partial(transformed, form, made, transformation)
+    holds(make, partial(transformation, reverse=True), inputs_of(made), choose=CALLS)
 
 
 @pytest.mark.parametrize("form", [traced, exported], ids=named)
 @pytest.mark.parametrize("composition", COMPOSITIONS, ids=named)
 def test_compositions(composition: Transformation, form: Callable[[Made], Sequence[nn.Module]]) -> None:
-    holds(partial(form, ATTENTION), composition, inputs_of(ATTENTION), choose=AT_PLACES)
+    holds(partial(form, ATTENTION), composition, inputs_of(ATTENTION), choose=CALLS)
 
 
 @pytest.mark.parametrize("on_failure", ["veto", *(["raise"] if NIGHTLY else [])])
@@ -239,7 +228,7 @@ def test_compositions_under_verification(on_failure: Any) -> None:
         with instrumented(Verify(inputs, on_failure=on_failure)):
             return compose(*THREE)(graph_module)
 
-    holds(partial(traced, ATTENTION), action, inputs, choose=AT_PLACES)
+    holds(partial(traced, ATTENTION), action, inputs, choose=CALLS)
 
 
 class MulToAdd(Transformation):
@@ -271,7 +260,7 @@ class MulToAdd(Transformation):
 
 @pytest.mark.parametrize("moment", ["before", "after"])
 def test_a_pass_of_another_author(moment: Moment) -> None:
-    holds(partial(traced, ATTENTION), MulToAdd(), inputs_of(ATTENTION), choose=THROUGHOUT, moment=moment)
+    holds(partial(traced, ATTENTION), MulToAdd(), inputs_of(ATTENTION), choose=CALLS, moment=moment)
 
 
 @pytest.mark.parametrize("transformation", [MergeLinears(), MergeLinears(share_storage=True), MulToAdd()], ids=named)
@@ -282,14 +271,14 @@ def test_interrupts_go_on_as_they_are(transformation: Transformation) -> None:
         except PassError as error:
             raise AssertionError("an interrupt became an error of the pass") from error
 
-    holds(partial(traced, ATTENTION), action, inputs_of(ATTENTION), choose=AT_PLACES, error=InjectedInterrupt)
+    holds(partial(traced, ATTENTION), action, inputs_of(ATTENTION), choose=CALLS, error=InjectedInterrupt)
 
 
 @pytest.mark.parametrize(
     "how", [{"protect_values": True}, {"lint_and_recompile": False}, {"strict": False, "expect": 1}]
 )
 def test_other_ways_to_run_a_pass(how: dict[str, Any]) -> None:
-    holds(partial(traced, ATTENTION), partial(MergeLinears(), **how), inputs_of(ATTENTION), choose=AT_PLACES)
+    holds(partial(traced, ATTENTION), partial(MergeLinears(), **how), inputs_of(ATTENTION), choose=CALLS)
 
 
 def test_infer_shapes() -> None:
@@ -299,7 +288,7 @@ def test_infer_shapes() -> None:
         return torch.fx.symbolic_trace(model), model
 
     inputs = inputs_of(ATTENTION)
-    holds(make, lambda graph_module: infer_shapes(graph_module, *inputs), inputs, choose=THROUGHOUT)
+    holds(make, lambda graph_module: infer_shapes(graph_module, *inputs), inputs, choose=CALLS)
 
 
 # large tensors, which a pass releases
@@ -322,4 +311,4 @@ def test_large_tensors(transformation: Transformation, how: str) -> None:
     make = partial(transformed, traced, BIG, transformation) if how == "undone" else partial(traced, BIG)
     make = make if how == "model-kept" else partial(freed, make)
     action = undo if how == "undone" else transformation
-    holds(make, action, inputs_of(BIG), choose=AT_PLACES, identities=False)
+    holds(make, action, inputs_of(BIG), choose=CALLS, identities=False)
