@@ -1,4 +1,4 @@
-"""Inputs whose values decide sizes: one graph holds the values of its example, and refuses others."""
+"""Inputs whose values decide sizes: one graph is for the values that the model reads, and refuses others."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from fxopt_core.errors import CaptureError
 from fxopt_rewrite import MalformedError
 
 PATCHES, GRID = torch.randn(10, 4), torch.tensor([[1, 2, 3], [1, 2, 2]])
+X, LENGTHS, NONE = torch.randn(3, 4), torch.tensor([2, 3]), torch.zeros(2, dtype=torch.int64)
 
 
 class Images(nn.Module):
@@ -30,12 +31,10 @@ class Images(nn.Module):
 
     def forward(self, patches: Tensor, grid_thw: Tensor) -> Tensor:
         grid_thw[:, 0] = 1
-        places = [torch.arange(h)[:, None] + torch.arange(w) for _, h, w in grid_thw.tolist()]
-        flat = torch.cat([place.flatten() for place in places])
-        hidden = self.project(patches) + self.positions(flat)
+        places = [(torch.arange(h)[:, None] + torch.arange(w)).flatten() for _, h, w in grid_thw.tolist()]
+        hidden = self.project(patches) + self.positions(torch.cat(places))
         images: tuple[Tensor, ...] = hidden.split_with_sizes(grid_thw.prod(-1).tolist())
-        mixed = [torch.softmax(image @ image.mT, -1) @ image for image in images if image.shape[0] > 1]
-        return torch.cat(mixed)
+        return torch.cat([torch.softmax(image @ image.mT, -1) @ image for image in images if image.shape[0] > 1])
 
 
 @pytest.fixture(scope="module")
@@ -44,77 +43,34 @@ def model() -> Images:
     return Images().eval()
 
 
-def test_a_graph_holds_the_values_of_its_example_and_refuses_others(
+def test_a_graph_is_for_the_values_of_its_example_and_refuses_others(
     model: Images, caplog: pytest.LogCaptureFixture, tmp_path: Path
 ) -> None:
     with caplog.at_level(logging.WARNING):
         captured: Any = capture(model, (PATCHES, GRID))
     assert "Images: the graph is for these values of `grid_thw` alone, as they decide sizes" in caplog.text
-    turned = GRID.flip(0)
     found = r"input `grid_thw` holds \[1, 2, 2, 1, 2, 3\], where the graph was captured with \[1, 2, 3, 1, 2, 2\]"
     for each in in_every_form(captured, tmp_path):
-        torch.testing.assert_close(each(PATCHES, GRID), model(PATCHES, GRID))
         torch.testing.assert_close(each(PATCHES + 1, GRID.clone()), model(PATCHES + 1, GRID))
         with pytest.raises(CaptureError, match=found):
-            each(PATCHES, turned)
+            each(PATCHES, GRID.flip(0))
     compiled: Any = torch.compile(captured, backend="eager")
     with torch.no_grad():
         torch.testing.assert_close(compiled(PATCHES, GRID), model(PATCHES, GRID))
     with torch.no_grad(), pytest.raises(CaptureError, match=found):
-        compiled(PATCHES, turned)
-
-
-def test_an_exported_program_asserts_the_values(model: Images) -> None:
-    program = export(capture(model, (PATCHES, GRID))).module()
+        compiled(PATCHES, GRID.flip(0))
+    program = export(captured).module()
     torch.testing.assert_close(program(PATCHES, GRID), model(PATCHES, GRID))
     with pytest.raises(RuntimeError, match="values that decide sizes"):
         program(PATCHES, GRID.flip(0))
 
 
-def test_a_model_without_weights_is_captured_for_the_values(model: Images) -> None:
+def test_a_model_without_weights_is_captured_for_values_that_were_given(model: Images) -> None:
     captured = capture(Images().to("meta").eval(), (PATCHES, GRID))
     captured.load_state_dict(model.state_dict(), assign=True)
     torch.testing.assert_close(captured(PATCHES, GRID), model(PATCHES, GRID))
-
-
-class Scaled(nn.Module):
-    """Reads the sizes of its images as numbers, and no size from them."""
-
-    def forward(self, x: Tensor, image_sizes: Tensor) -> Tensor:
-        return x / image_sizes.prod(-1, keepdim=True)
-
-
-def test_values_that_decide_no_size_stay_inputs() -> None:
-    captured = capture(Scaled(), (torch.ones(2, 3), torch.tensor([[2, 2], [3, 3]])))
-    given = torch.ones(3, 3), torch.tensor([[1, 2], [3, 4], [5, 6]])
-    torch.testing.assert_close(captured(*given), Scaled()(*given))
-
-
-class Counting(nn.Module):
-    """Reads a number from tokens, beside sizes."""
-
-    def forward(self, tokens: Tensor, image_sizes: Tensor) -> Tensor:
-        return tokens[: int(tokens.max())].repeat(int(image_sizes[0]))
-
-
-def test_values_of_other_inputs_are_refused() -> None:
-    with pytest.raises(CaptureError, match=r"depends on the values of a tensor"):
-        capture(Counting(), (torch.arange(4), torch.tensor([2])))
-
-
-class Written(nn.Module):
-    """Writes what it computes from its input into a tensor made from sizes."""
-
-    def forward(self, x: Tensor, lengths: Tensor) -> Tensor:
-        result = torch.zeros(int(lengths.sum()), x.shape[1])
-        positions = torch.linspace(0, 1, int(lengths[0]))
-        result[: int(lengths[0])] = x * positions[:, None]
-        return result
-
-
-def test_activations_are_written_into_tensors_of_these_sizes() -> None:
-    given = torch.randn(3, 4), torch.tensor([3, 2])
-    torch.testing.assert_close(capture(Written(), given)(*given), Written()(*given))
+    with pytest.raises(CaptureError, match="depends on the values of a tensor"):
+        capture(Images().to("meta").eval(), (PATCHES.to("meta"), GRID.to("meta")))
 
 
 class Of(nn.Module):
@@ -128,23 +84,10 @@ class Of(nn.Module):
         return torch.cat([x] * int(lengths.sum())), self.function(x, lengths, shift)
 
 
-def with_sums(x: Tensor, lengths: Tensor, shift: Tensor) -> Tensor:
-    result = torch.zeros_like(lengths, dtype=torch.float32)
-    result += x.sum()
-    return result
-
-
 def shifted(x: Tensor, lengths: Tensor, shift: Tensor) -> Tensor:
     ends = lengths.cumsum(0)
-    view = ends[:]
-    view += shift
+    ends[:].add_(shift)  # through a view
     return ends + 1
-
-
-def from_a_factory(x: Tensor, lengths: Tensor, shift: Tensor) -> Tensor:
-    index = torch.arange(int(lengths.sum()))
-    index += shift[0]
-    return x[(index + 1).clamp(0, 2)]
 
 
 def with_sizes(x: Tensor, lengths: Tensor, shift: Tensor) -> Tensor:
@@ -155,30 +98,7 @@ def with_sizes(x: Tensor, lengths: Tensor, shift: Tensor) -> Tensor:
 
 def scattered(x: Tensor, lengths: Tensor, shift: Tensor) -> Tensor:
     rows = torch.repeat_interleave(torch.arange(2), lengths)[: x.shape[0]]
-    return (
-        lengths.new_zeros(2, x.shape[1], dtype=x.dtype).index_add_(0, rows, x[: rows.shape[0]]) / lengths.max().item()
-    )
-
-
-def doubled(x: Tensor, lengths: Tensor, shift: Tensor) -> Tensor:
-    return lengths * 2
-
-
-def themselves(x: Tensor, lengths: Tensor, shift: Tensor) -> Tensor:
-    return lengths
-
-
-def counted_up(x: Tensor, lengths: Tensor, shift: Tensor) -> Tensor:
-    lengths += 1
-    return x[: lengths[0]]
-
-
-def in_rows_of(x: Tensor, lengths: Tensor, shift: Tensor) -> Tensor:
-    return x.view(lengths[0], 2, lengths[1]).split(lengths[0] - 1)[0]
-
-
-def the_first_rows(x: Tensor, lengths: Tensor, shift: Tensor) -> Tensor:
-    return x[1 : lengths[1], : lengths.max()]
+    return lengths.new_zeros(2, 4, dtype=x.dtype).index_add_(0, rows, x) / lengths.max().item()
 
 
 def from_a_written_start(x: Tensor, lengths: Tensor, shift: Tensor) -> Tensor:
@@ -187,86 +107,89 @@ def from_a_written_start(x: Tensor, lengths: Tensor, shift: Tensor) -> Tensor:
     return x[start.tolist()[0] :]
 
 
-WRITTEN = [with_sums, shifted, from_a_factory, with_sizes, scattered, counted_up, from_a_written_start]
-COMPUTED = [*WRITTEN, doubled, themselves, in_rows_of, the_first_rows]
+COMPUTED: dict[str, Callable[..., Any]] = {
+    "sums": lambda x, lengths, shift: torch.zeros_like(lengths, dtype=torch.float32).add_(x.sum()),
+    "shifted": shifted,
+    "from a factory": lambda x, lengths, shift: torch.arange(int(lengths.sum())).add_(shift[0]) + 1,
+    "with sizes": with_sizes,
+    "scattered": scattered,
+    "counted up": lambda x, lengths, shift: x[: lengths.add_(1)[0]],
+    "from a written start": from_a_written_start,
+    "doubled": lambda x, lengths, shift: lengths * 2,
+    "themselves": lambda x, lengths, shift: lengths,
+    "in rows of": lambda x, lengths, shift: x.view(lengths[0], 2, lengths[1]).split(lengths[0] - 1)[0],
+    "the first rows": lambda x, lengths, shift: x[1 : lengths[1], : lengths.max()],
+}
 
 
-@pytest.mark.parametrize("function", COMPUTED, ids=lambda function: function.__name__)
-def test_a_graph_computes_what_the_model_does_with_each_call(function: Callable[..., Any]) -> None:
-    model = Of(function).eval()
-    lengths, none = torch.tensor([2, 3]), torch.zeros(2, dtype=torch.int64)
-    captured = capture(model, (torch.randn(3, 4), lengths.clone(), none))
-    for shift in (none, none + 1, none + 2):
-        x, given, same = torch.randn(3, 4), lengths.clone(), lengths.clone()
-        found, wanted = captured(x, given, shift), model(x, same, shift)
-        torch.testing.assert_close(found, wanted)
+@pytest.mark.parametrize("name", COMPUTED)
+def test_a_graph_computes_what_the_model_does_with_each_call(name: str) -> None:
+    model = Of(COMPUTED[name]).eval()
+    captured = capture(model, (X, LENGTHS.clone(), NONE))
+    for shift in (NONE, NONE + 1, NONE + 2):
+        x, given, same = torch.randn(3, 4), LENGTHS.clone(), LENGTHS.clone()
+        found = captured(x, given, shift)
+        torch.testing.assert_close(found, model(x, same, shift))
         assert torch.equal(given, same)
         found[1].zero_()  # of the caller: the next call makes it anew
 
 
 def test_random_numbers_are_drawn_in_each_call() -> None:
-    captured = capture(Of(lambda x, lengths, shift: torch.bernoulli(lengths.float() / 4)), (x := torch.randn(3, 4),
-        torch.tensor([2, 3]), torch.zeros(1)), compare=False)  # fmt: skip
-    drawn = {tuple(captured(x, torch.tensor([2, 3]), torch.zeros(1))[1].tolist()) for _ in range(50)}
-    assert len(drawn) > 1
+    model = Of(lambda x, lengths, shift: torch.bernoulli(lengths.float() / 4))
+    captured = capture(model, (X, LENGTHS, NONE), compare=False)
+    assert len({tuple(captured(X, LENGTHS, NONE)[1].tolist()) for _ in range(50)}) > 1
 
 
-def test_dtypes_and_sizes_are_those_of_the_values() -> None:
-    x, lengths, shift = torch.randn(3, 4), torch.tensor([2, 3]), torch.zeros(1)
+def test_dtypes_are_those_of_the_values_and_sizes_that_a_caller_names_vary() -> None:
+    model = Of(lambda x, lengths, shift: lengths * 2)
     with pytest.raises(CaptureError, match=r"`lengths` has dtype torch\.int32, where the graph was captured for"):
-        capture(Of(doubled), (x, lengths, shift))(x, lengths.int(), shift)
-    auto = torch.export.Dim.AUTO
-    shapes = {"x": {0: auto}, "lengths": {0: auto}, "shift": None}
-    with pytest.raises(CaptureError, match=r"values of `lengths` decide sizes, .* leave it out of `dynamic_shapes`"):
-        capture(Of(doubled), (x, lengths, shift), dynamic_shapes=shapes)
-
-
-def test_values_on_the_meta_device_are_not_invented() -> None:
+        capture(model, (X, LENGTHS, NONE))(X, LENGTHS.int(), NONE)
+    shapes = {"x": {0: torch.export.Dim.AUTO}, "lengths": None, "shift": None}
     with pytest.raises(CaptureError, match="depends on the values of a tensor"):
-        capture(Images().to("meta").eval(), (PATCHES.to("meta"), GRID.to("meta")))
+        capture(model, (X, LENGTHS, NONE), dynamic_shapes=shapes)
 
 
-class EachOfABatch(nn.Module):
-    """Sums as many rows of each sample as its length says."""
+class Called(nn.Module):
+    """Calls a function of two inputs."""
 
-    def forward(self, x: Tensor, lengths: Tensor) -> Tensor:
-        return torch.stack(
-            [rows[:length].sum(0) * len(range(length)) for rows, length in zip(x, lengths.tolist(), strict=True)]
-        )
+    def __init__(self, function: Callable[..., Tensor]) -> None:
+        super().__init__()
+        self.function = function
 
-
-def test_a_batch_of_one_has_one_length() -> None:
-    given = torch.randn(1, 5, 4), torch.tensor([3])
-    torch.testing.assert_close(capture(EachOfABatch(), given)(*given), EachOfABatch()(*given))
+    def forward(self, x: Tensor, lengths: Tensor, image_sizes: Tensor) -> Tensor:
+        return self.function(x, lengths, image_sizes)
 
 
 def test_only_inputs_that_are_read_are_held() -> None:
-    def beside(x: Tensor, lengths: Tensor, image_sizes: Tensor) -> Tensor:
-        return x.repeat(int(lengths.sum()), 1) + image_sizes[0]
-
-    class Beside(nn.Module):
-        forward = staticmethod(beside)
-
-    x, lengths, sizes = torch.randn(3, 2), torch.tensor([2, 3]), torch.tensor([[1, 2]])
-    captured = capture(Beside(), (x, lengths, sizes))
-    torch.testing.assert_close(captured(x, lengths, sizes + 5), beside(x, lengths, sizes + 5))
-    torch.testing.assert_close(captured(x[:1], lengths, sizes), beside(x[:1], lengths, sizes))
+    for reads, others in ((False, LENGTHS + 1), (True, LENGTHS)):
+        model = Called(
+            lambda x, lengths, sizes, reads=reads: x.repeat(int(lengths.sum()) if reads else 1, 1) + sizes[0]
+        )
+        captured = capture(model, (X, LENGTHS, GRID[:1, 1:2]))
+        given = X[:1], others, GRID[1:, 2:]
+        torch.testing.assert_close(captured(*given), model(*given))
 
 
-@pytest.mark.parametrize(
-    ("values", "text"),
-    [
-        ((1, 2, 3), "do not fill its sizes"),
-        ((1, 2, True, 4), "do not fill its sizes"),
-        ((1, 2, 3, 4.0), "do not fill its sizes"),
-        ([1, 2, 3, 4], "do not fill its sizes"),
-        ((1, 2, 3, 2**70), "are beyond torch.int64"),
-    ],
-)
-def test_an_archive_has_values_that_fill_the_sizes(values: Any, text: str) -> None:
-    def spec(values: Any) -> Any:
+def test_a_batch_of_one_has_one_length() -> None:
+    model = Called(lambda x, lengths, _: torch.stack([a[:n] * len(range(n)) for a, n in zip(x, lengths.tolist())]))  # noqa: B905
+    given = torch.randn(1, 5, 4), torch.tensor([3]), torch.tensor([1])
+    torch.testing.assert_close(capture(model, given)(*given), model(*given))
+
+
+def test_values_of_other_inputs_are_refused() -> None:
+    class Counting(nn.Module):
+        def forward(self, tokens: Tensor, image_sizes: Tensor) -> Tensor:
+            return tokens[: int(tokens.max())].repeat(len(range(int(tokens[0]))), int(image_sizes[0]))
+
+    with pytest.raises(CaptureError, match=r"depends on the values of a tensor"):
+        capture(Counting(), (torch.arange(4), torch.tensor([2])))
+
+
+@pytest.mark.parametrize("values", [(1, 2, 3), "1234", [1, 2, 3, 4], (1, "2", 3, 4), (1, 2, 3, 2**70)])
+def test_an_archive_has_values_that_fill_the_sizes(values: Any) -> None:
+    def rows(values: Any) -> Any:
         return write_guards(InputGuards([InputSpec("grid", "integer", (2, 2), values, torch.int64)], []))
 
-    read_guards(spec((1, 2, 3, 4)))(torch.tensor([[1, 2], [3, 4]]))
-    with pytest.raises(MalformedError, match=f"the values of `grid` {text}"):
-        read_guards(spec(values))
+    read_guards(rows((1, 2, 3, 4)))(torch.tensor([[1, 2], [3, 4]]))
+    with pytest.raises(MalformedError, match="the values of `grid` do not fill its sizes"):
+        read_guards(rows(values))

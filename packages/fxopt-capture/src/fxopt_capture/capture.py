@@ -32,7 +32,6 @@ from fxopt_capture.captured import CapturedModule, assemble
 from fxopt_capture.exporting.compare import GraphError, difference_in_call, difference_of_calls
 from fxopt_capture.exporting.dynamic import DimensionsOf, batch_dimension, distinct_tensors
 from fxopt_capture.exporting.failure import described, first_line
-from fxopt_capture.exporting.known_values import named_like_sizes
 from fxopt_capture.exporting.masks import compare_masks
 from fxopt_capture.exporting.modes import training_note
 from fxopt_capture.exporting.observer import Observer
@@ -107,8 +106,9 @@ def capture(
     out, and the graph then accepts the same calls.
 
     If the model makes sizes of the values of an input, such as ``grid_thw`` of images, the graph is for the values of
-    the example, and the logger says so. Such inputs are small integer tensors, not in containers, that are named like a
-    grid, sizes or lengths; a model that depends on the values of others cannot be captured.
+    the example, and the logger says so, unless `dynamic_shapes` are given. Such inputs are small integer tensors, not
+    in containers, that are named like a grid, sizes or lengths; a model that depends on the values of others cannot be
+    captured.
 
     One thread captures at a time, and others wait.
 
@@ -152,11 +152,10 @@ def capture(
 
 @dataclass(frozen=True)
 class Call:
-    """One call of a model: its form, the inputs of the graph by name, and those of them that may decide sizes."""
+    """One call of a model: its form, and the inputs of the graph by name."""
 
     form: CallForm
     inputs: Mapping[str, object]
-    sizes: Mapping[str, torch.Tensor]
 
 
 def read_call(
@@ -176,11 +175,9 @@ def read_call(
     if is_pretrained(model):
         choice = no_cache(form, inputs) if without_cache else cache_choice(model, form)
         form = form.with_implied(**choice)
-    sizes = named_like_sizes(inputs)  # before others get values that nobody has given
     if is_weightless(model):
         inputs = with_values(inputs, device_for(model, inputs))
-    inputs = distinct_tensors(inputs, [*model.parameters(), *model.buffers()])
-    return Call(form, inputs, {name: value for name, value in named_like_sizes(inputs).items() if name in sizes})
+    return Call(form, distinct_tensors(inputs, [*model.parameters(), *model.buffers()]))
 
 
 def capture_call(model: nn.Module, call: Call, dynamic_shapes: Any, *, compare: bool) -> CapturedModule:
@@ -194,7 +191,7 @@ def capture_call(model: nn.Module, call: Call, dynamic_shapes: Any, *, compare: 
         configurations_kept(model, call.form.fixed.values()),
         random_state_kept(model, call.inputs),
     ):
-        return _captured(Request(model, call.form, call.inputs, dynamic_shapes, sizes=call.sizes), compare=compare)
+        return _captured(Request(model, call.form, call.inputs, dynamic_shapes), compare=compare)
 
 
 def _captured(request: Request, *, compare: bool) -> CapturedModule:

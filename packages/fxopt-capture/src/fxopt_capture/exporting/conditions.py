@@ -31,14 +31,13 @@ def read_guards(
     Args:
         values: ``meta["val"]`` of the placeholders of its inputs.
         known: the inputs whose values the model has read, by name.
-
-    Raises:
-        CaptureError: an input is known, and its sizes vary.
     """
     paths = [path for path, _ in pytree.tree_leaves_with_path(dict(inputs))]
     names = [f"{getattr(path[0], 'key', path[0])}{pytree.keystr(path[1:])}" for path in paths]
     specs = [_spec(name, value) for name, value in zip(names, values, strict=True)]
-    specs = [_with_values(spec, known[spec.name]) if spec.name in known else spec for spec in specs]
+    for place, spec in enumerate(specs):
+        if (value := known.get(spec.name)) is not None:
+            specs[place] = replace(spec, value=tuple(value.flatten().tolist()), dtype=value.dtype)
     conditions = [*_relations(program.range_constraints, values), *_observed(program, paths, names)]
     return InputGuards(specs, joined(distinct(conditions)), mode)
 
@@ -56,14 +55,6 @@ def _spec(name: str, value: object) -> InputSpec:
         return InputSpec(name, None, (), value)
     sizes = tuple(None if size_expression(size) is not None else int(size) for size in value.shape)
     return InputSpec(name, dtype_kind(value.dtype), sizes)
-
-
-def _with_values(spec: InputSpec, value: torch.Tensor) -> InputSpec:
-    if spec.sizes != tuple(value.shape):
-        raise CaptureError(
-            f"the values of `{spec.name}` decide sizes, so that its own cannot vary; leave it out of `dynamic_shapes`"
-        )
-    return replace(spec, value=tuple(value.flatten().tolist()), dtype=value.dtype)
 
 
 def dynamic_sizes(values: Sequence[object]) -> Iterator[tuple[int, int, sympy.Expr]]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -22,47 +21,23 @@ from fxopt_capture._torch import without_modes
 #: ``image_grid_thw``, ``target_sizes``, ``spatial_shapes``, ``cu_seqlens``, ``audio_feature_lengths`` of transformers.
 _NAMES = re.compile(r"(?:grid_thw|grid_hw|sizes|shapes|lens|lengths)$")
 _MANY = 256
-_FACTORIES = frozenset({torch.arange, torch.tensor})
+_INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 _SYMBOLS = (torch.SymInt, torch.SymFloat, torch.SymBool)
-#: Functions that return values of tensors as numbers of Python.
-_READS = frozenset(
-    {"item", "tolist", "numpy", "equal", "allclose", "is_nonzero"}
-    | {f"__{name}__" for name in ("int", "float", "bool", "index", "contains")}
+_FACTORIES = (torch.arange, torch.tensor)
+#: Functions whose arguments after the first are sizes or places, for which torch also takes tensors of one number.
+_TAKING_SIZES = ("__getitem__", "__setitem__", "view", "reshape", "expand", "repeat", "split", "narrow", "unflatten")
+#: Functions that return values as numbers of Python, and those whose results have sizes that depend on values.
+_READING = frozenset(
+    {"item", "tolist", "numpy", "equal", "allclose", "is_nonzero", "__int__", "__float__", "__bool__", "__index__"}
+    | {"__contains__", "repeat_interleave", "nonzero", "argwhere", "masked_select", "unique", "unique_consecutive"}
+    | {"bincount", "arange"}
 )
-#: Functions whose results have sizes that depend on values.
-_SIZED_BY_VALUES = frozenset(
-    {"repeat_interleave", "nonzero", "argwhere", "masked_select", "unique", "unique_consecutive", "bincount", "arange"}
-)
-_INDEXING = frozenset({"__getitem__", "__setitem__"})
-#: Functions whose arguments after the first are sizes, for which torch also takes tensors of one number.
-_TAKING_SIZES = frozenset({"view", "reshape", "expand", "repeat", "split", "narrow", "unflatten"})
 
 
 def named_like_sizes(inputs: Mapping[str, object]) -> dict[str, Tensor]:
-    """Return the inputs that are small integer tensors with values and have the names of sizes, grids and lengths."""
-    return {
-        name: value
-        for name, value in inputs.items()
-        if _NAMES.search(name) and isinstance(value, Tensor) and _is_integer(value) and value.numel() <= _MANY
-    }
-
-
-def _is_integer(tensor: Tensor) -> bool:
-    return not (tensor.is_meta or tensor.is_floating_point() or tensor.is_complex() or tensor.dtype is torch.bool)
-
-
-@dataclass(frozen=True)
-class _Known:
-    """A tensor of an export, with its values and the names of the inputs that these come from.
-
-    `ahead` is how many more writes the tensor has seen than its values. Both see those that are known; after any other
-    write, to it or to a view, it is another number, and the values are of the past.
-    """
-
-    tensor: Tensor
-    values: Tensor
-    names: frozenset[str]
-    ahead: int
+    """Return the inputs that are small integer tensors and have the names of sizes, grids and lengths."""
+    tensors = {name: value for name, value in inputs.items() if _NAMES.search(name) and isinstance(value, Tensor)}
+    return {name: value for name, value in tensors.items() if value.dtype in _INTEGERS and value.numel() <= _MANY}
 
 
 class KnownValues(TorchFunctionMode):
@@ -75,84 +50,76 @@ class KnownValues(TorchFunctionMode):
     def __init__(self, tensors: Mapping[str, Tensor], values: Mapping[str, Tensor], read: set[str]) -> None:
         super().__init__()
         self.read = read
-        self._known: dict[int, _Known] = {}  # holds the tensors, so that no other one gets the id of one
-        for name, tensor in tensors.items():
-            self._note(tensor, values[name], frozenset({name}))
+        # A tensor, which is held so that no other one gets its id, its values, the inputs that these come from, and how
+        # many more writes the tensor has seen than its values. Both see those that are known; after another write, to
+        # the tensor or to a view of it, the values are of the past.
+        self._known: dict[int, tuple[Tensor, Tensor, frozenset[str], int]] = {}
+        with without_modes():  # copies, since the model may write into them
+            for name, tensor in tensors.items():
+                self._note(tensor, values[name].detach().clone(), frozenset({name}))
 
     def __torch_function__(
         self, func: Any, types: object, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         """Call the function, and compute its result with values too if those of its arguments are known."""
-        kwargs = kwargs or {}
-        name = getattr(func, "__name__", "")
-        if name in _INDEXING:
-            args = (args[0], self._numbered(args[1]), *args[2:])
-        elif name in _TAKING_SIZES:
-            args = (args[0], *pytree.tree_map_only(Tensor, self._number, args[1:]))
+        kwargs, name = kwargs or {}, getattr(func, "__name__", "")
+        if name in _TAKING_SIZES:
+            args = (args[0], *map(self._numbered, args[1:]))
         leaves = pytree.tree_leaves((args, kwargs))
         tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
-        found = [known for known in map(self._find, tensors) if known is not None]
-        is_known = len(found) == len(tensors) and bool(tensors or func in _FACTORIES)
+        is_known = all(map(self._is_known, tensors)) if tensors else func in _FACTORIES
         if not is_known or any(isinstance(leaf, _SYMBOLS) for leaf in leaves):
             return func(*args, **kwargs)
-        names = frozenset[str]().union(*(known.names for known in found))
+        names = frozenset[str]().union(*(self._known[id(tensor)][2] for tensor in tensors))
         values = self._values_of(func, args, kwargs)
-        if name in _READS and values is not None:
+        if values is not None and tensors and _reads(name, tensors):
             self.read |= names
-            return values
-        if values is not None and _depends_on_values(name, tensors):
-            self.read |= names
-            # A constant of the graph, which each call copies.
-            result = pytree.tree_map_only(Tensor, torch.clone, values)
+            result = pytree.tree_map_only(
+                Tensor, torch.clone, values
+            )  # a constant, which each call of the graph copies
         else:
             result = func(*args, **kwargs)
-        made, with_values = pytree.tree_leaves(result), pytree.tree_leaves(values)
-        if len(made) == len(with_values):
-            for tensor, value in zip(made, with_values, strict=True):
-                if isinstance(tensor, Tensor) and isinstance(value, Tensor):
-                    self._note(tensor, value, names)
+        for tensor, value in zip(pytree.tree_leaves(result), pytree.tree_leaves(values), strict=False):
+            if isinstance(tensor, Tensor) and isinstance(value, Tensor):
+                self._note(tensor, value, names)
         return result
 
     def _values_of(self, func: Any, args: Any, kwargs: Any) -> Any:
         """Return what a function gives for values; None where it is random, or raises."""
+        args, kwargs = pytree.tree_map_only(Tensor, lambda tensor: self._known[id(tensor)][1], (args, kwargs))
         with without_modes():
             state = torch.get_rng_state()
             try:
-                args, kwargs = pytree.tree_map_only(Tensor, lambda each: self._known[id(each)].values, (args, kwargs))
                 values = func(*args, **kwargs)
             except Exception:  # as the export may do, too
                 return None
-            if not torch.equal(state, torch.get_rng_state()):
-                torch.set_rng_state(state)
-                return None
-            return values
+            if torch.equal(state, torch.get_rng_state()):
+                return values
+            torch.set_rng_state(state)
+            return None
 
-    def _find(self, tensor: Tensor) -> _Known | None:
-        found = self._known.get(id(tensor))
-        return found if found is not None and tensor._version - found.values._version == found.ahead else None
+    def _is_known(self, tensor: Tensor) -> bool:
+        _, values, _, ahead = self._known.get(id(tensor), (tensor, None, None, 0))
+        return values is not None and tensor._version - values._version == ahead
 
     def _note(self, tensor: Tensor, values: Tensor, names: frozenset[str]) -> None:
-        self._known[id(tensor)] = _Known(tensor, values, names, tensor._version - values._version)
+        self._known[id(tensor)] = tensor, values, names, tensor._version - values._version
 
-    def _numbered(self, index: Any) -> Any:
-        """Return an index with numbers for the known ones of the tensors that bound its slices."""
-        if isinstance(index, tuple):
-            return tuple(map(self._numbered, index))
-        if isinstance(index, slice):
-            return slice(*map(self._number, (index.start, index.stop, index.step)))
-        return index
-
-    def _number(self, bound: Any) -> Any:
-        known = self._find(bound) if isinstance(bound, Tensor) and bound.dim() == 0 else None
-        if known is None:
-            return bound
-        self.read |= known.names
+    def _numbered(self, value: Any) -> Any:
+        """Return a size, an index or a sequence of these with numbers for known tensors of one number."""
+        if isinstance(value, slice):
+            return slice(*map(self._numbered, (value.start, value.stop, value.step)))
+        if isinstance(value, tuple | list):
+            return [*map(self._numbered, value)] if isinstance(value, list) else tuple(map(self._numbered, value))
+        if not isinstance(value, Tensor) or value.dim() or not self._is_known(value):
+            return value
+        self.read |= self._known[id(value)][2]
         with without_modes():
-            return int(known.values)
+            return self._known[id(value)][1].item()
 
 
-def _depends_on_values(name: str, tensors: list[Tensor]) -> bool:
-    """Return whether the sizes of what a function gives depend on values of these tensors."""
+def _reads(name: str, tensors: list[Tensor]) -> bool:
+    """Return whether a function returns values of tensors, or something whose sizes depend on them."""
     if name == "__getitem__":
         return any(tensor.dtype in (torch.bool, torch.uint8) for tensor in tensors[1:])
-    return name in _SIZED_BY_VALUES or (name == "where" and len(tensors) == 1)
+    return name in _READING or (name == "where" and len(tensors) == 1)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ from torch.utils import _pytree as pytree
 
 from fxopt_capture.call.caches import is_cache
 from fxopt_capture.exporting.failure import line_of_frame
+from fxopt_capture.exporting.known_values import KnownValues
 from fxopt_rewrite import dtype_kind
 
 #: What a mode is given as the function when code reads one of these attributes.
@@ -30,6 +32,7 @@ class Observer:
     """Runs a model's forward and notes what the graph does not show.
 
     Attributes:
+        known: inputs whose values the model may read, by name.
         dtype_reads: kind of dtype -> the first place in the model's source that read a dtype of this kind.
         returned: name of an input that is a cache -> the key or index of the output that is the very same cache.
         lost: names of inputs that are caches, were changed, and are not among the outputs.
@@ -41,6 +44,7 @@ class Observer:
         self.dtype_reads: dict[str, str] = {}
         self.returned: dict[str, object] = {}
         self.lost: list[str] = []
+        self.known: dict[str, torch.Tensor] = {}
         self.read: set[str] = set()
         self.stepped: dict[str, tuple[object, object]] = {}
 
@@ -54,7 +58,8 @@ class Observer:
         """Return ``forward(*args, **kwargs)``; `inputs` are the arguments that are inputs of the graph, by name."""
         # The leaves are kept until the end, so that no new tensor has the id of a former one.
         caches = {name: (value, pytree.tree_leaves(value)) for name, value in inputs.items() if is_cache(value)}
-        with _DtypeReads(self.dtype_reads):
+        tensors: Any = {name: inputs[name] for name in self.known}
+        with _DtypeReads(self.dtype_reads), KnownValues(tensors, self.known, self.read) if tensors else nullcontext():
             output = forward(*args, **kwargs)
         places = {id(value): place for place, value in _entries(output)}
         self.returned = {name: places[id(value)] for name, (value, _) in caches.items() if id(value) in places}

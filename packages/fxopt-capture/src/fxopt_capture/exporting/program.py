@@ -8,8 +8,7 @@ import logging
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext, redirect_stderr
-from types import MappingProxyType
+from contextlib import contextmanager, redirect_stderr
 from typing import Any
 
 import torch
@@ -24,7 +23,6 @@ from fxopt_capture._torch import (
 )
 from fxopt_capture.call.arguments import CallForm
 from fxopt_capture.call.structures import register_structures
-from fxopt_capture.exporting.known_values import KnownValues
 from fxopt_capture.exporting.observer import Observer, changed_numbers, numbers_of
 from fxopt_core import kept
 
@@ -37,15 +35,13 @@ def export_program(
     *,
     small_sizes: bool,
     observer: Observer | None = None,
-    known: Mapping[str, torch.Tensor] = MappingProxyType({}),
 ) -> ExportedProgram:
     """Export `model`, whatever the ambient grad mode, and leave it as it was.
 
     With `small_sizes`, a dynamic dimension may be 0 or 1, so that a branch of the model on such a size becomes a guard.
     Otherwise ``torch.export`` assumes that a dynamic dimension is at least 2, and a branch on 1 leaves no trace.
-    The model may read the values of inputs that are `known`, and the observer notes which.
     """
-    observed = _flat_forward(model, form, observer or Observer(), known)
+    observed = _flat_forward(model, form, observer or Observer())
     with ready_to_export(model, small_sizes=small_sizes), observed, _quiet_failure():
         return torch.export.export(model, (), dict(inputs), dynamic_shapes=dynamic_shapes, strict=False)
 
@@ -87,9 +83,7 @@ def _quiet_failure() -> Iterator[None]:
 
 
 @contextmanager
-def _flat_forward(
-    model: nn.Module, form: CallForm, observer: Observer, known: Mapping[str, torch.Tensor]
-) -> Iterator[None]:
+def _flat_forward(model: nn.Module, form: CallForm, observer: Observer) -> Iterator[None]:
     """Wrap the model's forward and hooks in a forward that takes exactly the graph's inputs, by name.
 
     ``torch.export`` reads names and their order from the signature, and would treat ``**kwargs`` as one argument.
@@ -97,14 +91,12 @@ def _flat_forward(
     """
     original = _call_with_hooks(model)
     before = numbers_of(model)
-    values = {name: tensor.detach().clone() for name, tensor in known.items()}  # the model may write into them
 
     def forward(*given: object, **inputs: object) -> object:
         named = zip((*(each.name for each in form.parameters), *form.variadic), given, strict=False)
         inputs.update((name, value) for name, value in named if name in form.inputs)
         args, kwargs = form.arguments(inputs)
-        tensors: Any = {name: inputs[name] for name in values}
-        with _NormalTensors(), KnownValues(tensors, values, observer.read) if known else nullcontext():
+        with _NormalTensors():
             output = observer.run(original, args, kwargs, inputs)
         observer.stepped.update(changed_numbers(before, numbers_of(model)))
         register_structures(output)

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 from torch.fx import GraphModule
 from torch.utils import _pytree as pytree
 
@@ -31,6 +30,7 @@ from fxopt_capture.exporting.dynamic import (
 from fxopt_capture.exporting.failure import capture_error, first_line, is_about_values, source_of
 from fxopt_capture.exporting.images import Place, enlarged, image_sizes
 from fxopt_capture.exporting.inequalities import beyond_small_sizes, distinct
+from fxopt_capture.exporting.known_values import named_like_sizes
 from fxopt_capture.exporting.modes import captured_mode
 from fxopt_capture.exporting.observer import Observer
 from fxopt_capture.exporting.program import export_program
@@ -60,8 +60,6 @@ class Request:
     Attributes:
         dimensions: the dimensions to make dynamic if the caller gave no `dynamic_shapes`, then fewer to try next.
         preparations: contexts to export in; the next is tried if the one before does not help.
-        sizes: inputs with the names of sizes, whose values the model may depend on, by name.
-        known: those of them whose values the model may read in this request.
         observer: notes what the graph does not show.
         errors: the errors of exports so far.
     """
@@ -72,8 +70,6 @@ class Request:
     dynamic_shapes: Any
     dimensions: Sequence[DimensionsOf] = (batch_dimension,)
     preparations: Sequence[Preparation] = (Preparation(),)
-    sizes: Mapping[str, Tensor] = field(default_factory=dict)
-    known: Mapping[str, Tensor] = field(default_factory=dict)
     observer: Observer = field(default_factory=Observer)
     errors: list[Exception] = field(default_factory=list)
 
@@ -95,23 +91,23 @@ class Export:
 def export(request: Request) -> Export:
     """Export a model with as many of the requested dimensions dynamic as it allows.
 
-    If the model depends on values of inputs that decide sizes, the graph is for the values of the example alone.
+    If the model depends on values of inputs that decide sizes, the graph is for the values of the example alone, unless
+    the caller has named sizes that vary.
     """
     first = len(request.errors)
     try:
         return _export(request)
     except CaptureError:
-        if not request.sizes or not any(map(is_about_values, request.errors[first:])):
+        known = {} if request.dynamic_shapes is not None else named_like_sizes(request.inputs)
+        if is_weightless(request.model):  # inputs on the meta device have become ones
+            known = {name: value for name, value in known.items() if not (value == 1).all()}
+        if not known or not any(map(is_about_values, request.errors[first:])):
             raise
-        dimensions = [partial(_free_dimensions, each, request.sizes) for each in request.dimensions]
-        found = _export(replace(request, dimensions=dimensions, known=request.sizes, errors=[]))
-        names = " and ".join(f"`{spec.name}`" for spec in found.guards.specs if spec.kind and spec.value is not None)
-        note = f"the graph is for these values of {names} alone, as they decide sizes" if names else None
-        return replace(found, note="; ".join(filter(None, (note, found.note))) or None)
-
-
-def _free_dimensions(dimensions_of: DimensionsOf, known: Collection[str], name: str, tensor: Tensor) -> Sequence[int]:
-    return () if name in known else dimensions_of(name, tensor)
+        request.observer.known = known
+        found = _export(replace(request, errors=[]))
+        names = " and ".join(f"`{name}`" for name in sorted(request.observer.read))
+        note = f"the graph is for these values of {names} alone, as they decide sizes"
+        return replace(found, note=note if found.note is None else f"{note}; {found.note}")
 
 
 def _export(request: Request) -> Export:
@@ -163,20 +159,19 @@ def _attempts(request: Request) -> list[tuple[Inputs, Any, Inputs | None]]:
     """Return example inputs and dynamic shapes to try, the most general first, and inputs with larger images if any."""
     if request.dynamic_shapes is not None:
         shapes = requested_shapes(request.form, request.dynamic_shapes, request.inputs)
-        return [(_widened(request, dimensions_requested(shapes)), shapes, None)]
+        return [(widened(request.inputs, dimensions_requested(shapes)), shapes, None)]
+    if known := request.observer.known:
+        free = {name: value for name, value in request.inputs.items() if name not in known}
+        shapes = [*(automatic_shapes(free, each) for each in request.dimensions), None]
+        return [(request.inputs, each, None) for each in shapes]
     images, larger = _larger_images(request)
     found: list[tuple[Inputs, Any, Inputs | None]] = []
     for dimensions_of in request.dimensions:
-        wide = _widened(request, dimensions_of)
+        wide = widened(request.inputs, dimensions_of)
         if images:
             found.append((wide, automatic_shapes(wide, dimensions_of, images), larger))
         found.append((wide, automatic_shapes(wide, dimensions_of), None))
     return [*found, (request.inputs, None, None)]
-
-
-def _widened(request: Request, dimensions_of: DimensionsOf) -> Inputs:
-    """Return example inputs without sizes of 1; those of the request where known values belong to them."""
-    return request.inputs if request.known else widened(request.inputs, dimensions_of)
 
 
 def _larger_images(request: Request) -> tuple[list[Place], Inputs]:
@@ -228,7 +223,7 @@ def _export_for_all_sizes(request: Request, inputs: Mapping[str, object], shapes
     guards = guards if refused else found.guards
     # 0 is compared even where no guard refuses it, since a branch on 0 leaves no guard.
     asked = [question for question in asked if question in refused or 0 in question.sizes.values()]
-    compared = request.model, request.form, found.module, inputs, request.known
+    compared = request.model, request.form, found.module, inputs, request.observer.known
     conditions = list(guards.conditions)
     for question in refuted(asked, *compared):
         # A size may be wrong alone and right with others: an empty mask is wrong for texts, and right for none.
@@ -241,19 +236,13 @@ def _export_for_all_sizes(request: Request, inputs: Mapping[str, object], shapes
 
 def _try(request: Request, inputs: Mapping[str, object], shapes: Any, *, small_sizes: bool) -> Export | None:
     """Export with these shapes, or note the error and return None."""
-    model, known, handled = request.model, request.known, sys.exc_info()[1]
+    model, handled = request.model, sys.exc_info()[1]
     # Sizes that the caller has named may take as long as they need.
     is_bounded = shapes is not None and request.dynamic_shapes is None
     try:
         with stand_ins(model, device_for(model, inputs)), counting(Budget().counted) if is_bounded else nullcontext():
             program = export_program(
-                model,
-                request.form,
-                inputs,
-                shapes,
-                small_sizes=small_sizes,
-                observer=request.observer,
-                known=known,
+                model, request.form, inputs, shapes, small_sizes=small_sizes, observer=request.observer
             )
     except Exception as error:  # whatever the model or torch raises while it is traced
         unmark(dict(inputs))
@@ -263,6 +252,6 @@ def _try(request: Request, inputs: Mapping[str, object], shapes: Any, *, small_s
     module = graph_module_of(program)
     restore_tensors(module, model)
     values = [node.meta.get("val") for node in iter_nodes(module.graph) if node.op == "placeholder"]
-    read = {name: tensor for name, tensor in known.items() if name in request.observer.read}
+    read = {name: request.observer.known[name] for name in request.observer.read}
     guards = read_guards(program, inputs, values, captured_mode(model), read)
     return Export(module, guards, inputs, values)

@@ -110,10 +110,9 @@ def drawn(graph_module: GraphModule) -> Inputs:
     placeholders = [node for node in iter_nodes(graph_module.graph) if node.op == "placeholder"]
     nodes = placeholders if len(placeholders) == len(leaves) else [None] * len(leaves)
     index = GraphIndex(graph_module)
-    is_fixed = [spec.value is not None for spec in guards_of(graph_module).specs]
     values = [
-        leaf if fixed else _draw(leaf, node, index, generator)
-        for leaf, node, fixed in zip(leaves, nodes, is_fixed, strict=True)
+        leaf if spec.value is not None else _draw(leaf, node, index, generator)
+        for leaf, node, spec in zip(leaves, nodes, guards_of(graph_module).specs, strict=True)
     ]
     named: dict[str, Any] = pytree.tree_unflatten(values, spec)
     positional = [named.pop(name) for name in list(named)[: call.positional]]
