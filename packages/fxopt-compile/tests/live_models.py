@@ -75,6 +75,13 @@ def agrees(fast: Callable[..., Any], eager: Callable[..., Any], *inputs: Any, ca
             same(fast(*inputs), expected)
 
 
+def running(net: Any, x: Tensor, **options: Any) -> tuple[Any, Any, Tensor]:
+    """A model, the same one compiled after calls that computed what eager does, and their input."""
+    fast = compiled(net, **options)
+    agrees(fast, net, x)
+    return net, fast, x
+
+
 def fast_calls(model: nn.Module | None = None) -> int:
     """How many calls ran a rewritten graph."""
     return sum(graph.calls for graph in fxopt_compile.history(model))

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from live_models import EVERYTHING, Attention, agrees, compiled, images, network, rewrites, same
+from live_models import EVERYTHING, Attention, agrees, compiled, images, network, rewrites, running, same
 from torch import Tensor, nn
 from torch._dynamo.exc import BackendCompilerFailed
 from torch._dynamo.utils import counters
@@ -105,9 +105,7 @@ def test_model_compile_and_undo() -> None:
 
 def test_undo_of_a_compiled_model_is_the_model() -> None:
     """Nothing that was made of its weights is kept."""
-    net, x = network(), images()
-    fast = compiled(net)
-    agrees(fast, net, x)
+    net, fast, x = running(network(), images())
     assert fxopt_compile.undo(fast) is net
     assert not [binding for graph in fxopt_compile.backend.GRAPHS for binding in graph._bindings]
     agrees(fast, net, x)
@@ -115,9 +113,7 @@ def test_undo_of_a_compiled_model_is_the_model() -> None:
 
 def test_copies_and_pickles_of_a_compiled_model() -> None:
     """A copy has weights of its own, and dynamo's graph serves both."""
-    net, x = network(), images()
-    fast = compiled(net)
-    agrees(fast, net, x)
+    net, fast, x = running(network(), images())
     other = copy.deepcopy(fast)
     with torch.no_grad():
         other.attention.q.weight.add_(1)
@@ -225,9 +221,7 @@ def test_a_break_in_the_middle_makes_two_graphs() -> None:
             result: Tensor = torch.softmax(q @ k.mT, -1) @ v + o
             return result
 
-    net, x = Broken().eval(), torch.randn(2, 5, 8)
-    fast = compiled(net)
-    agrees(fast, net, x)
+    net, fast, x = running(Broken().eval(), torch.randn(2, 5, 8))
     with torch.no_grad():
         net.q.weight.add_(1), net.v.weight.mul_(2)
     agrees(fast, net, x)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from live_models import Attention, Net, agrees, compiled, fast_calls, images, network
+from live_models import Attention, Net, agrees, fast_calls, images, network, running
 from torch import Tensor, nn
 
 from fxopt_rewrite import refresh
@@ -16,10 +16,7 @@ from fxopt_rewrite import refresh
 def live() -> tuple[Net, Callable[[Tensor], Tensor], Tensor]:
     """A model, compiled once for all changes here, which follow each other."""
     torch._dynamo.reset()
-    net, x = network(), images()
-    fast = compiled(net)
-    agrees(fast, net, x)
-    return net, fast, x
+    return running(network(), images())
 
 
 @pytest.fixture(autouse=True)

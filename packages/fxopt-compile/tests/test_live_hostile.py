@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from live_models import Attention, agrees, compiled, fast_calls, images, network, rewrites, same
+from live_models import Attention, agrees, compiled, fast_calls, images, network, rewrites, running, same
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -203,9 +203,7 @@ def test_autocast() -> None:
 
 def test_transforms_and_modes() -> None:
     """Under them the graph runs as dynamo made it."""
-    net, x = Attention().eval(), torch.randn(2, 3, 8)
-    fast = compiled(net)
-    agrees(fast, net, x)
+    net, fast, x = running(Attention().eval(), torch.randn(2, 3, 8))
     calls = fast_calls()
     seen: list[Any] = []
 
@@ -225,20 +223,17 @@ def test_transforms_and_modes() -> None:
 
 def test_hooks_run() -> None:
     """Of layers that passes replace: dynamo traces them."""
-    net, x = Attention().eval(), torch.randn(2, 3, 8)
+    net = Attention().eval()
     net.q.register_forward_hook(lambda module, inputs, output: output + 1)
     net.k.register_forward_pre_hook(lambda module, inputs: (inputs[0] * 3,))
-    fast = compiled(net)
-    agrees(fast, net, x)
+    _, fast, x = running(net, torch.randn(2, 3, 8))
     net.q.register_forward_hook(lambda module, inputs, output: output * 2)
     agrees(fast, net, x)
 
 
 def test_threads() -> None:
     """Weights change while no thread runs; then all run at once, and each sees them."""
-    net, x = network(), images()
-    fast = compiled(net)
-    agrees(fast, net, x)
+    net, fast, x = running(network(), images())
 
     def work(start: threading.Barrier, expected: Tensor) -> None:
         start.wait(60)

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from live_models import EVERYTHING, Attention, Net, agrees, compiled, images, network, rewrites, same
+from live_models import EVERYTHING, Attention, Net, agrees, compiled, images, network, rewrites, running, same
 from torch import Tensor, nn
 from torch.nn.utils.parametrizations import spectral_norm, weight_norm
 from torch.utils import swap_tensors
@@ -21,10 +21,8 @@ from fxopt_compile.backend import GRAPHS
 
 def test_training_mode_and_back() -> None:
     """Statistics that training moved are those of the next evaluation."""
-    net, x = network(), images()
+    net, fast, x = running(network(), images())
     twin = copy.deepcopy(net)
-    fast = compiled(net)
-    agrees(fast, net, x)
     for _ in range(2):
         net.train(), twin.train()
         with torch.no_grad():
@@ -39,9 +37,7 @@ def test_other_dtypes_and_back() -> None:
 
     Meanwhile, it holds nothing.
     """
-    net, x = network(), images()
-    fast = compiled(net)
-    agrees(fast, net, x)
+    net, fast, x = running(network(), images())
     net.double()
     agrees(fast, net, x.double())
     assert [len(graph._bindings) for graph in sorted(GRAPHS, key=lambda graph: graph.number)] == [0, 1]
@@ -54,9 +50,7 @@ def test_other_dtypes_and_back() -> None:
 
 def test_weights_that_change_at_every_call_cost_nothing() -> None:
     """What is made of weights is made again when they come a second time."""
-    net, x = network(), images()
-    fast = compiled(net)
-    agrees(fast, net, x)
+    net, fast, x = running(network(), images())
     with torch.no_grad():
         for _ in range(4):
             net.attention.q.weight.add_(0.1)
@@ -114,9 +108,7 @@ def test_parameters_that_are_views_of_one_tensor() -> None:
     whole, net = torch.randn(24, 8), Attention().eval()
     for place, layer in enumerate((net.q, net.k, net.v)):
         layer.weight = nn.Parameter(whole[8 * place : 8 * place + 8])
-    x = torch.randn(2, 5, 8)
-    fast = compiled(net)
-    agrees(fast, net, x)
+    _, fast, x = running(net, torch.randn(2, 5, 8))
     whole.mul_(2)
     agrees(fast, net, x)
 
@@ -138,9 +130,8 @@ def test_quantized_weights_are_made_again() -> None:
 @pytest.mark.parametrize(("parametrization", "dynamic"), [(weight_norm, False), (spectral_norm, True)])
 def test_weights_computed_from_weights_are_made_again(parametrization: Callable[..., nn.Module], dynamic: bool) -> None:
     """A parametrized layer reads one weight, which follows the tensors that it is computed from."""
-    net, x = nn.Sequential(parametrization(nn.Conv2d(2, 4, 3)), nn.ReLU()).eval(), torch.randn(2, 2, 8, 8)
-    fast = compiled(net, dynamic=dynamic)
-    agrees(fast, net, x)
+    model = nn.Sequential(parametrization(nn.Conv2d(2, 4, 3)), nn.ReLU()).eval()
+    net, fast, x = running(model, torch.randn(2, 2, 8, 8), dynamic=dynamic)
     for weight in (*net.parameters(), *net.buffers()):
         with torch.no_grad():
             weight.mul_(1.5)
@@ -175,9 +166,7 @@ def test_tables_that_are_made_of_buffers() -> None:
 
 def test_a_fold_that_becomes_infinite_is_taken_back() -> None:
     """The pass would refuse such weights."""
-    net, x = network(), images()
-    fast = compiled(net)
-    agrees(fast, net, x)
+    net, fast, x = running(network(), images())
     with torch.no_grad():
         net.norm.weight.fill_(1e30)
         net.conv.weight.mul_(1e20)
@@ -188,9 +177,7 @@ def test_a_fold_that_becomes_infinite_is_taken_back() -> None:
 
 def test_tensors_can_be_swapped() -> None:
     """Nothing refers weakly to parameters, which torch would refuse."""
-    net, x = network(), images()
-    fast = compiled(net)
-    agrees(fast, net, x)
+    net, fast, x = running(network(), images())
     assert not any(map(weakref.getweakrefs, (*net.parameters(), *net.buffers())))
     weight = net.attention.q.weight
     swap_tensors(weight, nn.Parameter(2 * weight.detach()))  # type: ignore[no-untyped-call]  # untyped in torch
@@ -234,9 +221,7 @@ def test_compiling_in_inference_mode_makes_no_inference_tensors() -> None:
 
 def test_nothing_outlives_the_model() -> None:
     """Neither the model's weights nor what was made of them."""
-    net, x = network(), images()
-    fast = compiled(net)
-    agrees(fast, net, x)
+    net, fast, _ = running(network(), images())
     parameters: list[Any] = [weakref.ref(each) for each in (*net.parameters(), *net.buffers())]
     graphs = list(GRAPHS)
     bindings: list[Any] = [weakref.ref(binding) for graph in graphs for binding in graph._bindings]
@@ -248,9 +233,7 @@ def test_nothing_outlives_the_model() -> None:
 
 def test_a_replaced_parameter_is_freed() -> None:
     """What was made of it goes with it at the next full collection, without a call in between."""
-    net, x = network(), images()
-    fast = compiled(net)
-    agrees(fast, net, x)
+    net, fast, x = running(network(), images())
     former = weakref.ref(net.attention.q.weight)
     net.attention.q.weight = nn.Parameter(torch.randn(8, 8))
     gc.collect()
