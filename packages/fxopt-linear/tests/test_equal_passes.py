@@ -2,28 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
-from torch import Tensor, nn
+from site_passes import Computes
+from torch import nn
 from torch.fx import GraphModule, symbolic_trace
 
 from fxopt_core import Instrument, PassRun, compose, history, instrumented
 from fxopt_linear import FuseBiasInLinear, MergeLinears
 
 BIAS, MERGE = FuseBiasInLinear(), MergeLinears()
-
-
-class Two(nn.Module):
-    """Two layers on one value."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.q, self.k = nn.Linear(4, 4), nn.Linear(4, 4)
-
-    def forward(self, x: Tensor) -> Any:
-        return self.q(x) + self.k(x)
 
 
 class Declining(Instrument):
@@ -42,7 +30,7 @@ class Declining(Instrument):
 def test_reversing_brings_everything_back(
     passes: tuple[FuseBiasInLinear | MergeLinears, ...], declined: int | None, times: int
 ) -> None:
-    graph_module = symbolic_trace(Two())
+    graph_module = symbolic_trace(Computes(lambda m, x: m.q(x) + m.k(x), q=nn.Linear(4, 4), k=nn.Linear(4, 4)))
     before, x = graph_module.state_dict(), torch.randn(2, 4)
     expected, transformation = graph_module(x), compose(*passes)
     for _ in range(times):

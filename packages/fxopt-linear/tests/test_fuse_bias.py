@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from site_passes import Computes
 from torch import Tensor, nn
 
 from fxopt_core import iter_nodes
@@ -57,15 +58,8 @@ def test_every_bias_becomes_a_column(form: Form, out_features: int) -> None:
 
 
 def test_a_layer_called_twice_is_fused_once() -> None:
-    class Twice(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layer = nn.Linear(4, 4)
-
-        def forward(self, x: Tensor) -> Any:
-            return self.layer(self.layer(x).relu())
-
-    fused = assert_rewrites(FuseBiasInLinear(), Twice(), torch.randn(3, 4), count=1, others=OTHERS)
+    twice = Computes(lambda m, x: m.layer(m.layer(x).relu()), layer=nn.Linear(4, 4))
+    fused = assert_rewrites(FuseBiasInLinear(), twice, torch.randn(3, 4), count=1, others=OTHERS)
     assert list(fused.state_dict()) == ["layer_with_bias.weight"]
     assert [node.op for node in iter_nodes(fused.graph)].count("call_module") == 2
 
@@ -83,15 +77,9 @@ def test_flags_are_kept_and_a_mix_is_refused() -> None:
 
 
 def test_one_weight_with_two_biases_is_refused() -> None:
-    class Two(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.w, self.a, self.b = (nn.Parameter(torch.randn(*size)) for size in ((4, 4), (4,), (4,)))
-
-        def forward(self, x: Tensor) -> Tensor:
-            return F.linear(F.linear(x, self.w, self.a), self.w, self.b)
-
-    fused = assert_rewrites(FuseBiasInLinear(), Two(), torch.randn(3, 4), count=0)
+    w, a, b = (nn.Parameter(torch.randn(*size)) for size in ((4, 4), (4,), (4,)))
+    two = Computes(lambda m, x: F.linear(F.linear(x, m.w, m.a), m.w, m.b), w=w, a=a, b=b)
+    fused = assert_rewrites(FuseBiasInLinear(), two, torch.randn(3, 4), count=0)
     assert {reason for _, reason in refused(fused)} == {"tied-parameter"}
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from site_passes import Computes
 from torch import Tensor, nn
 from torch.fx import GraphModule, symbolic_trace
 
@@ -32,17 +33,14 @@ class Attention(nn.Module):
         return self.attention(x, memory, memory, need_weights=False)[0]  # type: ignore[no-any-return]  # it is a tensor
 
 
-class Both(nn.Module):
+def both() -> nn.Module:
     """Projections beside attention that read the same values."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.attention = nn.MultiheadAttention(8, 2, batch_first=True)
-        self.q, self.k = nn.Linear(8, 3), nn.Linear(8, 4)
-        self.eval()
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.attention(x, x, x, need_weights=False)[0].sum(-1) + self.q(x).sum(-1) + self.k(x).sum(-1)  # type: ignore[no-any-return]  # it is a tensor
+    return Computes(
+        lambda m, x: m.attention(x, x, x, need_weights=False)[0].sum(-1) + m.q(x).sum(-1) + m.k(x).sum(-1),
+        attention=nn.MultiheadAttention(8, 2, batch_first=True),
+        q=nn.Linear(8, 3),
+        k=nn.Linear(8, 4),
+    ).eval()
 
 
 @pytest.mark.parametrize("inputs", [(X,), (X, MEMORY)], ids=["self", "cross"])
@@ -64,7 +62,7 @@ def test_slices_of_a_packed_bias_are_refused_by_name() -> None:
 
 
 def test_layers_beside_attention_merge() -> None:
-    merged = assert_rewrites(MergeLinears(), Both(), X, count=1, form="export")
+    merged = assert_rewrites(MergeLinears(), both(), X, count=1, form="export")
     assert "q_k_merged" in dict(merged.named_children())
     assert "attention.in_proj_weight" in merged.state_dict()
 
@@ -104,7 +102,7 @@ def test_torchs_stacks_stay_right(name: str, frozen: bool) -> None:
 
 
 def test_traced_attention_is_refused_by_name_and_the_rest_merges() -> None:
-    graph_module = symbolic_trace(Both())
+    graph_module = symbolic_trace(both())
     expected = graph_module(X)
     MergeLinears()(graph_module, expect=1)
     assert refused(graph_module) == [("attention", "opaque-call")]
@@ -113,38 +111,26 @@ def test_traced_attention_is_refused_by_name_and_the_rest_merges() -> None:
 
 
 def test_attention_as_a_function_is_refused_by_name() -> None:
-    class Functional(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.attention = nn.MultiheadAttention(8, 2)
-            self.q = nn.Linear(8, 8)
-            self.eval()
+    def functional(m: Any, x: Tensor) -> Any:
+        a = m.attention
+        weights = (a.in_proj_weight, a.in_proj_bias, None, None, False, 0.0, a.out_proj.weight, a.out_proj.bias)
+        attended, _ = F.multi_head_attention_forward(x, x, x, 8, 2, *weights, training=False)
+        return attended.add(m.q(x))
 
-        def forward(self, x: Tensor) -> Tensor:
-            a = self.attention
-            weights = (a.in_proj_weight, a.in_proj_bias, None, None, False, 0.0, a.out_proj.weight, a.out_proj.bias)
-            attended, _ = F.multi_head_attention_forward(x, x, x, 8, 2, *weights, training=False)
-            return attended.add(self.q(x))
-
-    graph_module = GraphModule(Functional(), FunctionTracer().trace(Functional()))
+    model = Computes(functional, attention=nn.MultiheadAttention(8, 2), q=nn.Linear(8, 8)).eval()
+    graph_module = GraphModule(model, FunctionTracer().trace(model))
     MergeLinears()(graph_module, expect=0)
     assert "opaque-call" in [reason for _, reason in refused(graph_module)]
 
 
 def test_projections_that_attention_reads_too_are_left_alone() -> None:
-    class Shared(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.attention = nn.MultiheadAttention(8, 2, batch_first=True)
-            self.q = nn.Linear(8, 8)
-            self.eval()
+    def shared(m: Any, x: Tensor) -> Any:
+        own = F.linear(x, m.attention.out_proj.weight, m.attention.out_proj.bias)
+        return m.attention(x, x, x, need_weights=False)[0] + own + m.q(x)
 
-        def forward(self, x: Tensor) -> Tensor:
-            own = F.linear(x, self.attention.out_proj.weight, self.attention.out_proj.bias)
-            return self.attention(x, x, x, need_weights=False)[0] + own + self.q(x)  # type: ignore[no-any-return]  # a tensor
-
+    model = Computes(shared, attention=nn.MultiheadAttention(8, 2, batch_first=True), q=nn.Linear(8, 8)).eval()
     for form in ("modules", "export"):
-        graph_module = graph_of(Shared(), form, X) if form == "export" else symbolic_trace(Shared())
+        graph_module = graph_of(model, form, X) if form == "export" else symbolic_trace(model)
         expected = graph_module(X)
         MergeLinears()(graph_module, expect=0)
         assert {"tied-parameter", "group-too-small"} & {reason for _, reason in refused(graph_module)}

@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from hypothesis import given, settings, strategies as st
+from site_passes import Computes
 from torch import Tensor, nn
 from torch.fx import GraphModule
 
@@ -28,7 +29,7 @@ from fxopt_testing.rewrites import (
 Forward = Callable[[Any, Tensor], Any]
 
 
-class Model(nn.Module):
+class Model(Computes):
     """Linear layers of input size 4 by name and size, and what is done with them."""
 
     q: nn.Linear
@@ -36,14 +37,8 @@ class Model(nn.Module):
     v: nn.Linear
 
     def __init__(self, forward: Forward, unbiased: str = "", /, **sizes: int) -> None:
-        super().__init__()
-        for name, size in sizes.items():
-            setattr(self, name, nn.Linear(4, size, bias=name not in unbiased))
-        self.computes = forward
+        super().__init__(forward, **{key: nn.Linear(4, size, bias=key not in unbiased) for key, size in sizes.items()})
         self.eval()
-
-    def forward(self, x: Tensor) -> Any:
-        return self.computes(self, x)
 
 
 def qkv(unbiased: str = "") -> Model:
@@ -78,17 +73,13 @@ def test_unequal_sizes_and_missing_biases_merge_in_every_form(unbiased: str, for
 
 
 def test_function_with_keywords_and_parameters_at_the_root() -> None:
-    class Root(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.a, self.b = nn.Parameter(torch.randn(3, 4)), nn.Parameter(torch.randn(2, 4))
-            self.c = nn.Parameter(torch.randn(3))
+    def root(m: Any, x: Tensor) -> Any:
+        return F.linear(x, bias=m.c, weight=m.a).sum(-1) + F.linear(input=x, weight=m.b).sum(-1)
 
-        def forward(self, x: Tensor) -> Tensor:
-            return F.linear(x, bias=self.c, weight=self.a).sum(-1) + F.linear(input=x, weight=self.b).sum(-1)
-
+    a, b, c = (nn.Parameter(torch.randn(*size)) for size in ((3, 4), (2, 4), (3,)))
     for form in ("functions", "export-dynamic"):
-        merged = assert_rewrites(MergeLinears(), Root().eval(), torch.randn(3, 4), count=1, form=form, others=OTHERS)
+        model = Computes(root, a=a, b=b, c=c).eval()
+        merged = assert_rewrites(MergeLinears(), model, torch.randn(3, 4), count=1, form=form, others=OTHERS)
         assert sizes(merged) == {"a_b_merged": 5}
 
 
@@ -141,28 +132,13 @@ def test_many_layers_have_a_short_name() -> None:
     assert sizes(assert_rewrites(MergeLinears(), model, torch.randn(3, 4), count=1)) == {"a_to_f_merged": 12}
 
 
-class Layer(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.q, self.k, self.v, self.o = (nn.Linear(4, 4, bias=bias) for bias in (True, False, True, True))
-
-    def forward(self, x: Tensor) -> Tensor:
-        weights = torch.softmax(self.q(x) @ self.k(x).transpose(-1, -2) / 2, -1)
-        return self.o(weights @ self.v(x)) + x  # type: ignore[no-any-return]  # a module's call is Any
-
-
 def test_one_layer_called_several_times_with_the_same_group() -> None:
-    class Recurrent(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layer = Layer()
+    def attend(m: Any, x: Tensor) -> Any:
+        weights = torch.softmax(m.q(x) @ m.k(x).transpose(-1, -2) / 2, -1)
+        return m.o(weights @ m.v(x)) + x
 
-        def forward(self, x: Tensor) -> Any:
-            for _ in range(3):
-                x = self.layer(x)
-            return x
-
-    merged = assert_rewrites(MergeLinears(), Recurrent().eval(), torch.randn(2, 3, 4), count=1)
+    model = Computes(lambda m, x: m.layer(m.layer(m.layer(x))), layer=Model(attend, "k", q=4, k=4, v=4, o=4)).eval()
+    merged = assert_rewrites(MergeLinears(), model, torch.randn(2, 3, 4), count=1)
     assert sizes(merged) == {"layer.q_k_v_merged": 12}
     assert len(history(merged)[-1].rewrites[0].before) >= 9
 
@@ -232,17 +208,13 @@ def test_results_that_are_written_in_place() -> None:
 
 
 def test_an_inplace_module_between_two_reads() -> None:
-    class InPlace(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.q, self.k, self.relu = nn.Linear(4, 4), nn.Linear(4, 4), nn.ReLU(inplace=True)
+    def in_place(m: Any, x: Tensor) -> Any:
+        x = x * 2
+        return m.q(x).sum() + m.relu(x).sum() + m.k(x).sum()
 
-        def forward(self, x: Tensor) -> Any:
-            x = x * 2
-            return self.q(x).sum() + self.relu(x).sum() + self.k(x).sum()
-
+    model = Computes(in_place, q=nn.Linear(4, 4), k=nn.Linear(4, 4), relu=nn.ReLU(inplace=True)).eval()
     for form in ("modules", "export-dynamic"):
-        assert_rewrites(MergeLinears(), InPlace().eval(), torch.randn(3, 4), count=0, form=form, gradients=False)
+        assert_rewrites(MergeLinears(), model, torch.randn(3, 4), count=0, form=form, gradients=False)
 
 
 def test_frozen_and_trainable_layers_form_groups_of_their_own() -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from site_passes import Computes, Conv1D
 from torch import Tensor, nn
 from torch.fx import GraphModule, Tracer
 
@@ -19,41 +20,23 @@ from fxopt_testing.forms import TRACED, Form
 from fxopt_testing.rewrites import graph_of, refused, structure
 
 
-class Conv1D(nn.Module):
-    """What transformers calls so."""
-
-    def __init__(self, nf: int, nx: int) -> None:
-        super().__init__()
-        self.nf, self.nx = nf, nx
-        self.weight, self.bias = nn.Parameter(torch.randn(nx, nf)), nn.Parameter(torch.randn(nf))
-
-    def forward(self, x: Tensor) -> Tensor:
-        size_out = x.size()[:-1] + (self.nf,)  # noqa: RUF005  # a proxy is not unpacked
-        return torch.addmm(self.bias, x.view(-1, x.size(-1)), self.weight).view(size_out)
-
-
 @pytest.fixture
 def known(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let the class above be that of transformers, so that undoing finds it there."""
+    """Let the class of these tests be that of transformers, so that undoing finds it there."""
     module = types.ModuleType("transformers.pytorch_utils")
     module.Conv1D = Conv1D  # type: ignore[attr-defined]  # a module made for the test
     monkeypatch.setattr(Conv1D, "__module__", "transformers.pytorch_utils")
     monkeypatch.setitem(sys.modules, "transformers.pytorch_utils", module)
 
 
-class Pair(nn.Module):
+def both(m: Any, x: Tensor) -> Any:
+    return m.q(x).relu().sum(-1), m.k(x).tanh()
+
+
+def pair(call: Callable[[Any, Tensor], Any] = both) -> Any:
     """Two of them, of unequal sizes, and parameters for what else is called."""
-
-    def __init__(self, call: Callable[[Any, Tensor], Any] | None = None) -> None:
-        super().__init__()
-        self.q, self.k = Conv1D(6, 4), Conv1D(3, 4)
-        self.usual = nn.Linear(4, 5)
-        self.square = nn.Parameter(torch.randn(4, 4))
-        self.call = call or (lambda m, x: (m.q(x).relu().sum(-1), m.k(x).tanh()))
-        self.eval()
-
-    def forward(self, x: Tensor) -> Any:
-        return self.call(self, x)
+    square = nn.Parameter(torch.randn(4, 4))
+    return Computes(call, q=Conv1D(6, 4), k=Conv1D(3, 4), usual=nn.Linear(4, 5), square=square).eval()
 
 
 def on_one_view(m: Any, x: Tensor) -> Any:
@@ -77,7 +60,7 @@ FORMS = [*TRACED, "export-dynamic", pytest.param("export", marks=pytest.mark.nig
 
 @pytest.mark.parametrize("form", FORMS)
 def test_groups_of_unequal_size_merge_in_every_form(form: Form) -> None:
-    model = Pair(on_one_view)
+    model = pair(on_one_view)
     others = [(torch.randn(5, 3, 4),), (torch.randn(0, 3, 4),), (torch.randn(2, 3, 4),)]
     merged = assert_rewrites(MergeLinears(), model, torch.randn(3, 3, 4), count=1, form=form, others=others)
     assert repr(merged.q_k_merged) == "Linear(in_features=4, out_features=9, bias=True)"
@@ -87,7 +70,7 @@ def test_groups_of_unequal_size_merge_in_every_form(form: Form) -> None:
 
 
 def test_modules_called_as_such(known: None) -> None:
-    model = Pair()
+    model = pair()
     graph_module, x = leaves(model), torch.randn(2, 3, 4)
     start, expected = structure(graph_module), graph_module(x)
     MergeLinears()(graph_module, expect=1)
@@ -110,17 +93,17 @@ PRODUCTS: dict[str, Callable[[Any, Tensor], Any]] = {
 @pytest.mark.parametrize("name", PRODUCTS)
 def test_products_with_parameters(name: str) -> None:
     sites = 1 if name != "one addmm" else 0  # `x[0]` twice is two values
-    assert_rewrites(MergeLinears(), Pair(PRODUCTS[name]), torch.randn(3, 3, 4), count=sites)
+    assert_rewrites(MergeLinears(), pair(PRODUCTS[name]), torch.randn(3, 3, 4), count=sites)
 
 
 def test_one_weight_read_both_ways_is_left_alone() -> None:
-    model = Pair(lambda m, x: (F.linear(x, m.square).relu(), (x @ m.square).tanh(), m.usual(x).exp()))
+    model = pair(lambda m, x: (F.linear(x, m.square).relu(), (x @ m.square).tanh(), m.usual(x).exp()))
     merged = assert_rewrites(MergeLinears(), model, torch.randn(3, 4), count=0)
     assert [reason for _, reason in refused(merged)][:2] == ["tied-parameter"] * 2
 
 
 def test_a_weight_that_is_a_transposed_view_comes_back_as_one() -> None:
-    model = Pair(lambda m, x: (m.usual(x).relu(), m.other(x).tanh(), (x @ m.square).exp()))
+    model = pair(lambda m, x: (m.usual(x).relu(), m.other(x).tanh(), (x @ m.square).exp()))
     model.usual.weight = nn.Parameter(torch.randn(4, 5).t())
     model.square = nn.Parameter(torch.randn(4, 4).t())
     model.other = nn.Linear(4, 3)
@@ -133,4 +116,4 @@ def test_a_weight_that_is_a_transposed_view_comes_back_as_one() -> None:
 
 
 def test_biases_fuse_in_every_form() -> None:
-    assert_rewrites(FuseBiasInLinear(), Pair(), torch.randn(3, 3, 4), count=2, others=[(torch.randn(5, 3, 4),)])
+    assert_rewrites(FuseBiasInLinear(), pair(), torch.randn(3, 3, 4), count=2, others=[(torch.randn(5, 3, 4),)])

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import gc
 import weakref
+from typing import Any
 
 import pytest
 import torch
 import torch._dynamo  # else the first pass does: a cycle then holds its frames, and their snapshot, until a collection
+from site_passes import Computes
 from torch import Tensor, nn
 from torch.fx import symbolic_trace
 
@@ -16,14 +18,8 @@ from fxopt_linear import FuseBiasInLinear, MergeLinears, merge_linears
 from fxopt_rewrite import LinearCall
 
 
-class Pair(nn.Module):
-    def __init__(self, size: int) -> None:
-        super().__init__()
-        self.q, self.k = nn.Linear(size, size), nn.Linear(size, size)
-
-    def forward(self, x: Tensor) -> Tensor:
-        result: Tensor = self.q(x) + self.k(x)
-        return result
+def pair(size: int) -> Any:
+    return Computes(lambda m, x: m.q(x) + m.k(x), q=nn.Linear(size, size), k=nn.Linear(size, size))
 
 
 def elements_alive(least: int) -> int:
@@ -45,7 +41,7 @@ def elements_alive(least: int) -> int:
 def test_weights_are_there_once(transformation: MergeLinears | FuseBiasInLinear, size: int) -> None:
     gc.collect()
     before = elements_alive(size * size)
-    graph_module = symbolic_trace(nn.Sequential(Pair(size), Pair(size)).eval())
+    graph_module = symbolic_trace(nn.Sequential(pair(size), pair(size)).eval())
     gc.collect()
     gc.disable()
     try:
@@ -63,16 +59,13 @@ def test_weights_are_there_once(transformation: MergeLinears | FuseBiasInLinear,
 
 @pytest.mark.parametrize("rows", [1, 2])
 def test_a_weight_is_gone_before_the_next_one_is_copied(monkeypatch: pytest.MonkeyPatch, rows: int) -> None:
-    class Several(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layers = nn.ModuleList([nn.Linear(300, size) for size in (300, 500, 400)])
+    def several(m: Any, x: Tensor) -> Tensor:
+        values = [x, x + 1][:rows]
+        return torch.cat([layer(value) for value in values for layer in m.layers], -1)
 
-        def forward(self, x: Tensor) -> Tensor:
-            values = [x, x + 1][:rows]
-            return torch.cat([layer(value) for value in values for layer in self.layers], -1)
-
-    graph_module = symbolic_trace(Several().eval())
+    layers = nn.ModuleList([nn.Linear(300, size) for size in (300, 500, 400)])
+    graph_module = symbolic_trace(Computes(several, layers=layers).eval())
+    del layers
     originals = [weakref.ref(layer.weight) for layer in graph_module.get_submodule("layers").children()]
     gc.collect()
     alive: list[int] = []
@@ -96,12 +89,12 @@ def test_a_weight_is_gone_before_the_next_one_is_copied(monkeypatch: pytest.Monk
 @pytest.mark.parametrize("kept", [False, True], ids=["model-gone", "model-kept"])
 @pytest.mark.parametrize("share_storage", [False, True])
 def test_a_failed_run_leaves_the_callers_memory_and_strides(share_storage: bool, kept: bool) -> None:
-    model = Pair(300)
+    model = pair(300)
     model.q.weight = nn.Parameter(torch.randn(300, 300).t())
     earlier, strides, both = model.k.weight.data, model.q.weight.stride(), torch.randn(2, 300)
     model.q.bias.data, model.k.bias.data = both
     graph_module = symbolic_trace(model)
-    model = model if kept else None  # type: ignore[assignment]  # gone
+    model = model if kept else None
     with pytest.raises(PostconditionError, match="nothing was changed"):
         MergeLinears(share_storage=share_storage)(graph_module, expect=5)
     get = graph_module.get_parameter
@@ -116,7 +109,7 @@ def test_a_failed_run_leaves_the_callers_memory_and_strides(share_storage: bool,
 def test_what_inference_mode_brings_back_can_be_trained(
     transformation: MergeLinears | FuseBiasInLinear, size: int
 ) -> None:
-    graph_module = symbolic_trace(Pair(size).eval())
+    graph_module = symbolic_trace(pair(size).eval())
     gc.collect()
     with torch.inference_mode():
         with pytest.raises(PostconditionError):

@@ -7,26 +7,18 @@ from typing import Any
 
 import pytest
 import torch
+from site_passes import Computes
 from torch import Tensor, nn
 
 from fxopt_linear import MergeLinears
 from fxopt_testing.rewrites import refusals
 
 
-class Layers(nn.Module):
+def layers(forward: Callable[[Any, Tensor], Any], change: Callable[[Any], object] = lambda m: None) -> Computes:
     """Linear layers, called as a function says."""
-
-    def __init__(self, forward: Callable[[Any, Tensor], Any], change: Callable[[Any], object] | None = None) -> None:
-        super().__init__()
-        for name in ("q", "k", "v"):
-            setattr(self, name, nn.Linear(4, 4))
-        self.eval()
-        self.calls = forward
-        if change is not None:
-            change(self)
-
-    def forward(self, x: Tensor) -> Any:
-        return self.calls(self, x)
+    model = Computes(forward, **{name: nn.Linear(4, 4) for name in "qkv"}).eval()
+    change(model)
+    return model
 
 
 def told(model: nn.Module, **options: Any) -> dict[str, tuple[str, str]]:
@@ -69,7 +61,7 @@ DIFFERENCES: list[tuple[Callable[[Any], object], str, str]] = [
 
 @pytest.mark.parametrize(("change", "reason", "found"), DIFFERENCES, ids=[found for _, _, found in DIFFERENCES])
 def test_in_what_two_layers_differ(change: Callable[[Any], object], reason: str, found: str) -> None:
-    refused = told(Layers(both, change))
+    refused = told(layers(both, change))
     assert {site: reason for site, (reason, _) in refused.items()} == {"q": reason, "k": reason}
     assert refused["q"][1].endswith(found)
     for name in ("q", "k"):
@@ -85,14 +77,14 @@ def test_a_layer_without_bias_goes_to_the_first_that_it_fits() -> None:
     def forward(m: Any, x: Tensor) -> Any:
         return m.v(x) * 2.0, m.q(x) * 2.0, m.k(x) * 2.0
 
-    refused = told(Layers(forward, change))
+    refused = told(layers(forward, change))
     assert list(refused) == ["k"]
     assert refused["k"][0] == "mixed-requires-grad"
     assert refused["k"][1].endswith("since `k` has a frozen bias, and `q` has a trainable bias")
 
 
 def test_a_layer_called_elsewhere_is_named() -> None:
-    refused = told(Layers(lambda m, x: (m.q(x) * 2.0, m.k(x) * 2.0, m.k(x + 1))))
+    refused = told(layers(lambda m, x: (m.q(x) * 2.0, m.k(x) * 2.0, m.k(x + 1))))
     because = "1 of the 2 layers that a group needs, since"
     assert refused == {
         "q": ("group-too-small", f"linear `q`: {because} `k` is also called on other inputs"),
@@ -101,14 +93,14 @@ def test_a_layer_called_elsewhere_is_named() -> None:
 
 
 def test_a_neighbour_that_is_left_alone_is_named_with_its_reason() -> None:
-    refused = told(Layers(both), where="q")
+    refused = told(layers(both), where="q")
     assert refused["k"] == ("filtered", "linear `k` does not match where='q'")
     assert refused["q"][0] == "group-too-small"
     assert refused["q"][1].endswith("since `k` on the same input is refused (filtered)")
 
 
 def test_too_few() -> None:
-    refused = told(Layers(both), min_group=3)
+    refused = told(layers(both), min_group=3)
     because = "since no other layer is called on `x`"
     message = f"linear `q`, `k`: 2 of the 3 layers that a group needs, {because}"
     assert refused == {"q": ("group-too-small", message)}

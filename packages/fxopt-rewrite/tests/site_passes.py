@@ -45,6 +45,32 @@ class Called(nn.Module):
         return self.function(x)
 
 
+class Computes(nn.Module):
+    """Layers and tensors by name, and what is done with them and an input."""
+
+    def __init__(self, function: Callable[[Any, Any], Any], **parts: object) -> None:
+        super().__init__()
+        self.computes = function
+        for name, part in parts.items():
+            setattr(self, name, part)
+
+    def forward(self, x: Tensor) -> Any:
+        return self.computes(self, x)
+
+
+class Conv1D(nn.Module):
+    """What transformers calls so: a linear layer with its weight transposed."""
+
+    def __init__(self, nf: int, nx: int) -> None:
+        super().__init__()
+        self.nf, self.nx = nf, nx
+        self.weight, self.bias = nn.Parameter(torch.randn(nx, nf)), nn.Parameter(torch.randn(nf))
+
+    def forward(self, x: Tensor) -> Tensor:
+        size_out = x.size()[:-1] + (self.nf,)  # noqa: RUF005  # a proxy is not unpacked
+        return torch.addmm(self.bias, x.view(-1, x.size(-1)), self.weight).view(size_out)
+
+
 @dataclass(frozen=True, eq=False)
 class Call:
     """A call, by its node."""

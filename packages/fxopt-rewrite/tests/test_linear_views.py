@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from site_passes import Conv1D
 from torch import Tensor, nn
 from torch.fx import GraphModule, Node, Tracer, symbolic_trace
 
@@ -142,18 +143,6 @@ def test_a_computed_weight_is_that_of_the_module_which_runs() -> None:
     assert (view.site, view.reason) == ("inner", "computed-weight")
 
 
-class Conv1D(nn.Module):
-    """What transformers calls so: a linear layer with its weight transposed."""
-
-    def __init__(self, nf: int, nx: int) -> None:
-        super().__init__()
-        self.nf, self.nx = nf, nx
-        self.weight, self.bias = nn.Parameter(torch.randn(nx, nf)), nn.Parameter(torch.randn(nf))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return torch.addmm(self.bias, x.view(-1, x.size(-1)), self.weight).view((*x.shape[:-1], self.nf))
-
-
 class Leaves(Tracer):
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         return isinstance(m, Conv1D)
@@ -161,7 +150,7 @@ class Leaves(Tracer):
 
 @pytest.fixture
 def known(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let the class above be that of transformers."""
+    """Let the class of these tests be that of transformers."""
     module = types.ModuleType("transformers.pytorch_utils")
     module.Conv1D = Conv1D  # type: ignore[attr-defined]  # a module made for the test
     monkeypatch.setitem(sys.modules, "transformers.pytorch_utils", module)
