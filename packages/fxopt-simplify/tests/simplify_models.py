@@ -14,17 +14,6 @@ X = torch.randn(3, 4, generator=torch.Generator().manual_seed(0))
 TOKENS = torch.randint(0, 16, (2, 5), generator=torch.Generator().manual_seed(1))
 
 
-class Computes(nn.Module):
-    """Computes a function of its input."""
-
-    def __init__(self, function: Any) -> None:
-        super().__init__()
-        self.function = function
-
-    def forward(self, x: Tensor) -> Any:
-        return self.function(x)
-
-
 class Masked(nn.Module):
     """An encoder layer as Hugging Face's models have them: positions, token types and masks made at each call."""
 

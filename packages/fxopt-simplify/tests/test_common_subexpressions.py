@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from simplify_models import Computes, Repeats, X
+from simplify_models import Repeats, X
+from site_passes import Called, Computes
 from torch import Tensor, nn
 
 from fxopt_core import iter_nodes
@@ -44,7 +45,7 @@ def test_calls_of_functions_methods_and_modules_are_made_once(form: Form) -> Non
     ids=["1 and 1.0", "0.0 and -0.0", "True and 1"],
 )
 def test_literals_are_equal_by_type_and_bits(function: Callable[[Tensor], Any]) -> None:
-    assert_rewrites(CSE, Computes(function), X, count=1)
+    assert_rewrites(CSE, Called(function), X, count=1)
 
 
 @pytest.mark.parametrize(
@@ -58,7 +59,7 @@ def test_literals_are_equal_by_type_and_bits(function: Callable[[Tensor], Any]) 
     ids=["random numbers", "dropout", "memory without values", "samples"],
 )
 def test_calls_that_may_give_something_else_stay(function: Callable[[Tensor], Any]) -> None:
-    CSE(torch.fx.symbolic_trace(Computes(function)), expect=0)
+    CSE(torch.fx.symbolic_trace(Called(function)), expect=0)
 
 
 def test_a_value_that_was_written_between_is_computed_again() -> None:
@@ -68,7 +69,7 @@ def test_a_value_that_was_written_between_is_computed_again() -> None:
         y.add_(3)
         return before * (y.abs() + 1)
 
-    assert_rewrites(CSE, Computes(function), X, count=0, gradients=False)
+    assert_rewrites(CSE, Called(function), X, count=0, gradients=False)
 
 
 def test_a_parameter_that_is_written_between_is_read_again() -> None:
@@ -97,21 +98,14 @@ def test_a_parameter_that_is_written_between_is_read_again() -> None:
     ],
 )
 def test_two_tensors_stay_two_where_somebody_can_tell(function: Callable[[Tensor], Any], reason: str) -> None:
-    graph_module = assert_rewrites(CSE, Computes(function), X, count=0, gradients=False)
+    graph_module = assert_rewrites(CSE, Called(function), X, count=0, gradients=False)
     assert {code for _, code in refused(graph_module)} == {reason}
 
 
 def test_batch_norm_in_train_mode_counts_each_call() -> None:
-    class Twice(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.norm = nn.BatchNorm1d(4)
-
-        def forward(self, x: Tensor) -> Any:
-            return self.norm(x) - self.norm(x) * 2
-
-    CSE(graph_of(Twice().train(), "modules", X), expect=0)
-    assert_rewrites(CSE, Twice().eval(), X, count=1)
+    model = Computes(lambda m, x: m.norm(x) - m.norm(x) * 2, norm=nn.BatchNorm1d(4))
+    CSE(graph_of(model.train(), "modules", X), expect=0)
+    assert_rewrites(CSE, model.eval(), X, count=1)
 
 
 def test_hooks_see_each_call() -> None:

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from simplify_models import Computes, X
+from simplify_models import X
+from site_passes import Called, Computes
 from torch import Tensor, nn
 
 from fxopt_core import iter_nodes
@@ -22,40 +23,24 @@ def _first(*values: Any) -> Any:
 
 
 def test_a_chain_without_a_reader_is_removed() -> None:
-    model = Computes(lambda x: _first(x + 1, (x * 2).sum(0).sqrt()))
+    model = Called(lambda x: _first(x + 1, (x * 2).sum(0).sqrt()))
     found = assert_rewrites(EliminateDeadCode(), model, X, count=3)
     assert not [node for node in iter_nodes(found.graph) if node.op.startswith("call_f") and not node.users]
 
 
 def test_a_module_without_weights_goes_with_its_call() -> None:
-    class Unused(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.act, self.often = nn.GELU(), nn.ReLU()
-
-        def forward(self, x: Tensor) -> Any:
-            self.act(self.often(x))
-            return self.often(x + 1)
-
-    found = assert_rewrites(EliminateDeadCode(), Unused(), X, count=2)
+    model = Computes(lambda m, x: _first(m.often(x + 1), m.act(m.often(x))), act=nn.GELU(), often=nn.ReLU())
+    found = assert_rewrites(EliminateDeadCode(), model, X, count=2)
     assert [name for name, _ in found.named_children()] == ["often"]
 
 
 def test_a_layer_keeps_its_weights() -> None:
     """Its weights would be unused, and an undo could not bring them back; a second call may go."""
-
-    class Unused(nn.Module):
-        def __init__(self, *, twice: bool) -> None:
-            super().__init__()
-            self.fc, self.twice = nn.Linear(4, 4), twice
-
-        def forward(self, x: Tensor) -> Tensor:
-            self.fc(x)
-            return self.fc(x * 2) if self.twice else x * 2
-
-    found = assert_rewrites(EliminateDeadCode(), Unused(twice=False), X, count=0)
+    model = Computes(lambda m, x: _first(x * 2, m.fc(x)), fc=nn.Linear(4, 4))
+    found = assert_rewrites(EliminateDeadCode(), model, X, count=0)
     assert refused(found) == [("fc", "holds-weights")]
-    assert_rewrites(EliminateDeadCode(), Unused(twice=True), X, count=1)
+    twice = Computes(lambda m, x: _first(m.fc(x * 2), m.fc(x)), fc=nn.Linear(4, 4))
+    assert_rewrites(EliminateDeadCode(), twice, X, count=1)
 
 
 @pytest.mark.parametrize(
@@ -69,7 +54,7 @@ def test_a_layer_keeps_its_weights() -> None:
     ids=["a write", "random numbers", "dropout", "a check"],
 )
 def test_what_does_something_else_stays(function: Callable[[Tensor], Any]) -> None:
-    graph = torch.fx.symbolic_trace(Computes(function), concrete_args=None).graph
+    graph = torch.fx.symbolic_trace(Called(function), concrete_args=None).graph
     graph_module = torch.fx.GraphModule(nn.Module(), graph)
     before = [node.name for node in iter_nodes(graph)]
     EliminateDeadCode()(graph_module)

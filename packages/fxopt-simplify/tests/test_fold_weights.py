@@ -11,6 +11,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from simplify_models import WEIGHED, Adapted, Standardised
+from site_passes import Computes
 from torch import Tensor, nn
 from torch.nn.utils.parametrizations import weight_norm
 
@@ -88,16 +89,9 @@ def test_left_alone(kind: str) -> None:
 
 
 def test_frozen_weights_stay_frozen_and_no_large_weight_is_made_of_small_ones() -> None:
-    class Product(nn.Module):
-        def __init__(self, size: int) -> None:
-            super().__init__()
-            self.a, self.b = nn.Parameter(torch.randn(2, size)), nn.Parameter(torch.randn(size, 2))
-
-        def forward(self, x: Tensor) -> Tensor:
-            return F.linear(x, self.b @ self.a)
-
     for size, count in ((8, 1), (2200, 0)):
-        model = Product(size).eval().requires_grad_(False)
+        a, b = nn.Parameter(torch.randn(2, size)), nn.Parameter(torch.randn(size, 2))
+        model = Computes(lambda m, x: F.linear(x, m.b @ m.a), a=a, b=b).eval().requires_grad_(False)
         graph_module = FoldWeights()(capture(model, (torch.randn(1, size),)), expect=count)
         assert not any(weight.requires_grad for weight in graph_module.parameters())
     assert not history(graph_module)[-1].derived

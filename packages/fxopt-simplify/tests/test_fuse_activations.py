@@ -8,7 +8,8 @@ from collections.abc import Callable
 import pytest
 import torch
 import torch.nn.functional as F
-from simplify_models import Computes, X
+from simplify_models import X
+from site_passes import Called
 from torch import Tensor, nn
 
 from fxopt_core import iter_nodes
@@ -41,7 +42,7 @@ WRITTEN: dict[str, tuple[str, Callable[[Tensor], Tensor]]] = {
 @pytest.mark.parametrize("name", WRITTEN)
 def test_a_written_activation_becomes_one_call(name: str, form: Form) -> None:
     function, written = WRITTEN[name]
-    model = nn.Sequential(nn.Linear(X.shape[-1], 6), Computes(written))
+    model = nn.Sequential(nn.Linear(X.shape[-1], 6), Called(written))
     found = assert_rewrites(FuseActivations(), model, X, count=1, form=form, others=[(X[:1],)])
     called = [str(node.target) for node in iter_nodes(found.graph) if node.op == "call_function"]
     assert sum(function in each for each in called) == 1
@@ -61,7 +62,7 @@ OTHERS: dict[str, Callable[[Tensor], Tensor]] = {
 
 @pytest.mark.parametrize("name", OTHERS)
 def test_what_only_looks_like_an_activation_stays(name: str) -> None:
-    assert_rewrites(FuseActivations(), Computes(OTHERS[name]), X, count=0, form="export-dynamic")
+    assert_rewrites(FuseActivations(), Called(OTHERS[name]), X, count=0, form="export-dynamic")
 
 
 def _read_twice(x: Tensor) -> tuple[Tensor, Tensor]:
@@ -86,12 +87,12 @@ def _written_between(x: Tensor) -> Tensor:
     ids=["read twice", "bfloat16", "written"],
 )
 def test_refusals(reason: str, function: Callable[[Tensor], Tensor], inputs: Tensor) -> None:
-    graph_module = infer_shapes(torch.fx.symbolic_trace(Computes(function)), inputs)
+    graph_module = infer_shapes(torch.fx.symbolic_trace(Called(function)), inputs)
     FuseActivations()(graph_module)
     assert [found for _, found in refused(graph_module)] == [reason]
 
 
 def test_without_shapes_the_dtype_is_unknown() -> None:
-    graph_module = torch.fx.symbolic_trace(Computes(lambda x: x * torch.sigmoid(x)))
+    graph_module = torch.fx.symbolic_trace(Called(lambda x: x * torch.sigmoid(x)))
     FuseActivations()(graph_module)
     assert refused(graph_module) == [("mul", "shape-unknown")]

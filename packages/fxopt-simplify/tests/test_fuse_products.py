@@ -7,6 +7,7 @@ from collections.abc import Callable
 import pytest
 import torch
 import torch.nn.functional as F
+from site_passes import Computes
 from torch import Tensor, nn
 
 from fxopt_core import history, undo
@@ -31,23 +32,15 @@ WAYS: dict[str, Write] = {
 }
 
 
-class Written(nn.Module):
-    def __init__(self, write: Write, *bias: int) -> None:
-        super().__init__()
-        self.weight, self.bias, self.write = (
-            nn.Parameter(torch.randn(6, 8)),
-            nn.Parameter(torch.randn(*bias or (6,))),
-            write,
-        )
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.write(x, self.weight, self.bias).relu()
+def written_by(write: Write, *bias: int) -> Computes:
+    weight, summand = nn.Parameter(torch.randn(6, 8)), nn.Parameter(torch.randn(*bias or (6,)))
+    return Computes(lambda m, x: write(x, m.weight, m.bias).relu(), weight=weight, bias=summand)
 
 
 @pytest.mark.parametrize("form", ["trace", "export"])
 @pytest.mark.parametrize("way", WAYS)
 def test_ways_to_write_a_linear_layer(way: str, form: str) -> None:
-    model, x = Written(WAYS[way]).eval(), torch.randn(3, 8)
+    model, x = written_by(WAYS[way]).eval(), torch.randn(3, 8)
     before = torch.export.export(model, (x,)).module() if form == "export" else torch.fx.symbolic_trace(model)
     assert isinstance(before, torch.fx.GraphModule)
     infer_shapes(before, x)
@@ -82,7 +75,7 @@ def test_ways_to_write_a_linear_layer(way: str, form: str) -> None:
 def test_what_is_no_layer_stays_and_biases_of_other_shapes_are_added_as_before(
     write: Write, bias: tuple[int, ...], sites: int
 ) -> None:
-    model, x = Written(write, *bias).eval(), torch.randn(3, 8)
+    model, x = written_by(write, *bias).eval(), torch.randn(3, 8)
     fused = FuseProducts()(infer_shapes(torch.fx.symbolic_trace(model), x), expect=sites)
     torch.testing.assert_close(fused(x), model(x))
     index = GraphIndex(fused)
@@ -91,7 +84,7 @@ def test_what_is_no_layer_stays_and_biases_of_other_shapes_are_added_as_before(
 
 
 def test_what_is_refused() -> None:
-    model, x = Written(WAYS["T"]).eval(), torch.randn(3, 8)
+    model, x = written_by(WAYS["T"]).eval(), torch.randn(3, 8)
     (refusal,) = history(FuseProducts()(torch.fx.symbolic_trace(model)))[-1].refusals
     assert refusal.reason == "shape-unknown" and "infer_shapes" in refusal.message
     model.bias.data = model.bias.data.double()
@@ -103,6 +96,6 @@ def test_what_is_refused() -> None:
         x.mul_(2)
         return product + b
 
-    traced = torch.fx.symbolic_trace(Written(written).eval())
+    traced = torch.fx.symbolic_trace(written_by(written).eval())
     (refusal,) = history(FuseProducts()(infer_shapes(traced, x)))[-1].refusals
     assert refusal.reason == "mutated" and "`x` is written in place" in refusal.message

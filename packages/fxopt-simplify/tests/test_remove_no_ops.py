@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from simplify_models import Computes, X
+from simplify_models import X
+from site_passes import Called
 from torch import Tensor, nn
 
 from fxopt_core import iter_nodes
@@ -39,7 +40,7 @@ IN_EACH_FORM: dict[str, Function] = {
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("function", IN_EACH_FORM.values(), ids=list(IN_EACH_FORM))
 def test_a_call_that_changes_nothing_is_removed_in_each_form(function: Function, form: Form) -> None:
-    assert_rewrites(RemoveNoOps(), Computes(function), X, count=1, form=form, others=[(X[:1],)], exact=True)
+    assert_rewrites(RemoveNoOps(), Called(function), X, count=1, form=form, others=[(X[:1],)], exact=True)
 
 
 @pytest.mark.parametrize(
@@ -56,7 +57,7 @@ def test_dropout_in_train_mode_is_refused() -> None:
     graph_module = RemoveNoOps()(torch.fx.symbolic_trace(nn.Sequential(nn.Dropout(), nn.Identity())))
     assert refused(graph_module) == [("_0", "training")]
     assert [name for name, _ in graph_module.named_children()] == ["0"]
-    assert_rewrites(RemoveNoOps(), Computes(lambda x: F.dropout(F.relu(x), 0.0, True).abs()), X, count=0)
+    assert_rewrites(RemoveNoOps(), Called(lambda x: F.dropout(F.relu(x), 0.0, True).abs()), X, count=0)
 
 
 def test_modules_with_hooks_and_subclasses_stay() -> None:
@@ -105,13 +106,13 @@ WHY = {
 @pytest.mark.parametrize("name", STAY)
 def test_a_call_that_does_something_stays(name: str) -> None:
     reasons = [WHY[name]] if name in WHY else None
-    model = Computes(STAY[name])
+    model = Called(STAY[name])
     assert_rewrites(RemoveNoOps(), model, X, count=0, refused=reasons, gradients=False, exact=True)
 
 
 def test_shapes_of_an_example_are_no_proof() -> None:
     """A traced graph runs at other sizes, where the call does something; an export is right for its sizes alone."""
-    model = Computes(lambda x: F.relu(x).reshape(3, 4).abs())
+    model = Called(lambda x: F.relu(x).reshape(3, 4).abs())
     assert_rewrites(RemoveNoOps(), model, X, count=0)
     assert_rewrites(RemoveNoOps(), model, X, count=1, form="export")
 
@@ -128,11 +129,11 @@ IN_ANOTHER_DTYPE: dict[str, Function] = {
 def test_inputs_may_be_integers_where_the_example_was_not(function: Function) -> None:
     integers = torch.tensor([[3, 2, 1, 0]], dtype=torch.int32)
     others = [(integers,), (integers.to(torch.uint8),)]
-    assert_rewrites(RemoveNoOps(), Computes(function), X, count=0, others=others, exact=True, gradients=False)
+    assert_rewrites(RemoveNoOps(), Called(function), X, count=0, others=others, exact=True, gradients=False)
 
 
 def test_a_captured_graph_refuses_integers_itself() -> None:
-    assert_rewrites(RemoveNoOps(), Computes(lambda x: (x * 1.0).neg()), X, count=1, form="capture")
+    assert_rewrites(RemoveNoOps(), Called(lambda x: (x * 1.0).neg()), X, count=1, form="capture")
 
 
 def test_a_mask_of_ones_is_dropped() -> None:
@@ -143,7 +144,7 @@ def test_a_mask_of_ones_is_dropped() -> None:
         both = ones & (x > 0)
         return torch.where(ones, x.double(), 0.0).abs() * both + x.abs().masked_fill(~ones, 3.0)
 
-    found = assert_rewrites(RemoveNoOps(), Computes(masked), X, count=4, form="export-dynamic", others=[(X[:2],)])
+    found = assert_rewrites(RemoveNoOps(), Called(masked), X, count=4, form="export-dynamic", others=[(X[:2],)])
     names = {str(node.target) for node in iter_nodes(found.graph) if node.users}
     assert not names & {"aten.where.ScalarOther", "aten.__and__.Tensor"}
 
@@ -158,7 +159,7 @@ def test_attention_loses_a_mask_that_masks_nothing(mask_of: str) -> None:
             mask = (1.0 - mask.to(torch.float32)) * torch.finfo(torch.float32).min
         return F.scaled_dot_product_attention(q, q * 2, q * 3, attn_mask=mask)
 
-    found = assert_rewrites(RemoveNoOps(), Computes(attend), X, count=1, form="export-dynamic", others=[(X[:2],)])
+    found = assert_rewrites(RemoveNoOps(), Called(attend), X, count=1, form="export-dynamic", others=[(X[:2],)])
     (attention,) = [node for node in iter_nodes(found.graph) if "scaled_dot" in str(node.target)]
     assert len(attention.args) == 3
     assert "attn_mask" not in attention.kwargs
@@ -173,10 +174,10 @@ UNKNOWN: dict[str, Function] = {
 
 @pytest.mark.parametrize("name", UNKNOWN)
 def test_a_mask_of_unknown_values_stays(name: str) -> None:
-    assert_rewrites(RemoveNoOps(), Computes(UNKNOWN[name]), X, count=0, form="export-dynamic", exact=True)
+    assert_rewrites(RemoveNoOps(), Called(UNKNOWN[name]), X, count=0, form="export-dynamic", exact=True)
 
 
 def test_a_chain_disappears_as_a_whole() -> None:
-    chain = Computes(lambda x: (x.double()[:] * 1).expand(-1, -1).abs())
+    chain = Called(lambda x: (x.double()[:] * 1).expand(-1, -1).abs())
     found = assert_rewrites(RemoveNoOps(), chain, X, count=3)
     assert [node.name for node in iter_nodes(found.graph)] == ["x", "double", "abs_1", "output"]

@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 import torch
-from simplify_models import TOKENS, WEIGHED, Adapted, Computes, Masked, Rotary, Standardised, X
+from simplify_models import TOKENS, WEIGHED, Adapted, Masked, Rotary, Standardised, X
+from site_passes import Called, Computes
 from torch import Tensor, nn
 from torch.fx import Graph, GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
@@ -82,7 +83,7 @@ def test_what_no_size_decides_is_a_constant() -> None:
     ids=["written", "random", "one operation", "sizes of data"],
 )
 def test_what_is_no_table_stays(function: Callable[[Tensor], Any]) -> None:
-    graph_module = torch.fx.symbolic_trace(Computes(function))
+    graph_module = torch.fx.symbolic_trace(Called(function))
     CacheShapeTables()(graph_module, expect=0)
 
 
@@ -97,16 +98,9 @@ def test_a_returned_table_is_refused() -> None:
 
 def test_what_a_parameter_makes_element_by_element_is_no_table() -> None:
     """Norms read ``1 + weight``; what sizes decide is kept all the same."""
-
-    class Learned(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.places = nn.Parameter(torch.randn(8, 4))
-
-        def forward(self, x: Tensor) -> Tensor:
-            return x + (self.places[: x.shape[0]] * 2).sin()
-
-    assert_rewrites(CacheShapeTables(), Learned(), X, count=0, form="export-dynamic")
+    learned = nn.Parameter(torch.randn(8, 4))
+    model = Computes(lambda m, x: x + (m.places[: x.shape[0]] * 2).sin(), places=learned)
+    assert_rewrites(CacheShapeTables(), model, X, count=0, form="export-dynamic")
 
     def scaled(x: Tensor, places: Tensor) -> Tensor:
         return x + torch.arange(x.shape[0]).unsqueeze(1).sin() * places
@@ -183,7 +177,7 @@ def _beside_another(x: Tensor, _: Tensor) -> Tensor:
     ],
 )
 def test_what_is_written_in_place_and_seen_by_others_is_no_table(function: Callable[[Tensor, Tensor], Any]) -> None:
-    graph_module = graph_of(Computes(lambda x: function(x, torch.arange(x.shape[0]) * 2)), "export-dynamic", X)
+    graph_module = graph_of(Called(lambda x: function(x, torch.arange(x.shape[0]) * 2)), "export-dynamic", X)
     expected = graph_module(X)
     CacheShapeTables()(graph_module)
     for _ in range(3):
@@ -218,16 +212,8 @@ def test_a_long_chain_of_writes_is_walked_once(steps_of: Callable[[Callable[[], 
 
 
 def test_positions_that_are_added_to_inputs_stay_with_their_layer() -> None:
-    class Positions(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.places = nn.Embedding(8, 4)
-
-        def forward(self, x: Tensor) -> Tensor:
-            placed: Tensor = x + self.places(torch.arange(x.shape[0]) + 2)
-            return placed
-
-    found = CacheShapeTables()(graph_of(Positions(), "export-dynamic", X))
+    model = Computes(lambda m, x: x + m.places(torch.arange(x.shape[0]) + 2), places=nn.Embedding(8, 4))
+    found = CacheShapeTables()(graph_of(model, "export-dynamic", X))
     assert [str(node.target) for node in iter_nodes(found.graph) if "embedding" in str(node.target)]
 
 
@@ -346,16 +332,12 @@ def test_a_large_weight_is_kept_up_to_the_size_of_its_parameters() -> None:
 def test_weights_and_masks_are_kept_apart() -> None:
     """Another size does not compute the weight again."""
 
-    class Both(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layer, self.places = weight_norm(nn.Linear(4, 4)), nn.Parameter(torch.randn(8, 4))
+    def both(m: Any, x: Tensor) -> Any:
+        y = m.layer(x) * (m.places[: x.shape[0]] @ m.places.t()).sum()
+        return y + torch.arange(x.shape[0]).unsqueeze(1).sin()
 
-        def forward(self, x: Tensor) -> Tensor:
-            y: Tensor = self.layer(x) * (self.places[: x.shape[0]] @ self.places.t()).sum()
-            return y + torch.arange(x.shape[0]).unsqueeze(1).sin()
-
-    graph_module = CacheShapeTables()(graph_of(Both().eval(), "export-dynamic", X), expect=3)
+    model = Computes(both, layer=weight_norm(nn.Linear(4, 4)), places=nn.Parameter(torch.randn(8, 4))).eval()
+    graph_module = CacheShapeTables()(graph_of(model, "export-dynamic", X), expect=3)
     roles = [module.roles for module in graph_module.modules() if isinstance(module, ShapeTables)]
     assert sorted(map(sorted, roles)) == [["buffer", "buffer"], ["buffer", "size"], ["size"]]
 
@@ -479,20 +461,16 @@ def test_a_computation_from_a_stranger_is_operators_and_data(change: dict[str, A
 
 @pytest.mark.parametrize("unused", [False, True])
 def test_tables_come_before_whatever_still_reads_a_weight(unused: bool) -> None:
-    class Repeats(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.a, self.b, self.c = (nn.Parameter(torch.randn(4, 4)) for _ in range(3))
+    def repeats(m: Any, x: Tensor) -> Any:
+        weight = m.a @ m.b
+        if unused:
+            _ = weight[:2]
+            return x @ weight
+        repeated = weight.expand(x.shape[0], 4, 4)
+        return x @ repeated @ weight + repeated @ m.c
 
-        def forward(self, x: Tensor) -> Tensor:
-            weight = self.a @ self.b
-            if unused:
-                _ = weight[:2]
-                return x @ weight
-            repeated = weight.expand(x.shape[0], 4, 4)
-            return x @ repeated @ weight + repeated @ self.c
-
-    model, x = Repeats().eval(), torch.randn(2, 4, 4)
+    model = Computes(repeats, **{name: nn.Parameter(torch.randn(4, 4)) for name in "abc"}).eval()
+    x = torch.randn(2, 4, 4)
     graph_module = CacheShapeTables()(torch.fx.symbolic_trace(model))
     with torch.no_grad():
         torch.testing.assert_close(graph_module(x), model(x))

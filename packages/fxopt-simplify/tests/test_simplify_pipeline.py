@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from simplify_models import TOKENS, Adapted, Attends, Computes, Masked, Product, Repeats, Rotary, X
+from simplify_models import TOKENS, Adapted, Attends, Masked, Product, Repeats, Rotary, X
+from site_passes import Called
 from torch import Tensor, nn
 
 from fxopt_core import history, iter_nodes, registry, undo
@@ -28,7 +29,7 @@ _OWN = [
     ModelCase("attends", Attends, X, form="export-dynamic"),
     ModelCase("product", Product, X),
     ModelCase("adapted", lambda: Adapted().eval(), torch.randn(3, 8)),
-    ModelCase("activates", lambda: Computes(lambda x: x * torch.sigmoid(x)), X),
+    ModelCase("activates", lambda: Called(lambda x: x * torch.sigmoid(x)), X),
 ]
 _NAMES = (
     "repeated",
