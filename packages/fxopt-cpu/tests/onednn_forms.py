@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
@@ -17,19 +16,6 @@ from fxopt_testing.forms import Form
 from fxopt_testing.rewrites import graph_of
 
 FORMS: tuple[Form, ...] = ("modules", "functions", "export-dynamic")
-
-
-class Computes(nn.Module):
-    """A model of some layers and a function of them and an input."""
-
-    def __init__(self, function: Callable[..., Any], **layers: nn.Module) -> None:
-        super().__init__()
-        self.function = function
-        for name, layer in layers.items():
-            self.add_module(name, layer)
-
-    def forward(self, x: Tensor) -> Any:
-        return self.function(self, x)
 
 
 def assert_computes(graph_module: nn.Module, model: nn.Module, *inputs: Tensor, tolerance: float = 1e-5) -> None:

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from onednn_forms import Computes, check, packed
+from onednn_forms import check, packed
+from site_passes import Computes
 from torch import Tensor, nn
 from torch.fx import GraphModule
 from torch.utils._pytree import tree_leaves

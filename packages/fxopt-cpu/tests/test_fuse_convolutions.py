@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from onednn_forms import FORMS, Computes, calls, check, packed
+from onednn_forms import FORMS, calls, check, packed
+from site_passes import Computes
 from torch import Tensor, nn
 
 from fxopt_core import history

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from site_passes import Computes
 from torch import Tensor, nn
 
 from fxopt_cpu import EmbeddingNorm, FuseNorms, SumNorm, isa
@@ -73,25 +74,17 @@ def test_long_sums_are_read() -> None:
 FORMS = [*TRACED, "export-dynamic", pytest.param("export", marks=pytest.mark.nightly)]
 
 
-class Written(nn.Module):
-    """An RMS norm as Llama and T5 have it."""
-
-    def __init__(self, square: str) -> None:
-        super().__init__()
-        self.weight, self.square = nn.Parameter(torch.randn(16)), square
-
-    def forward(self, x: Tensor) -> Tensor:
-        dtype = x.dtype
-        x = x.to(torch.float32)
-        squares = x.pow(2) if self.square == "pow" else x * x
-        return self.weight * (x * torch.rsqrt(squares.mean(-1, keepdim=True) + 1e-6)).to(dtype)
-
-
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("square", ["pow", "product"])
 def test_norms_that_are_written_out(square: str, form: Any) -> None:
-    x = torch.randn(3, 16)
-    model = Written(square).eval()
+    def written(m: Any, x: Tensor) -> Any:
+        """An RMS norm as Llama and T5 have it."""
+        dtype = x.dtype
+        x = x.to(torch.float32)
+        squares = x.pow(2) if square == "pow" else x * x
+        return m.weight * (x * torch.rsqrt(squares.mean(-1, keepdim=True) + 1e-6)).to(dtype)
+
+    model, x = Computes(written, weight=nn.Parameter(torch.randn(16))).eval(), torch.randn(3, 16)
     assert_rewrites(FuseNorms(), model, x, count=1, form=form, again=False)
     found = FuseNorms()(graph_of(model, form, x))
     assert [module._norm for module in found.modules() if isinstance(module, SumNorm)] == [("rms", 1e-6)]
@@ -102,14 +95,9 @@ def test_norms_that_are_written_out(square: str, form: Any) -> None:
 @pytest.mark.parametrize("settings", [{"alpha": 3}, {"dtype": torch.float64}])
 @torch.no_grad()
 def test_a_norm_with_other_arithmetic_stays(settings: dict[str, Any]) -> None:
-    class Written(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.weight = nn.Parameter(torch.rand(16))
+    def written(m: Any, x: Tensor) -> Any:
+        mean = x.pow(2).mean(-1, keepdim=True, dtype=settings.get("dtype"))
+        return m.weight * (x * torch.rsqrt(torch.add(mean, 0.1, alpha=settings.get("alpha", 1))))
 
-        def forward(self, x: Tensor) -> Tensor:
-            mean = x.pow(2).mean(-1, keepdim=True, dtype=settings.get("dtype"))
-            return self.weight * (x * torch.rsqrt(torch.add(mean, 0.1, alpha=settings.get("alpha", 1))))
-
-    model, x = Written(), torch.randn(3, 16)
+    model, x = Computes(written, weight=nn.Parameter(torch.rand(16))), torch.randn(3, 16)
     torch.testing.assert_close(FuseNorms()(torch.export.export(model, (x,)).module())(x), model(x))

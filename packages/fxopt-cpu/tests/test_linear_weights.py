@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from low_precision_models import Mlp, layers, sqnr
-from onednn_forms import Computes
+from site_passes import Computes
 from torch import Tensor, nn
 from torch.fx import GraphModule
 
@@ -31,15 +31,10 @@ for_bfloat16 = pytest.mark.skipif(not has_bfloat16, reason="the processor has no
 X = torch.randn(5, 16)
 
 
-class Transposed(nn.Module):
+def transposed() -> Computes:
     """A weight stored as (in, out)."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.weight, self.bias = nn.Parameter(torch.randn(16, 8) / 4), nn.Parameter(torch.randn(8))
-
-    def forward(self, x: Tensor) -> Any:
-        return torch.addmm(self.bias, x, self.weight)
+    weight, bias = nn.Parameter(torch.randn(16, 8) / 4), nn.Parameter(torch.randn(8))
+    return Computes(lambda m, x: torch.addmm(m.bias, x, m.weight), weight=weight, bias=bias)
 
 
 # --- Which layers
@@ -47,7 +42,7 @@ class Transposed(nn.Module):
 
 @pytest.mark.parametrize("form", ["functions", "export"])
 def test_transposed_weights_are_turned(form: Form) -> None:
-    model = Transposed().eval()
+    model = transposed().eval()
     graph_module = SMALL(graph_of(model, form, X), expect=1)
     assert layers(graph_module)[0].weight.shape == (8, 16)
     assert sqnr(graph_module, model, X) > 35
@@ -104,7 +99,7 @@ def test_the_accuracy_is_promised(transformation: FuseLinears) -> None:
 
 @for_bfloat16
 @pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("model", [Mlp, Transposed])
+@pytest.mark.parametrize("model", [Mlp, transposed])
 def test_weights_in_bfloat16(form: Form, model: type[nn.Module]) -> None:
     """Biases, inputs and results stay in float32; checkpoints are rounded when loaded; originals are kept if asked."""
     found, other = model().eval(), model().eval()
@@ -168,7 +163,7 @@ UNEVEN = torch.randn(400, 16) * torch.logspace(-1, 1.5, 16) + torch.randn(16) * 
 
 
 @pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("model", [Mlp, Transposed])
+@pytest.mark.parametrize("model", [Mlp, transposed])
 def test_static_ranges_are_those_of_the_calls(form: Form, model: type[nn.Module]) -> None:
     """Merged or not, each layer by what reaches it; no row changes another, and what lies beyond is cut off."""
     torch.manual_seed(0)

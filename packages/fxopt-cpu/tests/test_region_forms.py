@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from site_passes import Computes
 from torch import Tensor, nn
 from torch.fx import GraphModule
 
@@ -163,17 +164,13 @@ def test_weights_of_norms_and_scales_are_read_at_each_call(form: str, between: B
 @torch.no_grad()
 @pytest.mark.parametrize("cls", [nn.LayerNorm, nn.RMSNorm])
 def test_norms_of_strided_values_have_the_strides_of_eager(cls: Any) -> None:
-    class Returned(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.first, self.second, self.norm = nn.Conv2d(3, 8, 1), nn.Conv2d(8, 8, 1), cls(5)
+    def both(m: Any, x: Tensor) -> Any:
+        """Return a norm over the columns, and images."""
+        y = m.first(x)
+        return m.norm(y), m.second(y)
 
-        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-            """Return a norm over the columns, and images."""
-            y = self.first(x)
-            return self.norm(y), self.second(y)
-
-    model, x = Returned().eval(), torch.randn(2, 3, 4, 5).to(memory_format=torch.channels_last)
+    model = Computes(both, first=nn.Conv2d(3, 8, 1), second=nn.Conv2d(8, 8, 1), norm=cls(5)).eval()
+    x = torch.randn(2, 3, 4, 5).to(memory_format=torch.channels_last)
     graph_module = optimized(model, x, "exported")
     for found, wanted in zip(graph_module(x), model(x), strict=True):
         torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5)

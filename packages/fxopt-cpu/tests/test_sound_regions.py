@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from onednn_forms import Computes
+from site_passes import Computes
 from torch import Tensor, nn
 from torch.fx import GraphModule
 

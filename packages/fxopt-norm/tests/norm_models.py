@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import site_passes
 from torch import Tensor, nn
 
 from fxopt_testing.models.norm import randomised as drawn
@@ -15,18 +16,12 @@ def randomised(model: nn.Module) -> nn.Module:
     return drawn(model).eval()
 
 
-class Computes(nn.Module):
+class Computes(site_passes.Computes):
     """Modules by name, and what is done with them."""
 
     def __init__(self, forward: Callable[[Any, Tensor], Any], **modules: nn.Module) -> None:
-        super().__init__()
-        for name, module in modules.items():
-            setattr(self, name, module)
-        self.computes = forward
+        super().__init__(forward, **modules)
         randomised(self)
-
-    def forward(self, x: Tensor) -> Any:
-        return self.computes(self, x)
 
 
 def chain(*modules: nn.Module) -> nn.Module:

@@ -29,18 +29,10 @@ BETWEEN: dict[str, Callable[[Any, Tensor], Tensor]] = {
 }
 
 
-class Model(nn.Module):
+def around(between: Callable[[Any, Tensor], Tensor]) -> nn.Module:
     """A convolution, something, and batch norm."""
-
-    def __init__(self, between: Callable[[Any, Tensor], Tensor]) -> None:
-        super().__init__()
-        self.conv, self.norm = nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4)
-        self.drop, self.same = nn.Dropout(), nn.Identity()
-        self.between = between
-
-    def forward(self, x: Tensor) -> Tensor:
-        y: Tensor = self.norm(self.between(self, self.conv(x)))
-        return y
+    parts = {"conv": nn.Conv2d(3, 4, 3), "norm": nn.BatchNorm2d(4), "drop": nn.Dropout(), "same": nn.Identity()}
+    return Computes(lambda m, x: m.norm(between(m, m.conv(x))), **parts)
 
 
 def fold(model: nn.Module, form: Form, x: Tensor) -> GraphModule:
@@ -54,7 +46,7 @@ def fold(model: nn.Module, form: Form, x: Tensor) -> GraphModule:
 
 @pytest.mark.parametrize("between", BETWEEN)
 def test_what_stands_between_is_named(between: str) -> None:
-    graph_module = fold(Model(BETWEEN[between]), "modules", torch.randn(2, 3, 5, 5))
+    graph_module = fold(around(BETWEEN[between]), "modules", torch.randn(2, 3, 5, 5))
     (refusal,) = history(graph_module)[-1].refusals
     assert refusal.reason == "not-adjacent"
     assert len(refusal.nodes) == 3
@@ -100,11 +92,11 @@ def test_rows_of_unknown_shape_are_refused() -> None:
 
 
 def test_another_pass_has_nothing_to_say() -> None:
-    graph_module = graph_of(Model(BETWEEN["dropout"]).eval(), "modules", torch.randn(2, 3, 5, 5))
+    graph_module = graph_of(around(BETWEEN["dropout"]).eval(), "modules", torch.randn(2, 3, 5, 5))
     for other in (FuseBatchNorm1dInLinear(), FuseBatchNorm1dInConv1d()):
         other(graph_module, strict=True, expect=0)
 
 
 @pytest.mark.parametrize("between", [lambda m, x: x.relu(), lambda m, x: x + 1, lambda m, x: m.same(m.drop(x))])
 def test_what_computes_and_chains_are_no_near_misses(between: Callable[[Any, Tensor], Tensor]) -> None:
-    assert not refused(fold(Model(between), "modules", torch.randn(2, 3, 5, 5)))
+    assert not refused(fold(around(between), "modules", torch.randn(2, 3, 5, 5)))
