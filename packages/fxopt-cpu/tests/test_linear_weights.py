@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -100,7 +101,7 @@ def test_the_accuracy_is_promised(transformation: FuseLinears) -> None:
 @for_bfloat16
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("model", [Mlp, transposed])
-def test_weights_in_bfloat16(form: Form, model: type[nn.Module]) -> None:
+def test_weights_in_bfloat16(form: Form, model: Callable[[], nn.Module]) -> None:
     """Biases, inputs and results stay in float32; checkpoints are rounded when loaded; originals are kept if asked."""
     found, other = model().eval(), model().eval()
     graph_module = NARROW(graph_of(found, form, X))
@@ -164,7 +165,7 @@ UNEVEN = torch.randn(400, 16) * torch.logspace(-1, 1.5, 16) + torch.randn(16) * 
 
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("model", [Mlp, transposed])
-def test_static_ranges_are_those_of_the_calls(form: Form, model: type[nn.Module]) -> None:
+def test_static_ranges_are_those_of_the_calls(form: Form, model: Callable[[], nn.Module]) -> None:
     """Merged or not, each layer by what reaches it; no row changes another, and what lies beyond is cut off."""
     torch.manual_seed(0)
     found = model().eval()
