@@ -6,8 +6,7 @@ import itertools
 
 from generated_models import generated_cases
 
-from fxopt_testing import ModelCase, Property, passes_of, zoo
-from fxopt_testing.conformance import applicable
+from fxopt_testing import PROPERTIES, ModelCase, Property, passes_of, zoo
 from fxopt_testing.trial import Subject
 
 FAMILIES = ("fxopt-linear", "fxopt-norm", "fxopt-arith", "fxopt-core")
@@ -40,7 +39,7 @@ def tried_everywhere(*distributions: str) -> list[Subject]:
 
 def checks(subjects: list[Subject]) -> list[tuple[Subject, Property]]:
     """Return each pass with each property that applies to it."""
-    return [(each, rule) for each in subjects for rule in applicable(each)]
+    return [(each, rule) for each in subjects for rule in PROPERTIES if rule.not_applicable(each) is None]
 
 
 def name_of(value: Subject | Property) -> str:

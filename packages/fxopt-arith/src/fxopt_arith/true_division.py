@@ -30,6 +30,7 @@ from fxopt_rewrite import (
     read_elementwise,
     read_operation,
     tensor_facts,
+    words,
 )
 
 
@@ -141,10 +142,8 @@ class ChangeTrueDivToMulByInverse(ReversibleSitePass[ConstantDivision]):
 
 def _computed_in(dtype: torch.dtype) -> torch.dtype:
     """Return the dtype in which torch divides such values."""
-    if dtype.is_complex:
-        return {torch.complex32: torch.float16, torch.complex64: torch.float32}.get(dtype, torch.float64)
     # Integers are divided in the default dtype.
-    return dtype if dtype.is_floating_point else torch.get_default_dtype()
+    return dtype.to_real() if dtype.is_floating_point or dtype.is_complex else torch.get_default_dtype()
 
 
 def _has_safe_inverse(constant: int | float, dtype: torch.dtype) -> bool:
@@ -159,12 +158,8 @@ def _has_safe_inverse(constant: int | float, dtype: torch.dtype) -> bool:
     return math.isfinite(constant) and limits.tiny <= inverse <= limits.max
 
 
-def _names(text: str) -> frozenset[str]:
-    return frozenset(text.split())
-
-
 #: Operations that round or compare a value, by their names in `fxopt_rewrite.Effects`.
-_ROUNDING = _names(
+_ROUNDING = words(
     """
     floor ceil round trunc fix frac fmod mod imod remainder floor_divide floordiv ifloordiv divmod sign sgn signbit
     eq ne lt le gt ge equal isclose allclose isin argmax argmin argsort nonzero searchsorted bucketize heaviside
@@ -176,7 +171,7 @@ _ROUNDING = _names(
 )
 
 #: Operations whose results hold elements of their inputs, or bounds and signs of them.
-_PASSING = _names(
+_PASSING = words(
     """
     clone _to_copy cat concat concatenate stack hstack vstack dstack repeat repeat_interleave tile flip roll index
     gather index_select take take_along_dim masked_select masked_fill where pad constant_pad_nd nan_to_num abs neg relu

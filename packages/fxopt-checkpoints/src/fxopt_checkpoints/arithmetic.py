@@ -355,9 +355,7 @@ class OriginalTensors:
         return any(isinstance(step, Assembly) for step in self._map.consumers.get(source, ()))
 
     def _shape(self, label: str | None) -> tuple[int, ...] | None:
-        if label is None:
-            return None
-        return self._map.by_key[label].shape if label in self._map.by_key else self._map.made[label].shape
+        return None if label is None else (self._map.by_key.get(label) or self._map.made[label]).shape
 
 
 def _misfits(

@@ -103,9 +103,8 @@ class DrawnGraph:
         return drawn(graph_module.graph, module_texts(graph_module))
 
     def edges(self) -> Iterator[tuple[str, str]]:
-        """Yield the pairs of a node that is read and one that reads it."""
-        for node in self.nodes.values():
-            yield from ((source, node.name) for source in node.inputs)
+        """Return the pairs of a node that is read and one that reads it."""
+        return ((source, node.name) for node in self.nodes.values() for source in node.inputs)
 
 
 def module_texts(graph_module: GraphModule) -> dict[str, str]:

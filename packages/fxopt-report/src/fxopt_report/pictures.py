@@ -120,9 +120,7 @@ class Picture:
     @cached_property
     def edges(self) -> dict[tuple[str, str], Side]:
         """The edges of both graphs by the names at their ends, each with the graphs that have it."""
-        found: dict[tuple[str, str], Side] = {}
-        for edge in self.before.edges() if self.before is not None else ():
-            found[edge] = "before"
+        found: dict[tuple[str, str], Side] = dict.fromkeys(self.before.edges() if self.before else (), "before")
         for edge in self.after.edges():
             found[edge] = "both" if edge in found or self.before is None else "after"
         return found

@@ -204,12 +204,11 @@ class Tables:
                 if node.all_input_nodes[0] in self._sized:
                     self._sized.add(node)
             elif self._is_table(node):
-                self._computed[node] = max([self._last_input(value) for value in node.all_input_nodes], default=-1)
-                if any(value in self._sized or self._decides_size(value) for value in node.all_input_nodes):
+                inputs = node.all_input_nodes
+                self._computed[node] = max([self._last_input(value) for value in inputs], default=-1)
+                if any(each in self._sized or not (each in self._computed or each.op == "get_attr") for each in inputs):
                     self._sized.add(node)
-                of_weights = [
-                    value for value in node.all_input_nodes if value in self._weights or self._is_parameter(value)
-                ]
+                of_weights = [value for value in inputs if value in self._weights or self._is_parameter(value)]
                 if of_weights:
                     # A lookup costs as much as finding its result; what is made of it is worth keeping.
                     reduced = self.elementwise or any(map(self._looks_up, of_weights))
@@ -218,11 +217,7 @@ class Tables:
                     alike = [value for value in of_weights if (value in self._sized) == (node in self._sized)]
                     self._weights[node] = reduced or any(self._weights.get(value) for value in alike)
         for node in reversed(self._weights):
-            if (
-                not self.elementwise
-                and not self._weights[node]
-                and not any(user in self._computed for user in node.users)
-            ):
+            if not (self.elementwise or self._weights[node] or any(user in self._computed for user in node.users)):
                 del self._computed[node]  # so that what only sizes decide is still kept
 
     def _last_input(self, value: Node) -> int:
@@ -237,9 +232,6 @@ class Tables:
     def weight_kind(self, node: Node) -> tuple[bool, bool]:
         """Return whether parameters decide a node's value, and whether sizes do so, too."""
         return node in self._weights, node in self._weights and node in self._sized
-
-    def _decides_size(self, value: Node) -> bool:
-        return value not in self._computed and value.op != "get_attr"
 
     def _is_size(self, node: Node) -> bool:
         """Return whether a node gives a number, shape, dtype or device that sizes of tensors decide."""

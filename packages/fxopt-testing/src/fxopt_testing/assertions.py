@@ -66,7 +66,10 @@ def normal_lines(text: str) -> list[str]:
     function.returns = None
     names: dict[str, str] = {}  # of arguments, where torch had to find others: ``input_1 = input``
     body: list[ast.stmt] = []
-    for line in map(_without_annotation, function.body):
+    for line in function.body:
+        # `relu : torch.Tensor = ...`, as torch.fx writes a node with a `type`.
+        if isinstance(line, ast.AnnAssign) and line.value is not None:
+            line = ast.copy_location(ast.Assign([line.target], line.value), line)
         match line:
             case ast.Assign(value=ast.Constant(value=None)):
                 pass  # torch releases a value
@@ -81,13 +84,6 @@ def normal_lines(text: str) -> list[str]:
         elif isinstance(node, ast.arg):
             node.annotation = None
     return ast.unparse(function).splitlines()
-
-
-def _without_annotation(line: ast.stmt) -> ast.stmt:
-    # `relu : torch.Tensor = ...`, as torch.fx writes a node with a `type`.
-    if not isinstance(line, ast.AnnAssign) or line.value is None:
-        return line
-    return ast.copy_location(ast.Assign([line.target], line.value), line)
 
 
 def assert_code(graph_module: GraphModule, expected: str, *, what: str = "the graph") -> None:

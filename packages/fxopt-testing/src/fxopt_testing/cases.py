@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -18,8 +18,7 @@ from fxopt_tools import Inputs
 from fxopt_tools.inputs import OneInput, read_inputs
 
 
-@dataclass(frozen=True)
-class Captured:
+class Captured(NamedTuple):
     """A caller's model, and the graph module made from it; tracing makes both share modules and tensors."""
 
     model: nn.Module

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, distribution
 
@@ -129,13 +129,6 @@ def subjects_of(
         check_is_transformation(each, "what is checked")
         subjects.append(Subject(each, cases, own=own, site_model=site_model))
     return subjects
-
-
-def applicable(subject: Subject) -> Iterator[Property]:
-    """Yield the properties that apply to a pass."""
-    for rule in PROPERTIES:
-        if rule.not_applicable(subject) is None:
-            yield rule
 
 
 def check_property(subject: Subject, rule: Property, known: str | None = None) -> Row:

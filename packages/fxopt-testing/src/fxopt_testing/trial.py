@@ -44,8 +44,7 @@ class Trial:
     def __init__(self, transformation: Transformation, case: ModelCase) -> None:
         self.transformation = transformation
         self.case = case
-        captured = case.capture()
-        model, graph_module = captured.model, captured.graph_module
+        model, graph_module = case.capture()
         self.source = faithful_copy(graph_module)
         self.before = picture(self.source)
         self.result: GraphModule | None = None

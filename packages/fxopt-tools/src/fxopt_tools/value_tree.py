@@ -8,7 +8,7 @@ tensors and everything else are compared as wholes. A path is the expression tha
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
 from enum import Enum
 from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
@@ -112,7 +112,8 @@ def _parts(value: object) -> _Parts | None:
     if isinstance(value, tuple) and hasattr(value, "_fields"):
         return _named(value, zip(value._fields, value, strict=True))
     if isinstance(value, (tuple, list, deque)):
-        return "tuple" if isinstance(value, tuple) else "list", None, _numbered(value)
+        kind = "tuple" if isinstance(value, tuple) else "list"
+        return kind, None, ((f"[{place}]", item) for place, item in enumerate(value))
     if isinstance(value, Mapping):
         if hasattr(value, "__dataclass_fields__"):  # a model output is both a dataclass and a mapping
             return _named(value, value.items())
@@ -121,10 +122,6 @@ def _parts(value: object) -> _Parts | None:
         return _named(value, ((field.name, getattr(value, field.name)) for field in fields(value)))
     attributes = getattr(value, "__dict__", {})
     return _named(value, attributes.items()) if attributes else None
-
-
-def _numbered(items: Iterable[object]) -> Iterator[tuple[str, object]]:
-    return ((f"[{place}]", item) for place, item in enumerate(items))
 
 
 def _named(value: object, items: Iterable[tuple[object, object]]) -> _Parts:

@@ -57,15 +57,11 @@ def register() -> None:
     transformers = importlib.import_module("transformers")
     config_class = type("FxoptConfig", (transformers.PreTrainedConfig,), {"model_type": MODEL_TYPE})
     transformers.AutoConfig.register(MODEL_TYPE, config_class, exist_ok=True)
-    for auto_class in _auto_classes():
+    modeling_auto = importlib.import_module("transformers.models.auto.modeling_auto")
+    for auto_class in [getattr(modeling_auto, name) for name in modeling_auto.__all__ if name.startswith("AutoModel")]:
         # One class for each, because transformers does not tell a class by which `AutoModel...` it is opened.
         opener = type("Opener", (Opener,), {"auto_class": auto_class, "config_class": config_class})
         auto_class.register(config_class, opener, exist_ok=True)
-
-
-def _auto_classes() -> list[Any]:
-    modeling_auto = importlib.import_module("transformers.models.auto.modeling_auto")
-    return [getattr(modeling_auto, name) for name in modeling_auto.__all__ if name.startswith("AutoModel")]
 
 
 def _fits(name: str, model_type: str, auto_class: Any) -> bool:

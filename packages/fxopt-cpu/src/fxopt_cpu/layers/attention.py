@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import ClassVar
 
 import torch
@@ -13,8 +14,8 @@ from fxopt_cpu.operators.attention import plain_attention, split
 from fxopt_cpu.operators.definition import without_gradient
 from fxopt_rewrite import check_settings, is_plain_tensor, needs_gradient, runs_plainly
 
-ATTENTION = without_gradient(torch.ops.fxopt.attention.default)
-ATTENTION_MERGED = without_gradient(torch.ops.fxopt.attention_merged.default)
+ATTENTION: Callable[..., Tensor] = without_gradient(torch.ops.fxopt.attention.default)
+ATTENTION_MERGED: Callable[..., Tensor] = without_gradient(torch.ops.fxopt.attention_merged.default)
 LARGEST_HEAD = 256
 _FLOAT = torch.float32
 
@@ -55,8 +56,7 @@ class RowAttention(_Attention):
         """Return the rows."""
         fits = query.dim() == 4 and query.shape[-1] <= LARGEST_HEAD and _belong_together(query, key, value)
         if fits and _takes(query, key, value) and _takes_mask(mask):
-            result: Tensor = ATTENTION(query, key, value, mask, self.scale, self.causal)
-            return result
+            return ATTENTION(query, key, value, mask, self.scale, self.causal)
         return plain_attention(query, key, value, mask, self.scale, self.causal)
 
 
@@ -90,8 +90,7 @@ class MergedAttention(_Attention):
     def forward(self, merged: Tensor, mask: Tensor | None = None) -> Tensor:
         """Return the rows."""
         if _takes(merged) and _takes_mask(mask) and merged.dim() == 3:
-            result: Tensor = ATTENTION_MERGED(merged, self.heads, self.kv_heads, mask, self.scale, self.causal)
-            return result
+            return ATTENTION_MERGED(merged, self.heads, self.kv_heads, mask, self.scale, self.causal)
         return plain_attention(*split(merged, self.heads, self.kv_heads), mask, self.scale, self.causal)
 
     def extra_repr(self) -> str:

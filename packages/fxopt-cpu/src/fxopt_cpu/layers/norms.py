@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, ClassVar
 
@@ -15,8 +16,8 @@ from fxopt_cpu.library import isa
 from fxopt_cpu.operators.definition import without_gradient
 from fxopt_rewrite import check_settings, is_plain_tensor, needs_gradient, runs_plainly
 
-NORM = without_gradient(torch.ops.fxopt.norm.default)
-EMBEDDING_NORM = without_gradient(torch.ops.fxopt.embedding_norm.default)
+NORM: Callable[..., Tensor] = without_gradient(torch.ops.fxopt.norm.default)
+EMBEDDING_NORM: Callable[..., Tensor] = without_gradient(torch.ops.fxopt.embedding_norm.default)
 _FLOAT = torch.float32
 MOST_TABLES = 8
 
@@ -67,8 +68,7 @@ class SumNorm(_Normed):
         name, eps = self._norm
         same = residual is None or residual.shape == input.shape
         if same and _takes(self.features, input, residual, weight, bias):
-            result: Tensor = NORM(input, residual, weight, bias, eps, NORM_CODES[name])
-            return result
+            return NORM(input, residual, weight, bias, eps, NORM_CODES[name])
         return Norm(name, eps)(input if residual is None else input + residual, weight, bias)
 
     def extra_repr(self) -> str:
@@ -123,8 +123,7 @@ class EmbeddingNorm(_Normed):
         weight, bias, (name, eps) = held["weight"], held["bias"], self._norm
         if all(is_plain_tensor(each, torch.int64) for each in ids) and _takes(self.features, *tables, weight, bias):
             with suppress(RuntimeError):  # an index is out of range, for which torch has an error of its own
-                result: Tensor = EMBEDDING_NORM(list(ids), tables, weight, bias, eps, NORM_CODES[name])
-                return result
+                return EMBEDDING_NORM(list(ids), tables, weight, bias, eps, NORM_CODES[name])
         total: Any = None
         for each, table, row in zip(ids, tables, self.padding, strict=True):
             assert table is not None

@@ -17,7 +17,7 @@ from fxopt_cpu.operators.definition import without_gradient
 from fxopt_cpu.operators.linear import pack, unpack
 from fxopt_rewrite import check_settings, is_plain_tensor, needs_gradient, runs_plainly
 
-LINEAR = without_gradient(torch.ops.fxopt.linear.default)
+LINEAR: Callable[..., Tensor] = without_gradient(torch.ops.fxopt.linear.default)
 _FLOAT = torch.float32
 _HALVES = (torch.bfloat16, torch.float16)
 _SMALL = ("bias", "norm_weight", "norm_bias")
@@ -129,11 +129,10 @@ class PanelLinear(PackedLayer):
             return self._plain(input, residual)
         panels, (bias, scale, sums, rounding, norm_weight, norm_bias) = operands
         (activation, alpha, beta), (norm, eps) = self._activation, self._norm
-        result: Tensor = LINEAR(
+        return LINEAR(
             input, panels, scale, sums, bias, self.features, CODES[activation], alpha, beta, residual,
             NORM_CODES[norm], norm_weight, norm_bias, eps, self.gated, rounding,
         )  # fmt: skip
-        return result
 
     def _records(self, input: Tensor, residual: Tensor | None) -> bool:
         """Return whether autograd would record a call."""

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -294,10 +294,7 @@ def _thawed_first(name: str) -> Callable[..., Any]:
     return method
 
 
-def _methods() -> Iterable[str]:
-    return (name for name in vars(dict) if callable(getattr(dict, name)) and name not in _HARMLESS)
-
-
 # Taken from the running Python's `dict`, so that a method of a later version does not return None for a tensor.
-for _name in set(_methods()) - set(vars(Thawing)) - {"__getattribute__", "__class_getitem__", "__hash__"}:
+_methods = {name for name in vars(dict) if callable(getattr(dict, name))} - _HARMLESS
+for _name in _methods - set(vars(Thawing)) - {"__getattribute__", "__class_getitem__", "__hash__"}:
     setattr(Thawing, _name, _thawed_first(_name))

@@ -6,7 +6,7 @@ from weights packed into the order that the processor's kernels read.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any
 
@@ -75,6 +75,5 @@ def pack_convolution(
     shape: Sequence[int],
 ) -> Tensor:
     """Return the weight of a 2-D convolution in oneDNN's blocked layout, for inputs of about this shape."""
-    pack: Any = torch.ops.aten.mkldnn_reorder_conv2d_weight
-    packed: Tensor = pack(weight.detach().to_mkldnn(), padding, stride, dilation, groups, shape)
-    return packed
+    pack: Callable[..., Tensor] = torch.ops.aten.mkldnn_reorder_conv2d_weight
+    return pack(weight.detach().to_mkldnn(), padding, stride, dilation, groups, shape)

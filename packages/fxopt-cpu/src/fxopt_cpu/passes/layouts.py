@@ -7,7 +7,7 @@ value.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from types import NoneType
 from typing import Any
@@ -155,14 +155,6 @@ def _slice(index: GraphIndex, layout: Layout, call: Operation) -> _Made:
     return _at(layout, _number(call, "dim"), slice(*(call.arguments[key] for key in ("start", "end", "step"))))
 
 
-def _select(index: GraphIndex, layout: Layout, call: Operation) -> _Made:
-    return _at(layout, _number(call, "dim"), _number(call, "index"))
-
-
-def _unsqueeze(index: GraphIndex, layout: Layout, call: Operation) -> _Made:
-    return _at(layout, _number(call, "dim"), None)
-
-
 def _getitem(index: GraphIndex, layout: Layout, call: Operation) -> _Made:
     place = call.arguments["index"]
     split = None if call.input is None else read_operation(index, call.input)
@@ -278,16 +270,16 @@ def _joined(one: Axis, other: Axis) -> Axis:
 
 CASTS = frozenset({"to", "_to_copy", "float", "type_as"})
 SPLITS = frozenset({"split", "chunk", "unbind"})
-STEPS = {
+STEPS: dict[str, Callable[[GraphIndex, Layout, Operation], _Made]] = {
     **dict.fromkeys(("clone", "contiguous", "alias"), _same),
     "transpose": _transpose,
     **dict.fromkeys(("view", "reshape", "_unsafe_view", "flatten", "unflatten"), _view),
     "permute": _permute,
     "narrow": _narrow,
     "slice": _slice,
-    "select": _select,
+    "select": lambda index, layout, call: _at(layout, _number(call, "dim"), _number(call, "index")),
     "getitem": _getitem,
-    "unsqueeze": _unsqueeze,
+    "unsqueeze": lambda index, layout, call: _at(layout, _number(call, "dim"), None),
     "expand": _expand,
 }
 

@@ -12,14 +12,6 @@ from fxopt_testing.pictures import changes, picture
 from fxopt_testing.trial import Subject, Trial, memory_of
 
 
-def _if_it_claims_to_preserve(subject: Subject, trial: Trial | None) -> str | None:
-    return if_preserving(subject, None)  # also on models that do not compute
-
-
-def _if_it_edits(subject: Subject, trial: Trial | None) -> str | None:
-    return None if subject.transformation._edits else "the pass leaves the graph as it is"
-
-
 @on_model(
     "the pass raises no error on any valid model, and returns a graph module that lints and compiles",
     "End `transform` with `return graph_module`; insert new nodes in front of their users. Read calls through the "
@@ -87,7 +79,7 @@ def deterministic(subject: Subject, trial: Trial) -> Iterator[Flaw]:
 @on_model(
     "applying the pass twice equals applying it once",
     "Let `match` leave out what `rewrite` puts in: test `self.transformed(node)`, or look for what is gone afterwards.",
-    applies=_if_it_claims_to_preserve,
+    applies=lambda subject, trial: if_preserving(subject, None),  # also on models that do not compute
 )
 def idempotent(subject: Subject, trial: Trial) -> Iterator[Flaw]:
     again = subject.transformation(trial.transformed())
@@ -118,7 +110,7 @@ def refusals_explained(subject: Subject, trial: Trial) -> Iterator[Flaw]:
     "the pass changes at least one of the models",
     "Give a model with sites, check_transformation(..., site_model=ModelCase(...)), or let the docstring of the pass "
     "have an example, `>>> MyPass()(graph_module)`, whose graph is tried.",
-    applies=_if_it_edits,
+    applies=lambda subject, trial: None if subject.transformation._edits else "the pass leaves the graph as it is",
 )
 def finds_sites(subject: Subject) -> Iterator[Flaw]:
     site_model = subject.site_model

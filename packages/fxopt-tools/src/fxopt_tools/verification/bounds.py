@@ -53,7 +53,7 @@ class Bounds:
         """
         if self.stated:
             return self
-        both = [[*_applied(before)], [*_applied(after)]]
+        both = [[each for each in records if each.state == "applied" and each.changed] for records in (before, after)]
         one, other = (Counter(map(_identity, records)) for records in both)
         # Counters: a pass that both states had equally often cancels out, and is no reason for a difference.
         differ = {**(one - other), **(other - one)}
@@ -103,10 +103,6 @@ def records_of(module: nn.Module) -> tuple[Record, ...]:
 def _is_amount(value: Any) -> bool:
     is_number = isinstance(value, numbers.Real) and not isinstance(value, bool)
     return is_number and 0 <= value < math.inf
-
-
-def _applied(records: Iterable[Record]) -> Iterable[Record]:
-    return (record for record in records if record.state == "applied" and record.changed)
 
 
 def _identity(record: Record) -> tuple[str, str, str]:

@@ -54,8 +54,7 @@ def blaming(code: ExitCode) -> Iterator[None]:
     try:
         yield
     except FxoptError as error:
-        known = _code_of(error)
-        raise CommandError(str(error), code if known is None else known, kind=type(error).__name__) from error
+        raise CommandError(str(error), _code_of(error) or code, kind=type(error).__name__) from error
 
 
 def explained(error: BaseException) -> CommandError | None:
