@@ -53,7 +53,7 @@ def _built(head: Any, config: Any, way: str) -> Built:
         without_dropout(config)
     model = head(config).eval()
     if way == "images":
-        return with_images(model, config)
+        return with_images(model, config, find_recipe(model, config))
     recipe = find_recipe(model, config, INPUTS.get(type(model).__name__))
     if way == "decode":
         return Built(model, _step(model, recipe, 9), [_step(model, recipe, 13)])
@@ -89,9 +89,12 @@ def _step(model: nn.Module, recipe: Recipe, length: int) -> Inputs:
     return {"input_ids": ids[:, -1:], name: output[name], **mask}
 
 
-def with_images(model: nn.Module, config: Any) -> Built:
-    """Put as many image tokens into the text as the model says that an image needs."""
-    recipe = find_recipe(model, config)
+def with_images(model: nn.Module, config: Any, recipe: Recipe) -> Built:
+    """Put as many image tokens into the text of a recipe as the model says that an image needs.
+
+    Raises:
+        NoInputsError: no images were found that the model takes.
+    """
     token = next((vars(config)[name] for name in ("image_token_id", "image_token_index") if name in vars(config)), None)
     if token is None:
         raise NoInputsError("the configuration names no token of images")

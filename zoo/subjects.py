@@ -88,10 +88,10 @@ def from_config(kind: Callable[[], Any], cls: Any, name: str) -> Built:
 
     def build(config: Any) -> Built:
         model = randomised(cls(config).eval())
+        recipe = find_recipe(model, config, INPUTS.get(name))
         if name not in INPUTS and {"input_ids", "pixel_values"} <= inspect.signature(model.forward).parameters.keys():
             with suppress(NoInputsError):
-                return heads.with_images(model, config)
-        recipe = find_recipe(model, config, INPUTS.get(name))
+                return heads.with_images(model, config, recipe)
         return Built(model, recipe.make(config, EXAMPLE), [recipe.make(config, size) for size in OTHERS])
 
     def own_part() -> Any:  # some take the configuration of their decoder

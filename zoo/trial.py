@@ -68,12 +68,12 @@ class Trial:
             built = build()
             self.row["class"] = type(built.model).__name__
             self.row["parameters"] = sum(parameter.numel() for parameter in built.model.parameters())
+            self.row["modalities"] = modalities(built.example)
+            self.row["left_out"] = left_out(built.model, built.example)
+            self.row["weights"] = share_of_weights(built.model, built.example)
+            others = variations(built.example, built.others)
         if "refused" in self.row:
             return self.row
-        self.row["modalities"] = modalities(built.example)
-        self.row["left_out"] = left_out(built.model, built.example)
-        self.row["weights"] = share_of_weights(built.model, built.example)
-        others = variations(built.example, built.others)
         before = fingerprint(built.model)
         with self._step("capture"):
             captured = capture(built.model, kwargs=dict(built.example))

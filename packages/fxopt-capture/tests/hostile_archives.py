@@ -102,6 +102,11 @@ def _size(text: str) -> Callable[[Any, Path], None]:
     return lambda document, mark: document["shapes"][0].__setitem__(1, [text.replace("CODE", expression(mark)), 4])
 
 
+def _bounds(bounds: list[Any]) -> Callable[[Any, Path], None]:
+    """Add a size with this hint and range."""
+    return lambda document, mark: document["sizes"].append(["s77", bounds])
+
+
 def _container(name: str, context: Any) -> Callable[[Any, Path], None]:
     """Let the outputs of the graph be in a container."""
     spec = [name, context, [None]]
@@ -146,6 +151,10 @@ ATTACKS: dict[str, Callable[[Entries, Path], bytes]] = {
     "code within a size": in_document(_size("s0 + CODE")),
     "an attribute in a size": in_document(_size("s0.__class__")),
     "a tower for a size": in_document(_size("2**2**2**2**2**2")),
+    **{
+        f"{bounds} as hint and range of a size": in_document(_bounds(bounds))
+        for bounds in ([2, 4, None], [2, None, 1], [-1, -1, None], [None, None, -1], [2, "0", None], [2])
+    },
     "a deep size": in_document(_size("-" * 15_000 + "1")),
     "an enumeration": in_document(_container("builtins.dict", [{"__enum__": True, "fqn": "antigravity:A"}])),
     "a defaultdict": in_document(_container("collections.defaultdict", [{"name": "antigravity:x"}, ["a"]])),

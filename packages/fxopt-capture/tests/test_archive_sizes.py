@@ -11,9 +11,7 @@ from torch import Tensor, nn
 
 from fxopt_capture import capture, export
 from fxopt_capture.archive.files import load, save
-from fxopt_capture.archive.shapes import ShapeReader
 from fxopt_core.errors import CaptureError
-from fxopt_rewrite import MalformedError
 
 
 class Halves(nn.Module):
@@ -82,9 +80,3 @@ def test_a_number_below_zero_among_the_sizes(tmp_path: Path) -> None:
     x = torch.randn(8, 4)
     save(capture(Last(), (x,)), tmp_path / "last.fxopt")
     assert torch.equal(load(tmp_path / "last.fxopt")(x), Last()(x))
-
-
-@pytest.mark.parametrize("bounds", [[2, 4, None], [2, None, 1], [-1, -1, None], [None, None, -1], [2, "0", None], [2]])
-def test_bounds_that_no_size_has_are_refused(bounds: list[Any]) -> None:
-    with pytest.raises(MalformedError, match="is not a range of sizes"):
-        ShapeReader({"sizes": [["s0", bounds]], "shapes": []})

@@ -107,6 +107,12 @@ def from_a_written_start(x: Tensor, lengths: Tensor, shift: Tensor) -> Tensor:
     return x[start.tolist()[0] :]
 
 
+def in_inference_mode(x: Tensor, lengths: Tensor, shift: Tensor) -> Tensor:
+    with torch.inference_mode():
+        ends = lengths.cumsum(0)
+    return ends + 1
+
+
 COMPUTED: dict[str, Callable[..., Any]] = {
     "sums": lambda x, lengths, shift: torch.zeros_like(lengths, dtype=torch.float32).add_(x.sum()),
     "shifted": shifted,
@@ -118,6 +124,10 @@ COMPUTED: dict[str, Callable[..., Any]] = {
     "doubled": lambda x, lengths, shift: lengths * 2,
     "themselves": lambda x, lengths, shift: lengths,
     "in rows of": lambda x, lengths, shift: x.view(lengths[0], 2, lengths[1]).split(lengths[0] - 1)[0],
+    "within a size": lambda x, lengths, shift: lengths[: x.shape[0] - 1] * 2,
+    "by keywords": lambda x, lengths, shift: torch.reshape(input=lengths, shape=(1, 2)),
+    "of a list": lambda x, lengths, shift: x[: torch.tensor([lengths[0], lengths[1]]).tolist()[0]],
+    "in inference mode": in_inference_mode,
     "the first rows": lambda x, lengths, shift: x[1 : lengths[1], : lengths.max()],
 }
 

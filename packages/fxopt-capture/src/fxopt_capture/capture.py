@@ -321,9 +321,8 @@ def _unused(exported: Export) -> list[str]:
     placeholders = [node for node in iter_nodes(exported.module.graph) if node.op == "placeholder"]
     names = [str(getattr(path[0], "key", path[0])) for path, _ in pytree.tree_leaves_with_path(dict(exported.inputs))]
     used = {name for name, node in zip(names, placeholders, strict=True) if node.users}
-    used |= {
-        spec.name for spec in exported.guards.specs if spec.kind and spec.value is not None
-    }  # the model has read its values
+    # The model has read the values of these, in place of which the graph has numbers.
+    used |= {spec.name for spec in exported.guards.specs if spec.kind and spec.value is not None}
     return [name for name in dict.fromkeys(names) if name not in used]
 
 

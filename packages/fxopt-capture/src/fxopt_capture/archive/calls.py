@@ -244,10 +244,11 @@ def read_guards(rows: Form) -> InputGuards:
         if spec.kind not in (_KINDS | {None}):
             raise MalformedError(f"{spec.kind!r:.40} is not a kind of dtype")
         if spec.kind is not None and spec.value is not None:
+            values: Any = spec.value if isinstance(spec.value, tuple) else None
+            sizes: Any = spec.sizes
             try:
-                values: Any = spec.value if isinstance(spec.value, tuple) else None
-                torch.tensor(values, dtype=spec.dtype).view(torch.Size(spec.sizes))  # type: ignore[arg-type]  # None is refused here, too
-            except Exception as error:
+                torch.tensor(values, dtype=spec.dtype).view(sizes)
+            except Exception as error:  # whatever torch raises for values and sizes of a file
                 raise MalformedError(f"the values of `{spec.name:.40}` do not fill its sizes") from error
     conditions = _texts(rows["conditions"])
     check_conditions(conditions)

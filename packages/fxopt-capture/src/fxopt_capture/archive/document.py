@@ -68,7 +68,11 @@ FORMAT = 1
 _write = ValueWriter(names=PLAIN).write
 _read = ValueReader(names=PLAIN).read
 _GRAPH_MODULE = class_path(GraphModule)
-_MALFORMED = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RuntimeError, FxoptError)
+# Some of torch's own checks, as of the range of a size, are assertions.
+_MALFORMED = (
+    *(LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RuntimeError, AssertionError),
+    FxoptError,
+)
 _OF_EXPORT = (
     "the graph module was made by torch.export, whose checks of inputs are compiled code: make it with "
     "fxopt_capture.capture, from the model or from `program.module(check_guards=False)`"

@@ -87,12 +87,9 @@ class ShapeReader:
         self._values: dict[str, Any] = {}
         free = FreeSizes()
         for name, bounds in tables["sizes"]:
-            three: Any = bounds if len(bounds) == 3 else ("",) * 3
-            hint, least, largest = three
-            rising = [each for each in (0 if least is None else least, hint, largest) if each is not None]
-            if any(type(each) is not int for each in rising) or rising != sorted(rising) or (hint or 0) < 0:
+            if not all(type(bound) is int for bound in bounds if bound is not None) or len(bounds) != 3:
                 raise MalformedError(f"{bounds!r:.60} is not a range of sizes")
-            self._sizes[str(name)] = free.new(hint, least, largest)
+            self._sizes[str(name)] = free.new(*bounds)
         self._mode = FakeTensorMode(shape_env=free.env, allow_non_fake_inputs=True)
         self._shapes = tables["shapes"]
         self._made: dict[int, tuple[torch.Tensor, torch.device]] = {}

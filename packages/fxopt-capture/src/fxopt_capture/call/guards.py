@@ -256,10 +256,8 @@ def _demands(specs: Sequence[InputSpec]) -> Iterator[tuple[int, str, str]]:
         if spec.ones is not None:
             yield index, f"is_shown({value}, {spec.ones})", _MASK_TEXTS[spec.ones]
         if spec.value is not None:
-            text = (
-                "holds {value.flatten().tolist()!s:.99}, where the graph was captured with {list(spec.value)!s:.99}, "
-            )
-            yield index, f"has_values({value}, value_{index})", f"{text}and these values decide sizes; {_EACH}"
+            text = "holds {value.flatten().tolist()!s:.99}, where the graph was captured with {list(spec.value)!s:.99}"
+            yield index, f"has_values({value}, value_{index})", f"{text}, and these values decide sizes; {_EACH}"
 
 
 def _dtype_text(spec: InputSpec) -> str:

@@ -30,7 +30,7 @@ _TAKING_SIZES = ("__getitem__", "__setitem__", "view", "reshape", "expand", "rep
 _READING = frozenset(
     {"item", "tolist", "numpy", "equal", "allclose", "is_nonzero", "__int__", "__float__", "__bool__", "__index__"}
     | {"__contains__", "repeat_interleave", "nonzero", "argwhere", "masked_select", "unique", "unique_consecutive"}
-    | {"bincount", "arange"}
+    | {"bincount", "arange", "tensor"}
 )
 
 
@@ -64,8 +64,10 @@ class KnownValues(TorchFunctionMode):
         """Call the function, and compute its result with values too if those of its arguments are known."""
         kwargs, name = kwargs or {}, getattr(func, "__name__", "")
         if name in _TAKING_SIZES:
-            args = (args[0], *map(self._numbered, args[1:]))
+            args = (*args[:1], *map(self._numbered, args[1:]))
         leaves = pytree.tree_leaves((args, kwargs))
+        # A slice is no container of pytrees, and may hold a size or a tensor that is not known.
+        leaves += [part for leaf in leaves if isinstance(leaf, slice) for part in (leaf.start, leaf.stop, leaf.step)]
         tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
         is_known = all(map(self._is_known, tensors)) if tensors else func in _FACTORIES
         if not is_known or any(isinstance(leaf, _SYMBOLS) for leaf in leaves):
@@ -74,9 +76,8 @@ class KnownValues(TorchFunctionMode):
         values = self._values_of(func, args, kwargs)
         if values is not None and tensors and _reads(name, tensors):
             self.read |= names
-            result = pytree.tree_map_only(
-                Tensor, torch.clone, values
-            )  # a constant, which each call of the graph copies
+            # A constant, which each call of the graph copies.
+            result = pytree.tree_map_only(Tensor, torch.clone, values)
         else:
             result = func(*args, **kwargs)
         for tensor, value in zip(pytree.tree_leaves(result), pytree.tree_leaves(values), strict=False):
@@ -103,7 +104,8 @@ class KnownValues(TorchFunctionMode):
         return values is not None and tensor._version - values._version == ahead
 
     def _note(self, tensor: Tensor, values: Tensor, names: frozenset[str]) -> None:
-        self._known[id(tensor)] = tensor, values, names, tensor._version - values._version
+        if not (tensor.is_inference() or values.is_inference()):  # which do not count writes
+            self._known[id(tensor)] = tensor, values, names, tensor._version - values._version
 
     def _numbered(self, value: Any) -> Any:
         """Return a size, an index or a sequence of these with numbers for known tensors of one number."""

@@ -106,8 +106,8 @@ def export(request: Request) -> Export:
         request.observer.known = known
         found = _export(replace(request, errors=[]))
         names = " and ".join(f"`{name}`" for name in sorted(request.observer.read))
-        note = f"the graph is for these values of {names} alone, as they decide sizes"
-        return replace(found, note=note if found.note is None else f"{note}; {found.note}")
+        note = f"the graph is for these values of {names} alone, as they decide sizes" if names else None
+        return replace(found, note="; ".join(filter(None, (note, found.note))) or None)
 
 
 def _export(request: Request) -> Export:
