@@ -100,3 +100,22 @@ def test_others_trace_the_steps_as_before() -> None:
     model, x = nn.RNN(4, 5).eval(), torch.randn(3, 2, 4)
     with any_number_of_steps(), torch.no_grad():
         torch.testing.assert_close(make_fx(model)(x)(x), model(x))
+
+
+class Rows(nn.Module):
+    """Runs a recurrent layer row by row."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lstm = nn.LSTM(4, 4, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.stack([self.lstm(row[None])[0][0] for row in x])
+
+
+def test_a_loop_over_a_batch_of_one_leaves_the_steps_free() -> None:
+    model = Rows().eval()
+    captured = capture(model, torch.randn(1, 3, 4))
+    check(model, captured, (1, 3, 4), (1, 5, 4))
+    with pytest.raises(CaptureError, match="size 2 in dimension 0, where the graph was captured for 1"):
+        captured(torch.randn(2, 5, 4))

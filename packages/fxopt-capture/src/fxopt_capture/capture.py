@@ -89,8 +89,9 @@ def capture(
     nothing else; the model is not changed. The result takes the arguments and returns the outputs of the model.
     Inputs for which the graph is not valid are refused with a `CaptureError`: other sizes in static dimensions, sizes
     on which the model branches, arguments that were not given here, lists of another length and dictionaries with other
-    keys. An example with a batch of one works for other batches too; if the model distinguishes sizes of 0 or 1, model
-    and graph are compared on slices of the example, and a size at which they differ is refused.
+    keys. An example with a batch of one works for other batches too, unless the model computes one row in another way
+    than two. If the model distinguishes sizes of 0 or 1, model and graph are compared on slices of the example, and a
+    size at which they differ is refused.
 
     A model on the meta device is captured for the device of its inputs, or for the CPU if these are on meta too. It
     takes no memory for weights; `load_checkpoint` reads them. For Hugging Face models, buffers that are not saved are
@@ -284,7 +285,7 @@ def _chooses_cache(form: CallForm) -> bool:
 def _check_example(request: Request, exported: Export, captured: CapturedModule) -> None:
     """Refuse a graph that does not do the same on the example as the model, called as the caller has called it.
 
-    A graph that was made from a batch of one, and is not valid for it, is compared on the doubled batch.
+    A graph of a batch of one with a caller's `dynamic_shapes` may not be valid for one: it is compared on two.
     """
     model, form, inputs = request.model, request.form, request.inputs
     leaves = (*model.parameters(), *model.buffers(), *pytree.tree_leaves(dict(inputs)))

@@ -60,6 +60,7 @@ class Request:
     Attributes:
         dimensions: the dimensions to make dynamic if the caller gave no `dynamic_shapes`, then fewer to try next.
         preparations: contexts to export in; the next is tried if the one before does not help.
+        widens: whether a batch of one is exported as one of two, so that its size can be dynamic.
         observer: notes what the graph does not show.
         errors: the errors of exports so far.
     """
@@ -70,6 +71,7 @@ class Request:
     dynamic_shapes: Any
     dimensions: Sequence[DimensionsOf] = (batch_dimension,)
     preparations: Sequence[Preparation] = (Preparation(),)
+    widens: bool = True
     observer: Observer = field(default_factory=Observer)
     errors: list[Exception] = field(default_factory=list)
 
@@ -122,10 +124,13 @@ def _export(request: Request) -> Export:
             before = len(errors)
             with preparation.context():
                 found = _export_for_all_sizes(request, inputs, shapes)
-                if found is not None and (larger is None or _is_right(request, found, larger)):
-                    notes = [preparation.note, _fixed_note(errors[first:before])]
-                    note = "; ".join(each for each in notes if each is not None) or None
-                    return replace(found, note=note)
+                is_right = found is not None and (larger is None or _is_right(request, found, larger))
+            if found is not None and is_right:
+                if request.widens and request.dynamic_shapes is None and not _takes(found, request.inputs):
+                    return _export(replace(request, widens=False))  # the model computes one row in another way
+                notes = [preparation.note, _fixed_note(errors[first:before])]
+                note = "; ".join(each for each in notes if each is not None) or None
+                return replace(found, note=note)
             if any(_seen(error, errors[:before]) for error in errors[before:]):
                 break
     # There is one, since the last attempt has no budget: it fixes all sizes, or has those that the caller named.
@@ -167,7 +172,7 @@ def _attempts(request: Request) -> list[tuple[Inputs, Any, Inputs | None]]:
     images, larger = _larger_images(request)
     found: list[tuple[Inputs, Any, Inputs | None]] = []
     for dimensions_of in request.dimensions:
-        wide = widened(request.inputs, dimensions_of)
+        wide = widened(request.inputs, dimensions_of) if request.widens else request.inputs
         if images:
             found.append((wide, automatic_shapes(wide, dimensions_of, images), larger))
         found.append((wide, automatic_shapes(wide, dimensions_of), None))
@@ -192,9 +197,11 @@ def _larger_images(request: Request) -> tuple[list[Place], Inputs]:
 
 def _is_right(request: Request, found: Export, larger: Inputs) -> bool:
     """Return whether a graph either refuses larger images or computes the same on them as the model."""
-    return not found.guards.accepts(pytree.tree_leaves(dict(larger))) or is_equal(
-        request.model, request.form, found.module, larger
-    )
+    return not _takes(found, larger) or is_equal(request.model, request.form, found.module, larger)
+
+
+def _takes(found: Export, inputs: Inputs) -> bool:
+    return found.guards.accepts(pytree.tree_leaves(dict(inputs)))
 
 
 def _export_for_all_sizes(request: Request, inputs: Mapping[str, object], shapes: Any) -> Export | None:
