@@ -10,6 +10,7 @@ import sys
 import time
 import warnings
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from benchmarks import machine, summary
@@ -81,7 +82,13 @@ def measure(name: str, options: argparse.Namespace) -> Results | None:
     set_threads(threads)
     rounds = options.rounds or (3 if options.quick else 30)
     path = options.out / f"{name}.json"
-    there = read(path).tables if path.exists() and (options.resume or options.only) else ()
+    former = read(path) if path.exists() and (options.resume or options.only) else None
+    there, facts = former.tables if former else (), machine.facts(threads)
+    here = f" Measured on another processor than the rest: {facts['processor']}, {facts['instructions']}."
+    if former is None or former.machine["processor"] == facts["processor"]:
+        here = ""
+    else:
+        facts = former.machine
     known = {table.title: table for table in there} if options.resume else {}
     seconds = options.seconds or (0.1 if options.quick else 1.0)
     settings = Settings(
@@ -96,6 +103,7 @@ def measure(name: str, options: argparse.Namespace) -> Results | None:
     started, before = time.perf_counter(), machine.load()
     tables, results = {table.title: table for table in there}, None
     for table in TOPICS[name](settings):
+        table = table if table.title in known else replace(table, text=table.text + here)
         print(markdown(table), flush=True)
         tables[table.title] = table.beside(tables.get(table.title)) if options.only else table
         run = {
@@ -106,7 +114,7 @@ def measure(name: str, options: argparse.Namespace) -> Results | None:
             "load after": machine.load(),
             **({"quick": "yes"} if settings.quick else {}),
         }
-        results = Results(name, tuple(tables.values()), machine.facts(settings.threads), run)
+        results = Results(name, tuple(tables.values()), facts, run)
         if options.out != FOLDER or not settings.quick:  # after each table, so that a run can be resumed
             write(results, options.out)
     print(f"{len(tables)} tables of {name}", file=sys.stderr)

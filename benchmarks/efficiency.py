@@ -30,11 +30,12 @@ COLUMNS = ("", "texts a second", "times torch float32", "mean cosine", "least co
 TEXT = """Up to {count} texts of {mean} characters on average: docstrings of torch {torch}, cut at spaces, {threads}. \
 {about} `encode` as sentence-transformers does it, tokenizer included: sorted by length, in batches padded to \
 their longest text, at most {tokens} tokens, means over tokens, normalized. All contenders have the same texts, \
-about as many as torch float32 encodes in {seconds:g} s, and their best batch size of {batches}. Cosines and the ten \
-best hits of a search, one text in ten for the others, are compared with torch float32. Static ranges come from \
-{calibration} other texts. Each contender has a process of its own."""
+about as many as torch float32 encodes in {seconds:g} s, {batches}. Cosines and the ten best hits of a search, one \
+text in ten for the others, are compared with torch float32. Static ranges come from {calibration} other texts. Each \
+contender has a process of its own."""
 EAGER = "torch float32"
 BATCHES = (8, 32)
+LONG = 4096  # texts of more tokens come one by one: attention that keeps its weights takes gigabytes for each
 MEANS = (39, 620, 9589)
 MOST, FEWEST, CALIBRATION = 1000, 2, 48
 MINUTES = 40  # after these, no new model is started
@@ -64,6 +65,10 @@ class Subject:
     kind: str = ""
     sizes: tuple[tuple[str, int], ...] = ()
     head: str = "Model"
+
+    def batches(self, mean: int) -> tuple[int, ...]:
+        """The sizes of batches to choose from."""
+        return (1,) if self.tokens > LONG and mean > LONG else BATCHES
 
     @cached_property
     def path(self) -> str:
@@ -101,8 +106,7 @@ SUBJECTS = (
     ),
     Subject(
         "bge-m3 (XLM-R large, 4 of 24 layers)", 8192, kind="XLMRoberta",
-        sizes=(*_LARGE, ("num_hidden_layers", 4), ("vocab_size", 250_002), ("max_position_embeddings", 8194),
-               ("type_vocab_size", 1)),
+        sizes=(*_LARGE, ("num_hidden_layers", 4), ("max_position_embeddings", 8194), ("type_vocab_size", 1)),
     ),
 )  # fmt: skip
 RERANKER = Subject(
@@ -281,17 +285,17 @@ def prepared(
     found: dict[str, Ready | Absent] = {}
     for mean in means:
         drawn, known = drawn_texts(mean, settings), folder / f"{mean}.count"
-        first = not known.exists()
+        first, sizes = not known.exists(), subject.batches(mean)
         if not first:
             count = int(known.read_text(encoding="utf-8"))
         else:  # torch comes first and says how many texts the time allows; all have the same, of the same lengths
             count = FEWEST
             for _ in range(2):  # by few texts, then by as many as these have promised
-                seconds = timed(embed, tokens, drawn[:count], min(count, BATCHES[0]))
+                seconds = timed(embed, tokens, drawn[:count], min(count, sizes[0]))
                 count = max(FEWEST, min(len(drawn), int(count * settings.seconds / max(seconds, 1e-9))))
             known.write_text(str(count), encoding="utf-8")
         # The best of three: the first pass makes plans for new sizes, and others may use the processor.
-        passes = {batch: min(timed(embed, tokens, drawn[:count], batch) for _ in range(3)) for batch in BATCHES}
+        passes = {batch: min(timed(embed, tokens, drawn[:count], batch) for _ in range(3)) for batch in sizes}
         batch = min(passes, key=passes.__getitem__)
         if passes[batch] > MOST_TIMES * settings.seconds and not first:
             message = f"{count} texts take {passes[batch]:.0f} s, longer than the time of a row"
@@ -316,10 +320,12 @@ def table_of(mean: int, found: Mapping[str, Timed | Absent], subject: Subject, s
         vectors, expected = (torch.load(one.note["vectors"]) for one in (each, eager))
         cells = Measured.of(rates, ""), Measured.ratio(rates, base), *quality(vectors, expected)
         rows.append(Row(way, (*cells, f"{each.note['texts']}, {each.note['batch']}")))
+    sizes = " and ".join(map(str, subject.batches(mean)))
+    batches = f"and their best batch size of {sizes}" if " " in sizes else "in batches of one"
     text = TEXT.format(
         count=len(drawn_texts(mean, settings)), mean=f"{mean:,}", torch=torch.__version__.partition("+")[0],
         threads=settings.note.rstrip("."), about=subject.about, tokens=f"{subject.tokens:,}",
-        batches=" and ".join(map(str, BATCHES)), seconds=settings.seconds, calibration=CALIBRATION,
+        batches=batches, seconds=settings.seconds, calibration=CALIBRATION,
     )  # fmt: skip
     return Table("", COLUMNS, tuple(rows), text)
 

@@ -221,3 +221,17 @@ def test_checkpoints_go_both_ways_while_weights_are_panels(cls: Callable[[], nn.
         torch.testing.assert_close(graph_module(X), expected)
     undo(graph_module)
     assert all(torch.equal(value, values[key]) for key, value in graph_module.state_dict().items())
+
+
+@pytest.mark.parametrize(
+    ("ends", "fused"), [(lambda x: x, False), (lambda x: F.layer_norm(x, (16,)), True)], ids=["seen", "hidden"]
+)
+def test_a_sum_whose_strides_are_seen_stays(ends: Callable[[Tensor], Tensor], fused: bool) -> None:
+    model = Computes(lambda m, x: ends(x.transpose(1, 2) + m.lin(x.transpose(1, 2))), lin=nn.Linear(16, 16)).eval()
+    x = torch.randn(2, 16, 5)
+    graph_module = FuseLinears()(graph_of(model, "export-dynamic", x))
+    with torch.no_grad():
+        found, expected = graph_module(x), model(x)
+    torch.testing.assert_close(found, expected)
+    assert found.stride() == expected.stride()
+    assert fused is not any(node.name.startswith("add") for node in graph_module.graph.nodes)

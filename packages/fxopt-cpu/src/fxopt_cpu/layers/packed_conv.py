@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fxopt_cpu._torch import mkldnn_enabled
+from fxopt_cpu._torch import is_channels_last, mkldnn_enabled
 from fxopt_cpu.layers.epilogue import NONE, Activation, Norm, check_epilogue
 from fxopt_cpu.layers.packed_layer import PackedLayer
 from fxopt_cpu.operators import onednn
@@ -145,7 +145,7 @@ class PackedConv2d(PackedLayer):
         """Return a result of the operator in the memory format that it is to have."""
         is_last = self.memory_format == "channels_last"
         if self.memory_format == "preserve":
-            is_last = input.is_contiguous(memory_format=torch.channels_last) and not input.is_contiguous()
+            is_last = is_channels_last(input)
         return result.contiguous(memory_format=torch.channels_last if is_last else torch.contiguous_format)
 
     def _plain(self, input: Tensor, other: Tensor | None) -> Tensor:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from functools import cache
+from functools import cache, partial
 from typing import Any, ClassVar
 
 import torch
@@ -27,6 +27,7 @@ from fxopt_cpu.passes.matching import (
     sole_user,
     take_out,
 )
+from fxopt_cpu.passes.memory_formats import hidden_strides, shows_strides
 from fxopt_cpu.passes.neighbours import activation_after, sum_after
 from fxopt_rewrite import (
     Editor,
@@ -178,9 +179,10 @@ class FuseLinears(low_precision.Options, ReversibleSitePass[ProductSite]):
                 key = (call.module_name, call.transposed, *[(ref.key, id(ref.tensor)) for ref in call.tensors])
                 layers.setdefault(key, []).append(ProductSite(call, call.input, node))
         claimed: set[Node] = set()
+        hidden = cache(lambda: hidden_strides(index))
         given = self.given_to(index, [sites[0].call for sites in layers.values()])
         for sites, its in zip(layers.values(), given, strict=True):
-            site = sites[0] if its["left_out"] is not None else _as_one(index, sites, claimed)
+            site = sites[0] if its["left_out"] is not None else _as_one(index, sites, claimed, hidden)
             claimed.update(() if its["left_out"] is not None else site.nodes)
             yield replace(site, **its)
 
@@ -252,14 +254,16 @@ class FuseLinears(low_precision.Options, ReversibleSitePass[ProductSite]):
         return module
 
 
-def _as_one(index: GraphIndex, plain: list[ProductSite], claimed: set[Node]) -> ProductSite:
+def _as_one(
+    index: GraphIndex, plain: list[ProductSite], claimed: set[Node], hidden: Callable[[], set[Node]]
+) -> ProductSite:
     """Return the site of all calls of a layer, with as much of what follows as is the same after each of them.
 
     What another layer has claimed stays out: the sum of two layers goes with the first.
     """
     fused = plain
     # In the order in which the operator computes them; with a gate, there is no other activation.
-    for extend in (_with_gate, _with_activation, _with_residual):
+    for extend in (_with_gate, _with_activation, partial(_with_residual, hidden=hidden)):
         fused = [extend(index, site) for site in fused]
     for sites in ([_with_norm(index, site) for site in fused], fused):
         norm, norms = sites[0].norm, [site.norm.node for site in sites if site.norm is not None]
@@ -347,9 +351,9 @@ def _followed(index: GraphIndex, node: Node) -> tuple[Node, list[Node]]:
     return chain[-1], chain
 
 
-def _with_residual(index: GraphIndex, site: ProductSite) -> ProductSite:
+def _with_residual(index: GraphIndex, site: ProductSite, hidden: Callable[[], set[Node]]) -> ProductSite:
     found = sum_after(index, site.last)
-    if found is None or not is_float(found.other) or not is_float(site.last):
+    if found is None or shows_strides(found.node, hidden) or not is_float(found.other) or not is_float(site.last):
         return site
     mine, its = tensor_facts(site.last), tensor_facts(found.other)
     if mine is None or its is None or not same_sizes(mine.shape, its.shape):

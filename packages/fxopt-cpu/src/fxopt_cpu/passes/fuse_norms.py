@@ -24,6 +24,7 @@ from fxopt_cpu.passes.matching import (
     sole_user,
     take_out,
 )
+from fxopt_cpu.passes.memory_formats import hidden_strides, shows_strides
 from fxopt_rewrite import (
     Editor,
     ElementwiseCall,
@@ -123,6 +124,9 @@ class FuseNorms(ReversibleSitePass[NormSite]):
             refusal = tensors_refusal(call, index) or sharing_refusal(call, site.nodes, index)
             if refusal is not None:
                 return refusal
+        if shows_strides(site.last, lambda: hidden_strides(index)):
+            message = f"the strides of `{site.label}` are seen, and follow from its input's; the operator's do not"
+            return index.refuse(site.label, "returned", message, *site.nodes)
         return kernels_refusal(site.label, index, *site.nodes)
 
     def rewrite(self, site: NormSite, edit: Editor) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import cache
 
 import torch
@@ -90,6 +90,14 @@ def hidden_strides(index: GraphIndex) -> set[Node]:
         if all(each is False or (each and user in free) for user, each in follows.items()):
             free.add(node)
     return free
+
+
+def shows_strides(node: Node, hidden: Callable[[], set[Node]]) -> bool:
+    """Return whether a value is known not to be contiguous, and results or their strides depend on its strides."""
+    facts = tensor_facts(node)
+    if facts is None or facts.stride is None or has_strides(facts, strides_in("contiguous", facts.shape)):
+        return False
+    return node not in hidden()
 
 
 def follows_strides(value: Node, user: Node, index: GraphIndex) -> bool | None:
