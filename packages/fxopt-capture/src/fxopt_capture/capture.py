@@ -89,8 +89,8 @@ def capture(
     nothing else; the model is not changed. The result takes the arguments and returns the outputs of the model.
     Inputs for which the graph is not valid are refused with a `CaptureError`: other sizes in static dimensions, sizes
     on which the model branches, arguments that were not given here, lists of another length and dictionaries with other
-    keys. An example with a batch of one works for other batches too, unless the model computes one row in another way
-    than two. If the model distinguishes sizes of 0 or 1, model and graph are compared on slices of the example, and a
+    keys. An example with a batch of one works for other batches too, unless the model treats one row differently
+    from two. If the model distinguishes sizes of 0 or 1, model and graph are compared on slices of the example, and a
     size at which they differ is refused.
 
     A model on the meta device is captured for the device of its inputs, or for the CPU if these are on meta too. It

@@ -127,7 +127,7 @@ def _export(request: Request) -> Export:
                 is_right = found is not None and (larger is None or _is_right(request, found, larger))
             if found is not None and is_right:
                 if request.widens and request.dynamic_shapes is None and not _takes(found, request.inputs):
-                    return _export(replace(request, widens=False))  # the model computes one row in another way
+                    return _export(replace(request, widens=False))  # the model treats one row differently
                 notes = [preparation.note, _fixed_note(errors[first:before])]
                 note = "; ".join(each for each in notes if each is not None) or None
                 return replace(found, note=note)
