@@ -175,8 +175,8 @@ def test_what_got_worse_is_named(tmp_path: Path) -> None:
     assert "| `b` | refused | capture CaptureError no graph |" in page(read(file), KNOWN)
 
 
-# Packed convolutions give a batch of one channels-last results where torch gives contiguous ones (three models); after the
-# trial, CTRL has another buffer `pos_encoding`; the graph of xLSTM lacks the output `cache_params`.
+# Packed convolutions give a batch of one channels-last results where torch gives contiguous ones (three models). After
+# the trial, CTRL has another buffer `pos_encoding`. The graph of xLSTM lacks the output `cache_params`.
 FAULTS = {
     "heads/SegformerForSemanticSegmentation",
     "heads/Swin2SRForImageSuperResolution",
