@@ -152,3 +152,19 @@ def test_nothing_of_all_inputs_is_taken_where_the_model_takes_it() -> None:
         model(ids, mask[:0])
     with pytest.raises(CaptureError, match=r"not \(mask.size\(\)\[0\] == 0 and ids.size\(\)\[0\] != 0\) only"):
         captured(ids, mask[:0])
+
+
+class Squeezed(nn.Module):
+    """Divides by the number of rows; of one row, `squeeze` leaves the columns."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows = x.squeeze()
+        return rows / rows.shape[0]
+
+
+def test_a_rank_that_follows_from_the_batch_leaves_no_guard_and_is_refused() -> None:
+    captured = capture(Squeezed().eval(), torch.randn(2, 5, 1))
+    x = torch.randn(3, 5, 1)
+    assert torch.equal(captured(x), Squeezed()(x))
+    with pytest.raises(CaptureError, match="!= 1"):
+        captured(x[:1])
