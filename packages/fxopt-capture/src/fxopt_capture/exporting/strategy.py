@@ -128,8 +128,7 @@ def _export(request: Request) -> Export:
             if found is not None and is_right:
                 if request.widens and request.dynamic_shapes is None and not _takes(found, request.inputs):
                     return _export(replace(request, widens=False))  # the model treats one row differently
-                notes = [preparation.note, _fixed_note(errors[first:before])]
-                note = "; ".join(each for each in notes if each is not None) or None
+                note = "; ".join(filter(None, (preparation.note, _fixed_note(errors[first:before])))) or None
                 return replace(found, note=note)
             if any(_seen(error, errors[:before]) for error in errors[before:]):
                 break

@@ -143,9 +143,7 @@ class PackedConv2d(PackedLayer):
 
     def _in_format(self, result: Tensor, input: Tensor) -> Tensor:
         """Return a result of the operator in the memory format that it is to have."""
-        is_last = self.memory_format == "channels_last"
-        if self.memory_format == "preserve":
-            is_last = is_channels_last(input)
+        is_last = is_channels_last(input) if self.memory_format == "preserve" else self.memory_format == "channels_last"
         return result.contiguous(memory_format=torch.channels_last if is_last else torch.contiguous_format)
 
     def _plain(self, input: Tensor, other: Tensor | None) -> Tensor:
