@@ -35,7 +35,6 @@ text in ten for the others, are compared with torch float32. Static ranges come 
 contender has a process of its own."""
 EAGER = "torch float32"
 BATCHES = (8, 32)
-LONG = 4096  # texts of more tokens come one by one: attention that keeps its weights takes gigabytes for each
 MEANS = (39, 620, 9589)
 MOST, FEWEST, CALIBRATION = 1000, 2, 48
 MINUTES = 40  # after these, no new model is started
@@ -67,8 +66,8 @@ class Subject:
     head: str = "Model"
 
     def batches(self, mean: int) -> tuple[int, ...]:
-        """The sizes of batches to choose from."""
-        return (1,) if self.tokens > LONG and mean > LONG else BATCHES
+        """The sizes of batches to choose from; one where attention that keeps its weights takes gigabytes a text."""
+        return (1,) if self.tokens > 512 and mean == MEANS[-1] else BATCHES
 
     @cached_property
     def path(self) -> str:

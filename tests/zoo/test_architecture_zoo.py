@@ -175,18 +175,11 @@ def test_what_got_worse_is_named(tmp_path: Path) -> None:
     assert "| `b` | refused | capture CaptureError no graph |" in page(read(file), KNOWN)
 
 
-# Packed convolutions give a batch of one channels-last results where torch gives contiguous ones (three models). After
-# the trial, CTRL has another buffer `pos_encoding`. The graph of xLSTM lacks the output `cache_params`.
-FAULTS = {
-    "heads/SegformerForSemanticSegmentation",
-    "heads/Swin2SRForImageSuperResolution",
-    "transformers/swin2sr",
-    "transformers/ctrl",
-    "transformers/xlstm",
-}
+# CTRL's graph writes into the buffer `pos_encoding` what it holds. xLSTM's graph makes no cache, as `capture` warns.
+FAULTS = ["transformers/ctrl", "transformers/xlstm"]
 
 
 def test_the_page_is_that_of_the_file_and_nothing_else_in_it_is_wrong() -> None:
     rows = read()
     assert PAGE.read_text(encoding="utf-8") == page(rows, read_known())
-    assert [name for name, row in rows.items() if outcome(row) == "wrong" and name not in FAULTS] == []
+    assert [name for name, row in rows.items() if outcome(row) == "wrong"] == FAULTS

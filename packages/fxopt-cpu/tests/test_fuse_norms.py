@@ -101,3 +101,19 @@ def test_a_norm_with_other_arithmetic_stays(settings: dict[str, Any]) -> None:
 
     model, x = Computes(written, weight=nn.Parameter(torch.rand(16))), torch.randn(3, 16)
     torch.testing.assert_close(FuseNorms()(torch.export.export(model, (x,)).module())(x), model(x))
+
+
+@pytest.mark.parametrize("shown", [True, False])
+@torch.no_grad()
+def test_a_norm_whose_strides_are_seen_stays(shown: bool) -> None:
+    def written(m: Any, x: Tensor) -> Any:
+        y = x.transpose(1, 2)
+        y = m.weight * (y * torch.rsqrt(y.pow(2).mean(-1, keepdim=True) + 1e-6))
+        return y if shown else m.lin(y)
+
+    model = Computes(written, weight=nn.Parameter(torch.randn(16)), lin=nn.Linear(16, 3)).eval()
+    x = torch.randn(2, 16, 5)
+    found = FuseNorms()(graph_of(model, "export-dynamic", x))
+    torch.testing.assert_close(found(x), model(x))
+    assert found(x).stride() == model(x).stride()
+    assert [reason for _, reason in refused(found)] == (["returned"] if shown else [])

@@ -249,3 +249,11 @@ def test_parameters_of_other_sizes_never_reach_the_operators(calls: list[str]) -
     conv.bias = nn.Parameter(torch.zeros(6))
     assert conv(x).shape == (2, 6, 7, 7)
     assert calls == ["CONVOLUTION"]
+
+
+@pytest.mark.parametrize("batch", [1, 2])
+@torch.no_grad()
+def test_strides_of_images_made_of_rows(batch: int, calls: list[str]) -> None:
+    conv, x = made(), torch.randn(batch, 30, 4).transpose(1, 2).view(batch, 4, 5, 6)
+    assert conv(x).stride() == expected(conv, x).stride()
+    assert calls == ["CONVOLUTION"]

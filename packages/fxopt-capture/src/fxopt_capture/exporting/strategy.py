@@ -227,9 +227,10 @@ def _export_for_all_sizes(request: Request, inputs: Mapping[str, object], shapes
     asked = open_questions(found.values, guards, leaves)
     refused = [question for question in asked if strict is None or not strict.accepts(question.applied(leaves))]
     guards = guards if refused else found.guards
+    # All are compared, even where no guard refuses them: a branch on 0, or on what `squeeze` leaves of 1, has no guard.
+    # Models without weights cannot be compared, and would refuse every batch of one.
     if is_weightless(request.model):
         asked = [question for question in asked if question in refused or 0 in question.sizes.values()]
-    # Others are compared even where no guard refuses them: a branch on 0, or on what `squeeze` leaves, has no guard.
     compared = request.model, request.form, found.module, inputs, request.observer.known
     conditions = list(guards.conditions)
     for question in refuted(asked, *compared):

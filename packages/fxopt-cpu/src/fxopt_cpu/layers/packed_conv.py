@@ -143,7 +143,11 @@ class PackedConv2d(PackedLayer):
 
     def _in_format(self, result: Tensor, input: Tensor) -> Tensor:
         """Return a result of the operator in the memory format that it is to have."""
-        is_last = is_channels_last(input) if self.memory_format == "preserve" else self.memory_format == "channels_last"
+        is_last = self.memory_format == "channels_last"
+        if self.memory_format == "preserve" and not input.is_contiguous():
+            is_last = input.is_contiguous(memory_format=torch.channels_last)
+            # Strides of one image may be of either format, and torch's rule is written in Python: it takes 8 us.
+            is_last = is_last and (len(input) > 1 or is_channels_last(input))
         return result.contiguous(memory_format=torch.channels_last if is_last else torch.contiguous_format)
 
     def _plain(self, input: Tensor, other: Tensor | None) -> Tensor:

@@ -299,7 +299,10 @@ def _format(site: ConvolutionSite) -> str:
     """Return the memory format of a site's result, whatever its input has become; "preserve" where it is not known."""
     facts = tensor_facts(site.last)
     alike = facts is not None and is_ambiguous(facts)  # then the input decides
-    return format_of(site.input if alike else site.last) or "preserve"
+    given, found = format_of(site.input), format_of(site.input if alike else site.last)
+    # In eager mode, one image may be contiguous where two are channels last: the input decides at each call.
+    varies = given == found == "channels_last" and facts is not None and not isinstance(facts.shape[0], int)
+    return "preserve" if varies else found or "preserve"
 
 
 def _fits(call: ConvolutionCall, padding: Padding | None, found: Sum, index: GraphIndex) -> bool:

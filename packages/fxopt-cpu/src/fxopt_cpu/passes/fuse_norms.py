@@ -79,8 +79,8 @@ class FuseNorms(ReversibleSitePass[NormSite]):
     Sums of rows of two tables and more become one `EmbeddingNorm`, with the layer norm or RMS norm of the sum, if
     nothing else reads the values between. RMS norms that are written out, as in Llama and T5, become a `SumNorm`.
 
-    Refused: other dtypes than float32, other devices, train mode, and shared, tied or mutated tensors: embeddings that
-    are tied to the last layer, above all.
+    Refused: other dtypes than float32, other devices, train mode, results that are not contiguous and whose strides
+    the outputs show, and shared, tied or mutated tensors: embeddings that are tied to the last layer, above all.
 
     Source:
         Zhang and Sennrich, Root Mean Square Layer Normalization, https://arxiv.org/abs/1910.07467.
@@ -107,14 +107,17 @@ class FuseNorms(ReversibleSitePass[NormSite]):
 
     reasons: ClassVar[Mapping[str, str]] = REASONS
 
-    def match(self, index: GraphIndex) -> Iterator[NormSite]:
+    def match(self, index: GraphIndex) -> Iterator[NormSite | Refusal]:
         """Yield sums of embeddings, and norms that are written out."""
         read: dict[Node, Any] = {}
+        hidden = cache(lambda: hidden_strides(index))
         sums = _sums(index)
         for node in index.nodes:
             site = _embeddings(index, node, sums) or _written_out(index, node, read)
             if site is not None:
-                yield site
+                message = f"the strides of `{site.label}` are seen, and follow from its input's; the operator's do not"
+                shown = shows_strides(site.last, hidden)
+                yield index.refuse(site.label, "returned", message, *site.nodes) if shown else site
 
     def check(self, site: NormSite, index: GraphIndex) -> Refusal | None:
         """Refuse what the operators do not take, and shared, tied or mutated tensors."""
@@ -124,9 +127,6 @@ class FuseNorms(ReversibleSitePass[NormSite]):
             refusal = tensors_refusal(call, index) or sharing_refusal(call, site.nodes, index)
             if refusal is not None:
                 return refusal
-        if shows_strides(site.last, lambda: hidden_strides(index)):
-            message = f"the strides of `{site.label}` are seen, and follow from its input's; the operator's do not"
-            return index.refuse(site.label, "returned", message, *site.nodes)
         return kernels_refusal(site.label, index, *site.nodes)
 
     def rewrite(self, site: NormSite, edit: Editor) -> None:
