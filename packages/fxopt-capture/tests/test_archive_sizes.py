@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -37,8 +38,22 @@ class Viewed(nn.Module):
         return torch.cat([self.left(x), self.right(y)]).view(2, -1)[:, :8]
 
 
+class Rounded(nn.Module):
+    """Leaves shares of the rows, and one to seven of them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y, rows = self.linear(x), x.shape[0]
+        shares = [y[: round(rows * 0.3)], y[: math.ceil(rows / 4)], y[: math.floor(rows * 0.7)], y[: abs(rows - 3)]]
+        return torch.cat([*shares, y[: min(rows // 2, 7) + 1]])
+
+
 SIZED = {
     "halves": (Halves, ((4,), (2,), (6,), (3,), (8,))),
+    "rounded": (Rounded, ((8,), (2,), (5,), (30,))),
     "viewed": (Viewed, ((3, 5), (2, 2), (1, 1), (1, 2), (4, 7))),
 }
 

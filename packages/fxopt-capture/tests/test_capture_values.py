@@ -186,6 +186,17 @@ def test_a_batch_of_one_has_one_length() -> None:
     torch.testing.assert_close(capture(model, given)(*given), model(*given))
 
 
+def test_lengths_may_be_read_through_floats() -> None:
+    class Shares(nn.Module):
+        def forward(self, x: Tensor, lengths: Tensor) -> Tensor:
+            return x[: int((lengths.float() * 0.5).max())]
+
+    captured = capture(Shares().eval(), (X, LENGTHS))
+    assert torch.equal(captured(X, LENGTHS), X[:1])
+    with pytest.raises(CaptureError, match=r"`lengths` holds \[8, 3\]"):
+        captured(X, torch.tensor([8, 3]))
+
+
 def test_values_of_other_inputs_are_refused() -> None:
     class Counting(nn.Module):
         def forward(self, tokens: Tensor, image_sizes: Tensor) -> Tensor:

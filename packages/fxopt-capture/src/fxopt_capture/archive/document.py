@@ -70,7 +70,7 @@ _read = ValueReader(names=PLAIN).read
 _GRAPH_MODULE = class_path(GraphModule)
 # Some of torch's own checks, as of the range of a size, are assertions.
 _MALFORMED = (
-    *(LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RuntimeError, AssertionError),
+    *(LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RuntimeError, AssertionError, NameError),
     FxoptError,
 )
 _OF_EXPORT = (

@@ -6,7 +6,8 @@ They restore ``node.meta["val"]`` of a capture without running the graph on fake
 from __future__ import annotations
 
 import ast
-from collections.abc import Mapping
+import math
+from functools import reduce
 from typing import Any
 
 import sympy  # type: ignore[import-untyped]  # has no types; a dependency of torch
@@ -20,8 +21,10 @@ from fxopt_rewrite import Form, MalformedError
 
 _TOO_LARGE = 1 << 62
 _ATOMS = (bool, int, float, str, type(None))
-#: Python's ``max`` would compare symbolic sizes, and so decide once and for all which of them is larger.
-_NAMES: Mapping[str, Any] = {"__builtins__": {}, "torch": torch, "max": torch.sym_max, "min": torch.sym_min}
+#: The functions that torch writes into sizes. Python's ``max`` would compare symbolic sizes, and so decide once and for
+#: all which of them is larger.
+_FOLDED: Any = {"max": lambda *each: reduce(torch.sym_max, each), "min": lambda *each: reduce(torch.sym_min, each)}
+_NAMES: Any = {"__builtins__": {}, "torch": torch, "math": math, "round": round, "abs": abs, **_FOLDED}
 
 
 class _Unknown(Exception):
@@ -133,8 +136,7 @@ class ShapeReader:
         if not isinstance(size, str):
             raise MalformedError(f"{size!r:.60} is not a size")
         if size not in self._values:
-            known = is_arithmetic(size, lambda node: isinstance(node, ast.Name) and node.id in self._sizes)
-            if not known:
+            if not is_arithmetic(size, lambda node: isinstance(node, ast.Name) and node.id in self._sizes):
                 raise MalformedError(f"{size!r:.60} is not arithmetic on sizes")
             self._values[size] = eval(size, {**_NAMES, **self._sizes})
         return self._values[size]

@@ -18,7 +18,7 @@ _STANDARD_LIBRARY = os.path.realpath(sysconfig.get_paths()["stdlib"])
 _SITE_PACKAGES = tuple(os.path.realpath(sysconfig.get_paths()[key]) for key in ("purelib", "platlib"))
 _TOOLS = tuple(os.path.realpath(os.path.dirname(path)) + os.sep for path in (torch.__file__, __file__))
 _LIVE = 'torch.compile(model, backend="fxopt")'
-_UNBACKED = re.compile(r"\bu\d+\b")
+_UNBACKED = re.compile(r"\bz?uf?\d+\b")
 _DATA_DEPENDENT = ("GuardOnDataDependentSymNode", "UserError", "DataDependentOutputException")
 
 
