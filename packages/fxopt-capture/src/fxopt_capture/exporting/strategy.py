@@ -227,18 +227,18 @@ def _export_for_all_sizes(request: Request, inputs: Mapping[str, object], shapes
     asked = open_questions(found.values, guards, leaves)
     refused = [question for question in asked if strict is None or not strict.accepts(question.applied(leaves))]
     guards = guards if refused else found.guards
-    # All are compared, even where no guard refuses them: a branch on 0, or on what `squeeze` leaves of 1, has no guard.
-    # Models without weights cannot be compared, and would refuse every batch of one.
-    if is_weightless(request.model):
-        asked = [question for question in asked if question in refused or 0 in question.sizes.values()]
+    # 0 is compared even where no guard refuses it, since a branch on 0 leaves no guard.
+    asked = [question for question in asked if question in refused or 0 in question.sizes.values()]
+    together = open_questions(found.values, guards, leaves, alike=True)
+    if not is_weightless(request.model):  # which cannot be compared, and would refuse every batch of one
+        # Sizes that vary together are compared at 1 even without a guard: what `squeeze` leaves has none.
+        asked += [each for each in together if each not in asked and 0 not in each.sizes.values()]
     compared = request.model, request.form, found.module, inputs, request.observer.known
     conditions = list(guards.conditions)
     for question in refuted(asked, *compared):
         # A size may be wrong alone and right with others: an empty mask is wrong for texts, and right for none.
-        others = open_questions(found.values, guards, leaves, alike=True)
-        wider = [other for other in others if question.sizes.items() < other.sizes.items()][:1]
-        is_right = bool(wider) and not refuted(wider, *compared)
-        conditions += question.refusal(wider[0] if is_right else None)
+        wider = [other for other in together if question.sizes.items() < other.sizes.items()][:1]
+        conditions += question.refusal(wider[0] if wider and not refuted(wider, *compared) else None)
     return replace(found, guards=InputGuards(guards.specs, distinct(conditions), guards.mode))
 
 
