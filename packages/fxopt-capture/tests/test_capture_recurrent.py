@@ -46,11 +46,12 @@ def test_the_number_of_steps_is_free(kind: Any, options: dict[str, Any]) -> None
         captured(torch.randn((2, 0, 4) if options.get("batch_first") else (0, 2, 4)))  # which torch refuses, too
 
 
-def test_states_that_are_given_are_inputs() -> None:
+@pytest.mark.parametrize("batch", [1, 3])
+def test_states_that_are_given_are_inputs(batch: int) -> None:
     model = nn.LSTM(4, 5).eval()
-    state = torch.randn(1, 3, 5), torch.randn(1, 3, 5)
-    captured = capture(model, (torch.randn(7, 3, 4), state))
-    x = torch.randn(9, 3, 4)
+    state = torch.randn(1, batch, 5), torch.randn(1, batch, 5)
+    captured = capture(model, (torch.randn(7, batch, 4), state))
+    x = torch.randn(7 if batch == 1 else 9, batch, 4)  # of one, which may be broadcast, all sizes are fixed
     torch.testing.assert_close(captured(x, state), model(x, state))
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import deque
+from functools import cache
 from typing import Any
 
 import pytest
@@ -127,29 +129,53 @@ def test_plain_tensors_keep_their_values() -> None:
 
 
 class Stepping(nn.Module):
-    """Does something else at every call, or at the second: by a number, or by a flag."""
+    """Does something else at every call, or at the second, by what an attribute holds."""
 
-    def __init__(self, *, fails: bool = False) -> None:
+    def __init__(self, held: Any, *, fails: bool = False) -> None:
         super().__init__()
-        self.calls = 0
-        self.fails = fails
+        self.held, self.fails = held, fails
 
     def forward(self, x: Tensor) -> Tensor:
-        self.calls += 1
-        if self.fails and self.calls > 1:
+        if self.fails and self.held:
             raise ValueError("called twice")
-        return x if self.fails else x * self.calls
+        if isinstance(self.held, list):
+            self.held[-1].append(x)
+            return x * len(self.held[-1])
+        self.held = x if self.held is None else self.held + 1
+        return x if self.fails else x * self.held
 
 
-@pytest.mark.parametrize("fails", [True, False])
-def test_a_number_that_calls_change_and_outputs_follow_is_refused(fails: bool) -> None:
-    model = nn.Sequential(nn.Linear(4, 4), Stepping(fails=fails)).eval()
-    reason = "it raises ValueError: called twice" if fails else "output differs in 8 elements"
-    with pytest.raises(
-        CaptureError, match=f"a call of it changes `1.calls` from 0 to 1, and in the next call {reason}"
-    ):
+@pytest.mark.parametrize(
+    ("held", "fails", "change", "reason"),
+    [
+        (0, True, "from 0 to 1", "it raises ValueError: called twice"),
+        (0, False, "from 0 to 1", "output differs in 8 elements"),
+        (None, False, "from None to FakeTensor.*", "output differs in 8 elements"),
+        ([deque()], False, r"from \[\[\]\] to \[\[FakeTensor.*", "output differs in 8 elements"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:The tensor attribute self.1.held was assigned:UserWarning")
+def test_an_attribute_that_calls_change_and_outputs_follow_is_refused(
+    held: Any, fails: bool, change: str, reason: str
+) -> None:
+    model = nn.Sequential(nn.Linear(4, 4), Stepping(held, fails=fails)).eval()
+    with pytest.raises(CaptureError, match=f"a call of it changes `1.held` {change}, and in the next call {reason}"):
         capture(model, torch.randn(2, 4))
-    assert vars(model[1])["calls"] == 0
+    assert vars(model[1])["held"] == ([deque()] if isinstance(held, list) else held)
+
+
+@cache
+def table() -> Tensor:
+    return torch.arange(4.0)
+
+
+def test_tables_that_code_caches_outside_of_the_model_hold_values() -> None:
+    class Shifted(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x + table()
+
+    captured = capture(Shifted(), torch.zeros(2, 4))
+    assert torch.equal(captured(torch.zeros(3, 4)), table().expand(3, 4))
 
 
 def test_tensors_of_inference_mode_keep_their_values() -> None:

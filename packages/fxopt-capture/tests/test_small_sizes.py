@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -155,16 +156,26 @@ def test_nothing_of_all_inputs_is_taken_where_the_model_takes_it() -> None:
 
 
 class Squeezed(nn.Module):
-    """Divides by the number of rows; of one row, `squeeze` leaves the columns."""
+    """Divides a part of the rows by their number; of one row, `squeeze` leaves the columns."""
+
+    def __init__(self, part: int, *dims: Any) -> None:
+        super().__init__()
+        self.part, self.dims = part, dims
 
     def forward(self, x: Tensor) -> Tensor:
-        rows = x.squeeze()
+        rows = x[: x.shape[0] // self.part].squeeze(*self.dims)
         return rows / rows.shape[0]
 
 
-def test_a_rank_that_follows_from_the_batch_leaves_no_guard_and_is_refused() -> None:
-    captured = capture(Squeezed().eval(), torch.randn(2, 5, 1))
-    x = torch.randn(3, 5, 1)
-    assert torch.equal(captured(x), Squeezed()(x))
+@pytest.mark.parametrize(
+    ("part", "dims", "device"),
+    [(1, (), "cpu"), (1, (-3,), "cpu"), (2, (), "cpu"), (2, ((0, 2),), "cpu"), (1, (0,), "meta")],
+)
+def test_a_rank_that_follows_from_sizes_leaves_no_guard_and_is_refused(part: int, dims: Any, device: str) -> None:
+    model = nn.Sequential(nn.Linear(1, 1), Squeezed(part, *dims)).eval()
+    captured = capture(copy.deepcopy(model).to(device), torch.randn(4, 5, 1)).to_empty(device="cpu")
+    captured.load_state_dict(model.state_dict())
+    x = torch.randn(3 * part, 5, 1)
+    torch.testing.assert_close(captured(x), model(x))
     with pytest.raises(CaptureError, match="!= 1"):
-        captured(x[:1])
+        captured(x[:part])

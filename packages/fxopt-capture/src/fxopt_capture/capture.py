@@ -29,12 +29,12 @@ from fxopt_capture.call.structures import (
     structures_of,
 )
 from fxopt_capture.captured import CapturedModule, assemble
-from fxopt_capture.exporting.compare import GraphError, difference_in_call, difference_of_calls
+from fxopt_capture.exporting.compare import GraphError, difference_in_call, difference_of_calls, takes
 from fxopt_capture.exporting.dynamic import DimensionsOf, batch_dimension, distinct_tensors
 from fxopt_capture.exporting.failure import described, first_line
-from fxopt_capture.exporting.masks import compare_masks
 from fxopt_capture.exporting.modes import training_note
 from fxopt_capture.exporting.observer import Observer
+from fxopt_capture.exporting.other_forms import compare_other_forms
 from fxopt_capture.exporting.random_state import random_state_kept
 from fxopt_capture.exporting.strategy import Export, Request, export
 from fxopt_capture.graph.assertions import with_dtypes
@@ -99,12 +99,13 @@ def capture(
 
     At the end, model and graph are called with the example, and have to agree: in values, within the tolerances of
     `fxopt_rewrite.tolerances`, in the structure of the outputs, and in what they write to inputs and buffers. This
-    takes the time of two calls and the memory of one. The call leaves the model as it was, including its configuration.
+    takes the time of three calls and the memory of one. The model stays as it was, including its configuration.
     A model on the meta device is not compared, and its graph refuses sizes of 0 and 1, and images of other sizes, where
     only a comparison would show that it is right. Integer and boolean masks of zeros and ones, recognised by "mask" in
     their names, are compared once more as ones (or with a zero, if they were ones): if the graph differs, it refuses
-    such masks. For a Hugging Face model, two more calls show whether the attention mask and the token types may be left
-    out, and the graph then accepts the same calls.
+    such masks. If the model reads strides, inputs are compared once more with other strides, in the same way. For a
+    Hugging Face model, two more calls show whether the attention mask and the token types may be left out, and the
+    graph then accepts the same calls.
 
     If the model makes sizes of the values of an input, such as ``grid_thw`` of images, the graph is for the values of
     the example, and the logger says so, unless `dynamic_shapes` are given. Such inputs are small integer tensors, not
@@ -192,6 +193,8 @@ def capture_call(model: nn.Module, call: Call, dynamic_shapes: Any, *, compare: 
         configurations_kept(model, call.form.fixed.values()),
         random_state_kept(model, call.inputs),
     ):
+        if compare and not is_weightless(model):
+            takes(model, call.form, call.inputs)  # so that what code caches outside of the model is no fake tensor
         return _captured(Request(model, call.form, call.inputs, dynamic_shapes), compare=compare)
 
 
@@ -242,7 +245,7 @@ def _capture_request(request: Request, *, compare: bool) -> CapturedModule:
     # Only now: a model's own containers may have been registered with torch's pytrees during the export.
     nestings = {name: nesting_of(value) for name, value in inputs.items()}
     binding = InputBinding(form, type(model).__name__, structures_of(exported.module.graph), nestings)
-    captured = build_captured(model, exported, binding, request.observer.dtype_reads)
+    captured = build_captured(model, exported, binding, request.observer.reads)
     if is_pretrained(model):
         keep_stored_names(captured, model)
         keep_attributes(captured, model)
@@ -314,7 +317,7 @@ def _check_example(request: Request, exported: Export, captured: CapturedModule)
             f"the graph of {name} does not compute what the model does on the example: {found}. If the model {values}, "
             f"{remedy}"
         )
-    compare_masks(model, form, captured, inputs)
+    compare_other_forms(model, form, captured, inputs, request.observer.reads)
 
 
 def _unused(exported: Export) -> list[str]:
@@ -330,6 +333,8 @@ def _unused(exported: Export) -> list[str]:
 def _check_steps(request: Request, exported: Export) -> None:
     """Refuse a model whose outputs depend on an attribute that calls change: in the graph it is a constant."""
     model, steps = request.model, request.observer.stepped
+    if is_weightless(model):  # numbers alone: no second call shows that a table that it keeps changes nothing
+        steps = {key: pair for key, pair in steps.items() if type(pair[0]) is type(pair[1]) in (bool, int, float, str)}
     if not steps:
         return
     try:
@@ -337,11 +342,11 @@ def _check_steps(request: Request, exported: Export) -> None:
     except Exception as error:  # whatever the model raises
         change = f"it raises {type(error).__name__}: {error}"
     if change is not None or is_weightless(model):
-        changes = ", ".join(f"`{name}` from {old!r} to {new!r}" for name, (old, new) in steps.items())
+        changes = ", ".join(f"`{name}` from {old!r:.40} to {new!r:.40}" for name, (old, new) in steps.items())
         raise CaptureError(
             f"{type(model).__name__} cannot be captured: a call of it changes {changes}, and in the next call "
             f"{change or 'of a model on the meta device, other outputs would go unnoticed'}. The graph would compute "
-            f"the same every time; let the model count in a buffer, and change that in place"
+            f"the same every time; let the model keep that in a buffer, and change the buffer in place"
         )
 
 
@@ -389,9 +394,9 @@ def check_model(model: object) -> None:
 
 
 def build_captured(
-    model: nn.Module, exported: Export, binding: InputBinding, dtype_reads: Mapping[str, str]
+    model: nn.Module, exported: Export, binding: InputBinding, reads: Mapping[str, str]
 ) -> CapturedModule:
-    """Make the captured module of an export; ``dtype_reads`` says where the model reads which kinds of dtype."""
+    """Make the captured module of an export; `reads` are those of its `Observer`."""
     graph, source = exported.module.graph, exported.module
     return_plain_containers(graph)
     tidy(graph, source)
@@ -406,7 +411,7 @@ def build_captured(
     shell._modules.pop(GUARDS, None)  # of a module that was captured before; the new ones include them
     for name, value in constants.items():
         _attach(shell, name, value)
-    guards = with_dtypes(exported.guards, exported.values, dtype_reads, graph, model)
+    guards = with_dtypes(exported.guards, exported.values, reads, graph, model)
     captured = assemble(shell, graph, guards, binding)
     graph.lint()
     release_real_tensors(graph)

@@ -22,7 +22,7 @@ from fxopt_core.errors import CaptureError
 
 #: The name of the guards in a captured module: that of torch.export's own check.
 GUARDS = "_guards_fn"
-_BROADCAST = "; a size of 1 in one of several inputs is taken to be broadcast, give 2 or more"
+_BROADCAST = "; a size of 1 is fixed where it may be broadcast or the model treats it differently: give 2 or more"
 _ADVICE = "capture the model again with such an input, or with `dynamic_shapes` that allow it"
 _EACH = "capture the model again with such an input, or give optimize(..., also=[...]) an example of each"
 _OTHERS = f'{_ADVICE}; where the model itself fixes it, torch.compile(model, backend="fxopt") takes other sizes'
@@ -43,6 +43,8 @@ class InputSpec:
         follows: whether an input may have the dtype that the graph module has since been moved to (``.half()``).
         ones: whether a mask must be all ones (True) or must not (False), because graph and model were found to differ
             on the other form. None: the values are not checked.
+        layout: the memory format that a tensor must have, because the model reads strides, and graph and model were
+            found to differ on another one. None: any strides will do.
     """
 
     name: str
@@ -53,6 +55,7 @@ class InputSpec:
     read_at: str | None = None
     follows: bool = False
     ones: bool | None = None
+    layout: torch.memory_format | None = None
 
 
 class InputGuards(nn.Module):
@@ -110,6 +113,7 @@ class InputGuards(nn.Module):
             "has_values": _has_values,
             **{f"value_{index}": spec.value for index, spec in enumerate(self.specs)},
             **{f"dtype_{index}": spec.dtype for index, spec in enumerate(self.specs)},
+            **{f"layout_{index}": spec.layout for index, spec in enumerate(self.specs)},
         }
         self._demands = [
             (index, eval(f"lambda i, moved: {code}", names), eval(f"lambda value, spec, moved: f{text!r}"))
@@ -255,6 +259,10 @@ def _demands(specs: Sequence[InputSpec]) -> Iterator[tuple[int, str, str]]:
                 yield index, f"{value}.shape[{dimension}] == {size}", text
         if spec.ones is not None:
             yield index, f"is_shown({value}, {spec.ones})", _MASK_TEXTS[spec.ones]
+        if spec.layout is not None:
+            wanted = "`{spec.name}.contiguous(memory_format={spec.layout})`"
+            text = f"does not have the strides of {{spec.layout}}, on which the model depends; pass {wanted}"
+            yield index, f"{value}.is_contiguous(memory_format=layout_{index})", text
         if spec.value is not None:
             text = "holds {value.flatten().tolist()!s:.99}, where the graph was captured with {list(spec.value)!s:.99}"
             yield index, f"has_values({value}, value_{index})", f"{text}, and these values decide sizes; {_EACH}"

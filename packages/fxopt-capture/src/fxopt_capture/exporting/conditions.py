@@ -9,6 +9,7 @@ from typing import Any
 import sympy  # type: ignore[import-untyped]  # has no types; a dependency of torch
 import torch
 from torch.export import ExportedProgram
+from torch.fx import Graph
 from torch.utils import _pytree as pytree
 from torch.utils._sympy.printers import PythonPrinter
 
@@ -17,6 +18,9 @@ from fxopt_capture.call.guards import InputGuards, InputSpec
 from fxopt_capture.exporting.inequalities import distinct, joined
 from fxopt_core.errors import CaptureError
 from fxopt_rewrite import dtype_kind
+
+aten = torch.ops.aten
+_SQUEEZES = [getattr(each, name) for each in (aten.squeeze, aten.squeeze_) for name in ("default", "dim", "dims")]
 
 
 def read_guards(
@@ -38,8 +42,9 @@ def read_guards(
     for place, spec in enumerate(specs):
         if (value := known.get(spec.name)) is not None:
             specs[place] = replace(spec, value=tuple(value.flatten().tolist()), dtype=value.dtype)
-    conditions = [*_relations(program.range_constraints, values), *_observed(program, paths, names)]
-    return InputGuards(specs, joined(distinct(conditions)), mode)
+    sizes: dict[sympy.Symbol, str] = {}
+    conditions = [*_relations(program.range_constraints, values, sizes), *_observed(program, paths, names)]
+    return InputGuards(specs, joined(distinct([*conditions, *_squeezed(program.graph, sizes)])), mode)
 
 
 def size_expression(size: object) -> sympy.Expr | None:
@@ -67,16 +72,17 @@ def dynamic_sizes(values: Sequence[object]) -> Iterator[tuple[int, int, sympy.Ex
                     yield index, dimension, expression
 
 
-def _relations(ranges: Mapping[Any, Any], values: Sequence[object]) -> Iterator[str]:
-    """Yield the conditions that follow from sizes sharing a symbol, and from the ranges of the symbols."""
-    known: dict[sympy.Symbol, str] = {}
+def _relations(ranges: Mapping[Any, Any], values: Sequence[object], known: dict[sympy.Symbol, str]) -> Iterator[str]:
+    """Yield the conditions that follow from sizes sharing a symbol, and from the ranges of the symbols.
+
+    In `known`, each symbol gets its value as code.
+    """
     sizes = sorted(dynamic_sizes(values), key=lambda size: not size[2].is_symbol)  # plain symbols define
     for index, dimension, expression in sizes:
         code = f"i[{index}].size()[{dimension}]"
         unknown = [symbol for symbol in expression.free_symbols if symbol not in known]
         if not unknown:
-            symbols = {symbol: sympy.Symbol(known[symbol]) for symbol in expression.free_symbols}
-            yield f"{code} == {PythonPrinter().doprint(expression.xreplace(symbols))}"
+            yield f"{code} == {_code_of(expression, known)}"
         elif len(unknown) == 1:
             yield from _definition(expression, unknown[0], code, known)
             if expression in ranges:
@@ -86,6 +92,23 @@ def _relations(ranges: Mapping[Any, Any], values: Sequence[object]) -> Iterator[
                     yield f"{code} >= {int(lower)}"
                 if upper.is_Integer and int(upper) < 2**62:
                     yield f"{code} <= {int(upper)}"
+
+
+def _code_of(expression: sympy.Expr, known: Mapping[sympy.Symbol, str]) -> str:
+    symbols = {symbol: sympy.Symbol(known[symbol]) for symbol in expression.free_symbols}
+    code: str = PythonPrinter().doprint(expression.xreplace(symbols))
+    return code
+
+
+def _squeezed(graph: Graph, known: Mapping[sympy.Symbol, str]) -> Iterator[str]:
+    """Yield that a dynamic size is not 1 where `squeeze` would then drop it; an export for small sizes has no guard."""
+    for target in _SQUEEZES:
+        for node in graph.find_nodes(op="call_function", target=target):
+            sizes = node.args[0].meta["val"].shape
+            dims = pytree.tree_leaves(node.args[1]) if len(node.args) > 1 else range(len(sizes))
+            for expression in (size_expression(sizes[dim]) for dim in dims if sizes):
+                if expression is not None and known.keys() >= expression.free_symbols:
+                    yield f"{_code_of(expression, known)} != 1"
 
 
 def _definition(

@@ -23,7 +23,7 @@ from fxopt_capture._torch import (
 )
 from fxopt_capture.call.arguments import CallForm
 from fxopt_capture.call.structures import register_structures
-from fxopt_capture.exporting.observer import Observer, changed_numbers, numbers_of
+from fxopt_capture.exporting.observer import Observer, attributes_of, changed_attributes
 from fxopt_core import kept
 
 
@@ -90,7 +90,7 @@ def _flat_forward(model: nn.Module, form: CallForm, observer: Observer) -> Itera
     `kept` removes the wrapper. A ``__call__`` of the model's own may pass its arguments on by position.
     """
     original = _call_with_hooks(model)
-    before = numbers_of(model)
+    before = attributes_of(model)
 
     def forward(*given: object, **inputs: object) -> object:
         named = zip((*(each.name for each in form.parameters), *form.variadic), given, strict=False)
@@ -98,7 +98,7 @@ def _flat_forward(model: nn.Module, form: CallForm, observer: Observer) -> Itera
         args, kwargs = form.arguments(inputs)
         with _NormalTensors():
             output = observer.run(original, args, kwargs, inputs)
-        observer.stepped.update(changed_numbers(before, numbers_of(model)))
+        observer.stepped.update(changed_attributes(before, attributes_of(model)))
         register_structures(output)
         return output
 

@@ -130,7 +130,8 @@ def _export(request: Request) -> Export:
                     return _export(replace(request, widens=False))  # the model treats one row differently
                 note = "; ".join(filter(None, (preparation.note, _fixed_note(errors[first:before])))) or None
                 return replace(found, note=note)
-            if any(_seen(error, errors[:before]) for error in errors[before:]):
+            is_wide = [*map(id, pytree.tree_leaves(inputs))] != [*map(id, pytree.tree_leaves(request.inputs))]
+            if not is_wide and any(_seen(error, errors[:before]) for error in errors[before:]):
                 break
     # There is one, since the last attempt has no budget: it fixes all sizes, or has those that the caller named.
     cause = next(error for error in errors[first:] if not isinstance(error, OverBudgetError))
@@ -230,9 +231,6 @@ def _export_for_all_sizes(request: Request, inputs: Mapping[str, object], shapes
     # 0 is compared even where no guard refuses it, since a branch on 0 leaves no guard.
     asked = [question for question in asked if question in refused or 0 in question.sizes.values()]
     together = open_questions(found.values, guards, leaves, alike=True)
-    if not is_weightless(request.model):  # which cannot be compared, and would refuse every batch of one
-        # Sizes that vary together are compared at 1 even without a guard: what `squeeze` leaves has none.
-        asked += [each for each in together if each not in asked and 0 not in each.sizes.values()]
     compared = request.model, request.form, found.module, inputs, request.observer.known
     conditions = list(guards.conditions)
     for question in refuted(asked, *compared):

@@ -42,6 +42,10 @@ def _has_effect(node: Node) -> bool:
     A function that is neither an operator nor arithmetic may enter or leave a context, such as a level of
     ``torch.vmap``, that other nodes rely on even if nothing reads its value.
     """
+    if node.target is aten.copy_.default and len(node.all_input_nodes) == 2:
+        table, moved = node.all_input_nodes
+        if moved.target is aten.to.device and moved.args[0] is table:  # `self.table = self.table.to(device)`
+            return bool(moved.meta["val"].dtype != table.meta["val"].dtype)
     if node.is_impure():
         return True
     if node.target is aten.batch_norm.default:

@@ -1,4 +1,4 @@
-"""Masks of other values than at capture: taken where model and graph do the same."""
+"""Masks of other values than at capture, and other strides: taken where model and graph do the same."""
 
 from __future__ import annotations
 
@@ -150,3 +150,30 @@ def test_a_text_model_that_drops_a_mask_of_ones_and_attends_both_ways() -> None:
         torch.testing.assert_close(captured(**inputs).last_hidden_state, model(**inputs).last_hidden_state)
     with pytest.raises(CaptureError, match="`attention_mask` is a mask of ones"):
         captured(**{**inputs, "attention_mask": ONES})
+
+
+class Strided(nn.Module):
+    """Depends on the strides of an image or matrix: by asking, or by writing to what may be the input itself."""
+
+    def __init__(self, layout: torch.memory_format | None = None) -> None:
+        super().__init__()
+        self.layout = layout
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.layout is not None:
+            return x * (2 if x.is_contiguous(memory_format=self.layout) else 3)
+        return x.contiguous().mul_(2) + x
+
+
+@pytest.mark.parametrize(("shape", "layout"), [((3, 4), None), ((2, 3, 4, 5), torch.channels_last)])
+def test_strides_that_a_model_depends_on_are_demanded(
+    shape: tuple[int, ...], layout: torch.memory_format | None, tmp_path: Path
+) -> None:
+    shown = torch.randn(shape).contiguous(memory_format=layout or torch.contiguous_format)
+    other = torch.randn(shape[::-1]).permute(*reversed(range(len(shape))))
+    for each in in_every_form(capture(Strided(layout), shown), tmp_path):
+        torch.testing.assert_close(each(shown.clone()), Strided(layout)(shown.clone()))
+        with pytest.raises(CaptureError, match="`x` does not have the strides of torch"):
+            each(other)
+    with pytest.raises(CaptureError, match=r"reads strides at .*, in forward, and `x` is not contiguous"):
+        capture(Strided(torch.contiguous_format), other)
