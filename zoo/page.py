@@ -75,6 +75,8 @@ def _summary(kinds: Mapping[str, list[Row]], known: Mapping[str, int]) -> str:
         if stopped
         else ""
     )
+    uncached = sorted(_code(row["name"]) for row in tried if "uncached" in row)
+    text += f"\nCaptured without the cache that the model makes: {', '.join(uncached)}.\n" if uncached else ""
     return f"## What works\n\n{_table(header, lines)}{text}"
 
 

@@ -9,7 +9,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -54,7 +54,8 @@ class Trial:
     A row has `class`, `parameters`, `seconds` by step, `refused` (the step that ended the trial, with its reason),
     `modalities` of the inputs and those `left_out`, `weights` (the share that changes the outputs), `sizes` (what other
     inputs gave) with what was `varied` in them, `problems` (what is wrong, by step) and `refusals` of passes by reason.
-    A trial that is not `thorough` neither saves nor exports what was captured. `unsaved` is why a file cannot hold it.
+    A trial that is not `thorough` neither saves nor exports what was captured. `unsaved` is why a file cannot hold it,
+    and `uncached` is there if the graph makes no cache where the model does.
     """
 
     def __init__(self, name: str, report: Callable[[Row], None], *, thorough: bool = True) -> None:
@@ -83,6 +84,10 @@ class Trial:
             with self._step("export"):
                 export_alone(built)
             return self.row
+        if makes_no_cache(built.model, captured):  # of which `capture` warns
+            self.row["uncached"] = True
+            built = replace(built, example={**built.example, "use_cache": False})
+            others = [(kind, {**inputs, "use_cache": False}) for kind, inputs in others]
         self.row["nodes"] = len(captured.graph.nodes)
         self._sizes(built, captured, others)
         for pipeline in PIPELINES:
@@ -162,6 +167,13 @@ class Trial:
         if not step.startswith("undo"):
             self.row["seconds"][step] = round(time.perf_counter() - start + self.row["seconds"].get(step, 0), 2)
         self._report(self.row)
+
+
+def makes_no_cache(model: nn.Module, captured: GraphModule) -> bool:
+    """Return whether a model makes a cache that its graph does not make, since it could not be captured with one."""
+    binding: Any = captured._input_binding
+    chosen = getattr(getattr(model, "config", None), "use_cache", False)
+    return bool(chosen) and "use_cache" in binding.form.implied and not binding.form.fixed["use_cache"]
 
 
 def reason_of(error: BaseException) -> str:
