@@ -19,6 +19,7 @@ from typer.testing import CliRunner
 import fxopt
 import fxopt_compile
 from fxopt.commands.main import build_app
+from fxopt.drop_in.clients import with_models_replaced
 
 numpy = pytest.importorskip("numpy")
 library = pytest.importorskip("sentence_transformers")
@@ -146,6 +147,15 @@ def test_a_pipeline_takes_an_optimized_model() -> None:
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
     config: Any = fxopt.undo(optimized).config
     assert config.hidden_size == model.config.hidden_size
+
+
+def test_examples_and_calibration_leave_the_model_as_it_was() -> None:
+    model, words = small_bert()
+    model.seen = []
+    model.register_forward_pre_hook(lambda model, args: model.seen.append(len(args)))
+    client = pipe("feature-extraction", model, tokenizer=words)
+    with_models_replaced(client, lambda model, *_: model, None, lambda stand_in: stand_in(TEXTS))
+    assert model.seen == []
 
 
 def modules_of(client: Any) -> list[torch.nn.Module]:

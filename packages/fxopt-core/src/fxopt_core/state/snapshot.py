@@ -354,10 +354,11 @@ class Snapshot:
 
 
 @contextmanager
-def kept(module: nn.Module) -> Iterator[None]:
+def kept(module: nn.Module, *, buffers: bool = False) -> Iterator[None]:
     """Restore a module after a ``with`` block that runs or traces it, and the state of torch's CPU random numbers.
 
-    It restores what a `Snapshot` does, and the values of tensors that are neither parameters nor buffers.
+    It restores what a `Snapshot` does, and the values of tensors that are neither parameters nor buffers; with
+    `buffers`, those of buffers, too.
 
     >>> linear = nn.Linear(2, 2)
     >>> linear.seen, linear.total = [], torch.zeros(1)
@@ -368,7 +369,7 @@ def kept(module: nn.Module) -> Iterator[None]:
     >>> linear.seen, linear.total, hasattr(linear, "extra")
     ([], tensor([0.]), False)
     """
-    snapshot = Snapshot(module)
+    snapshot = Snapshot(module, protect_values=module.buffers() if buffers else ())
     snapshot._protect(state for state in snapshot._tensors.values() if not state.registered)
     try:
         with torch.random.fork_rng(devices=[]):

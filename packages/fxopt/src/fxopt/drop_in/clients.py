@@ -10,6 +10,7 @@ import copy
 import importlib
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any, Protocol, TypeVar
 
@@ -20,7 +21,7 @@ from torch.fx import GraphModule
 from torch.utils import _pytree as pytree
 
 from fxopt.drop_in.stored_dtype import in_float32, slow_dtype
-from fxopt_core import PreconditionError, Transformation
+from fxopt_core import PreconditionError, Transformation, kept
 from fxopt_tools import Inputs
 
 _SHORT, _LONG = "A short text.", "Another text, which is somewhat longer than the first one is."
@@ -73,7 +74,8 @@ def with_models_replaced(
         # `examples` keeps the calls with examples; from here on, recorders collect those to calibrate with.
         for recorder in recorders:
             recorder.calls = []
-        calibrate(recording)
+        with _unchanged(recorders):
+            calibrate(recording)
     memo: dict[int, Any] = {}
     for recorder, calls in zip(recorders, examples, strict=True):
         model, noted = recorder.model, recorder.calls
@@ -93,8 +95,21 @@ def with_models_replaced(
 def noted_calls(model: nn.Module, calibrate: Callable[[Any], object]) -> list[Inputs]:
     """Return the calls of a model that a function makes."""
     recorder = _Recorder(model)
-    calibrate(recorder)
+    with _unchanged([recorder]):
+        calibrate(recorder)
     return recorder.calls
+
+
+@contextmanager
+def _unchanged(recorders: Sequence[_Recorder]) -> Iterator[None]:
+    """Restore models after a ``with`` block that calls them; the random numbers that it draws stay drawn."""
+    with ExitStack() as stack:
+        for recorder in recorders:
+            stack.enter_context(kept(recorder.model, buffers=True))
+        yield
+        state = torch.get_rng_state()
+    # Otherwise a caller who draws data to calibrate with would get the same numbers again, as data to compare on.
+    torch.set_rng_state(state)
 
 
 def calls_of(client: Client) -> tuple[nn.Module, list[Inputs]]:
@@ -120,8 +135,9 @@ def _recorded(client: ClientT) -> tuple[ClientT, list[_Recorder]]:
     for name, recorder in zip(names, recorders, strict=True):
         if recorder.model.training:
             raise PreconditionError(f"{name} is in training mode, where it is random: call eval() first")
-    for call in _calls(recording):
-        call()
+    with _unchanged(recorders):
+        for call in _calls(recording):
+            call()
     for name, recorder in zip(names, recorders, strict=True):
         if not recorder.calls:
             raise PreconditionError(f"{name} was not called with the examples; {_OTHERWISE}")
