@@ -17,4 +17,4 @@ def test_the_pipelines_run_every_pass_after_those_that_prepare_for_them() -> Non
         passes = re.sub(r"{.*?}", "", text).split(",")
         if name != "kernels":
             assert set(passes) == own | others
-        assert passes.count("fuse-linears") == (1 if name in ("kernels", "cpu-inference") else 2)
+        assert passes.count("fuse-linears") == 1 + (name not in ("kernels", "cpu-inference")) + name.endswith("static")

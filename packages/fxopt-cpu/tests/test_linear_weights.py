@@ -189,6 +189,6 @@ def test_ranges_are_noted_beside_single_numbers_and_of_arguments_in_any_order() 
     model = Computes(function, layer=nn.Linear(16, 32)).eval()
     model.register_buffer("least", torch.zeros(()))
     graph_module = torch.fx.symbolic_trace(model)
-    with calibrated(graph_module, [UNEVEN]):
+    with calibrated(graph_module, [UNEVEN, UNEVEN]):
         graph_module = STATIC(graph_module, expect=1)
     assert sqnr(graph_module, model, UNEVEN) > 30

@@ -19,7 +19,7 @@ from fxopt_core import FxoptError, NotReversibleError, PassOptionError, compose,
 from fxopt_cpu import FuseConvolutions, FuseLinears, PlanRegions, calibrated, isa
 from fxopt_cpu.passes import low_precision, matching
 from fxopt_testing.forms import Form
-from fxopt_testing.rewrites import graph_of, refused
+from fxopt_testing.rewrites import graph_of, refusals, refused
 
 pytestmark = pytest.mark.skipif(isa() is None, reason="the library was not built")
 INPUTS = {Mlp: torch.randn(5, 16), Net: torch.randn(2, 16, 12, 11)}
@@ -27,8 +27,9 @@ INPUTS = {Mlp: torch.randn(5, 16), Net: torch.randn(2, 16, 12, 11)}
 
 @pytest.fixture(autouse=True)
 def every_processor(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rewrite also where float32 is faster."""
+    """Rewrite also where float32 is faster, and with ranges of few rows."""
     monkeypatch.setattr(low_precision, "SLOW_IN_INT8", ())
+    monkeypatch.setattr(low_precision, "FEWEST_ROWS", 1)
 
 
 @pytest.fixture(params=[Mlp, Net])
@@ -178,6 +179,17 @@ def test_static_ranges_need_calls_that_reach_the_layer(model: nn.Module) -> None
         assert {reason for _, reason in refused(static(graph_module))} == {"no-range"}
     with pytest.raises(FxoptError, match="a call to calibrate with is"), calibrated(graph_module, [3]):
         pass
+
+
+def test_static_ranges_need_rows_of_all_calls_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(low_precision, "FEWEST_ROWS", 512)
+    graph_module, calls = symbolic_trace(Mlp().eval()), [INPUTS[Mlp]] * 102
+    static = FuseLinears(weights="int8", min_weights=1, activations="static")
+    with calibrated(graph_module, calls):
+        static(graph_module, expect=0)
+        assert "`up` was calibrated with 510 rows, expected 512 or more" in refusals(graph_module)[0].message
+    with calibrated(graph_module, [*calls, INPUTS[Mlp][:2]]):
+        static(graph_module, expect=3)
 
 
 def test_static_layers_are_undone_where_the_originals_are_kept(model: nn.Module) -> None:

@@ -164,11 +164,12 @@ def test_a_graph_that_writes_is_not_left_midway() -> None:
 
 
 def test_calibration_gives_each_graph_its_calls(model: Branching) -> None:
-    calls = [(SHORT,), (LONG,), (2 * LONG,)]
+    calls = [(torch.randn(70, 8, 64),), (torch.randn(30, 20, 64),), (LONG,)]
+    static = fxopt.FuseLinears(weights="int8", activations="static", min_weights=1)
     fast = optimize(
-        model, (SHORT,), also=[(LONG,)], pipeline="cpu-inference-int8-static",
-        calibrate=lambda model: [model(*call) for call in calls],
-    )  # fmt: skip
+        model, (SHORT,), also=[(LONG,)], pipeline=static, calibrate=lambda model: [model(*call) for call in calls]
+    )
+    assert sum(hasattr(module, "rounding") for module in fast.modules()) == 3
     with torch.no_grad():
         assert (fast(LONG) - model(LONG)).abs().max() < 0.1
 

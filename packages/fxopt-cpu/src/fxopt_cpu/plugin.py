@@ -34,7 +34,8 @@ def fxopt_pipelines() -> Mapping[str, str]:
     rounded = {
         "int8": "fuse-linears{weights='int8'},fuse-convolutions{weights='int8'}",
         "int8-static": "fuse-linears{weights='int8' activations='static'},"
-        "fuse-convolutions{weights='int8' activations='static'}",
+        "fuse-convolutions{weights='int8' activations='static'},"
+        "fuse-linears{weights='int8'},fuse-convolutions{weights='int8'}",  # what calibration gave too few rows
         "bf16": "fuse-linears{weights='bfloat16'}",
     }
     return {

@@ -104,7 +104,8 @@ def optimize(
         dynamic_shapes: which sizes may vary, as `capture` takes it: those of images, say.
         calibrate: a function that calls its argument, a stand-in for the model, with typical inputs: ``lambda model:
             model.encode(texts)``. A pipeline with static ranges, such as ``cpu-inference-int8-static``, takes
-            them from these calls; without it, from the example inputs.
+            them from these calls; without it, from the example inputs. Layers that had fewer than 512 rows in all
+            round their inputs at each call instead. The model is restored afterwards.
         verify: whether to compare the captured graph and the result with the model on the example inputs; a pass that
             approximates is held to the signal-to-noise ratio that it promises.
         sqnr: the least signal-to-noise ratio in dB, in place of that promise and of the tolerances.

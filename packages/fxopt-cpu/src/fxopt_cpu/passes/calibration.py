@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from itertools import pairwise
@@ -12,7 +13,7 @@ from torch import Tensor
 from torch.fx import GraphModule
 from torch.overrides import TorchFunctionMode
 
-from fxopt_core import PreconditionError, type_text
+from fxopt_core import PreconditionError, kept, type_text
 
 _KEY = "fxopt_calibration"  # in the meta of a graph module: the calls
 _OPERANDS = ("input", "weight", "other", "mat2")  # of functions that multiply, an input before a weight
@@ -24,7 +25,8 @@ def calibrated(graph_module: GraphModule, calls: Iterable[Any]) -> Iterator[Grap
     """Give `FuseLinears` and `FuseConvolutions` data for ``activations="static"``, within a ``with`` block.
 
     A pass runs the calls on the graph as it finds it, merged layers included, and records the range of each element of
-    a layer's input. A hundred typical images, or texts without padding, will do.
+    a layer's input; buffers that the calls change are restored. A hundred typical images, or texts without padding,
+    will do. A layer whose input had fewer than 512 rows in all is refused (`no-range`).
 
     Args:
         graph_module: the graph module that the pass is to rewrite.
@@ -36,7 +38,7 @@ def calibrated(graph_module: GraphModule, calls: Iterable[Any]) -> Iterator[Grap
     >>> from fxopt_cpu import FuseLinears
     >>> model = torch.nn.Sequential(torch.nn.Linear(256, 512), torch.nn.GELU()).eval()
     >>> graph_module = torch.fx.symbolic_trace(model)
-    >>> with calibrated(graph_module, [torch.randn(100, 256)]):
+    >>> with calibrated(graph_module, [torch.randn(600, 256)]):
     ...     graph_module = FuseLinears(weights="int8", activations="static")(graph_module)
     >>> graph_module.get_submodule("0_panels")
     PanelLinear(in_features=256, out_features=512, bias=True, activation=gelu, static)
@@ -60,8 +62,10 @@ def _call(given: object) -> Call:
     raise PreconditionError(f"a call to calibrate with is {type_text(given)}, expected {expected}")
 
 
-def ranges_of(graph_module: GraphModule, depths: Mapping[int, tuple[int, int]]) -> dict[int, Tensor]:
-    """Return the range (2, in) of each element of a weight's input, by the weight's ``id``.
+def ranges_of(
+    graph_module: GraphModule, depths: Mapping[int, tuple[int, int]]
+) -> tuple[Mapping[int, Tensor], Mapping[int, int]]:
+    """Return the range (2, in) of each element of a weight's input, and how many rows it had, by the weight's ``id``.
 
     Weights that no call reaches are left out. ``depths`` has, by the same ``id``, the number of elements and their
     dimension of the input, counted from the end.
@@ -77,10 +81,10 @@ def ranges_of(graph_module: GraphModule, depths: Mapping[int, tuple[int, int]]) 
         )
     graph_module.recompile()  # passes before this one have left outdated code
     ranges = _Ranges(depths)
-    with torch.no_grad(), ranges:
+    with kept(graph_module, buffers=True), torch.no_grad(), ranges:
         for args, kwargs in calls:
             graph_module(*args, **kwargs)
-    return ranges.found
+    return ranges.found, ranges.rows
 
 
 class _Ranges(TorchFunctionMode):
@@ -90,6 +94,7 @@ class _Ranges(TorchFunctionMode):
         super().__init__()
         self.depths = depths
         self.found: dict[int, Tensor] = {}
+        self.rows: Counter[int] = Counter()
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Record the input, and compute."""
@@ -100,6 +105,7 @@ class _Ranges(TorchFunctionMode):
             fits = size and isinstance(input, Tensor) and input.dim() >= -dim and input.shape[dim] == size
             if fits and input.numel():
                 rows = input.detach().movedim(dim, -1).flatten(0, -2)
+                self.rows[id(weight)] += len(rows)
                 former = self.found.get(id(weight), rows[:0].float())  # of calls before
                 rows = torch.cat((torch.stack((rows.amin(0), rows.amax(0))).float(), former))
                 self.found[id(weight)] = torch.stack((rows.amin(0), rows.amax(0)))

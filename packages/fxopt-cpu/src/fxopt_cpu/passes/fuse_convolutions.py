@@ -49,6 +49,7 @@ class ConvolutionSite:
         activation: the activation at the end.
         left_out: which option leaves it alone, as (reason code, predicate); None if none does.
         ends: the least and largest value of each channel of its input, (2, in); None where they are not known.
+        rows: how many places in images they were taken from.
     """
 
     call: ConvolutionCall
@@ -58,6 +59,7 @@ class ConvolutionSite:
     activation: Activation
     left_out: tuple[str, str] | None = None
     ends: Tensor | None = None
+    rows: int = 0
 
     @property
     def label(self) -> str:
@@ -97,8 +99,8 @@ class FuseConvolutions(low_precision.Options, ReversibleSitePass[ConvolutionSite
     changes no result of another image; or, with ``activations="static"``, each channel has a range taken from data
     (`calibrated`). Convolutions of images in one group of channels become `QuantizedConv2d`.
 
-    Refused: other dtypes and devices, processors without the operators, for int8 those without VNNI, and shared, tied
-    and mutated tensors.
+    Refused: other dtypes and devices, processors without the operators, for int8 those without VNNI, static ranges
+    from fewer than 512 places in images, and shared, tied and mutated tensors.
 
     Args:
         weights: ``"float32"`` or ``"int8"``.
@@ -228,7 +230,7 @@ class FuseConvolutions(low_precision.Options, ReversibleSitePass[ConvolutionSite
             return "not-in-int8", f"sums {weight[0].numel()} products, and 32 bits hold {MOST_DEPTH}"
         if weight.is_cpu and isa() in low_precision.SLOW_IN_INT8:
             return "no-operators", "would be slower in int8: this processor has no instructions for it (VNNI)"
-        return self.unfit(call, site.ends)
+        return self.unfit(call, site.ends, site.rows)
 
     def rewrite(self, site: ConvolutionSite, edit: Editor) -> None:
         """Insert one module with the same parameters, and drop what it replaces."""

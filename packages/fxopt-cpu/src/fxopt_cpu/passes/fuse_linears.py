@@ -67,6 +67,7 @@ class ProductSite:
         again: the later calls of the same layer, each followed by the same operations.
         left_out: which option leaves it alone, as (reason code, predicate); None if none does.
         ends: the least and largest value of each element of its input, (2, in); None where they are not known.
+        rows: how many rows they were taken from.
     """
 
     call: LinearCall
@@ -80,6 +81,7 @@ class ProductSite:
     again: tuple[ProductSite, ...] = ()
     left_out: tuple[str, str] | None = None
     ends: Tensor | None = None
+    rows: int = 0
 
     @property
     def label(self) -> str:
@@ -120,8 +122,8 @@ class FuseLinears(low_precision.Options, ReversibleSitePass[ProductSite]):
     element has a range taken from data (`calibrated`): values beyond it are clipped, and an element that is large
     in all rows, as some are in transformers, does not coarsen the others. Results have the dtype of the input.
 
-    Refused: other dtypes and devices, train mode, tied or mutated tensors, and bfloat16 where the processor has no
-    instructions for it.
+    Refused: other dtypes and devices, train mode, tied or mutated tensors, bfloat16 where the processor has no
+    instructions for it, and static ranges from fewer than 512 rows.
 
     Args:
         weights: ``"float32"``, ``"bfloat16"`` or ``"int8"``.
@@ -205,7 +207,7 @@ class FuseLinears(low_precision.Options, ReversibleSitePass[ProductSite]):
         """Return why a layer is left alone, as (reason code, predicate)."""
         if site.left_out is not None:
             return site.left_out
-        unfit, known = self.unfit(site.call, site.ends), tensor_facts(site.input)
+        unfit, known = self.unfit(site.call, site.ends, site.rows), tensor_facts(site.input)
         if unfit is None and self.weights != "int8" and known is not None and known.dtype is not torch.float32:
             return "unsupported-dtype", f"takes values of {known.dtype}; the operators take torch.float32"
         return unfit
