@@ -20,6 +20,7 @@ from fxopt_rewrite.calls.operation import (
     read_operation,
 )
 from fxopt_rewrite.calls.readers import (
+    module_running as module_running,
     owner_of as owner_of,
     read_activation,
     read_batch_norm,

@@ -50,9 +50,7 @@ def module_problem(module: nn.Module, classes: tuple[type[nn.Module], ...]) -> t
         return "patched-forward", "has a forward of its own on the instance"
     hooks = [key for key in _HOOKS if state.get(key)]
     hooks += [key for key in state if key not in _MODULE_STATE and key.endswith(_HOOK_ENDINGS) and state[key]]
-    if hooks:
-        return "hooks", f"has hooks ({', '.join(hooks)})"
-    return _state_problem(module)
+    return ("hooks", f"has hooks ({', '.join(hooks)})") if hooks else _state_problem(module)
 
 
 _MODULE_STATE = frozenset(vars(nn.Module()))

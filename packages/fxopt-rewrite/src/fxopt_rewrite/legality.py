@@ -43,8 +43,7 @@ def _adapter_refusal(call: ParameterisedCall, index: GraphIndex) -> Refusal | No
         others = [other for other in (*owner._modules, *owner._parameters) if other != "base_layer"]
         if others:
             attached = f"adapter `{others[0]}` is attached to `{'.'.join((*names[:place], 'base_layer'))}`"
-            message = f"{attached}, so that `{call.label}` stays as it is"
-            return index.refuse(call.label, "adapter", message, call.node)
+            return index.refuse(call.label, "adapter", f"{attached}, so that `{call.label}` stays as it is", call.node)
     return None
 
 

@@ -144,8 +144,7 @@ class Pattern:
             values = {name: found.values[name][1] for name in self.names}
             users = (user for each in found.nodes if each is not node for user in each.users)
             checks = [user for user in users if (read_as := matcher.read(user)[0]) and read_as.name == _CHECK]
-            nodes = sorted({*found.nodes, *checks}, key=index.position.__getitem__)
-            yield Match(self, values, tuple(nodes), node)
+            yield Match(self, values, tuple(sorted({*found.nodes, *checks}, key=index.position.__getitem__)), node)
 
     def _chain(self, kind: str, operands: _Terms) -> _Chain:
         parts = list[tuple[Any, int]]()

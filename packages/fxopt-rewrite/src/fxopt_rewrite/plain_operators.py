@@ -108,8 +108,7 @@ def is_plain_operator(operator: object) -> bool:
 
 def is_plain_name(name: str, space: str = "aten") -> bool:
     """Return whether an untrusted graph may call operators of this name, in place or not."""
-    in_place = name.endswith("_") and not name.endswith("__")
-    base = name[:-1] if in_place else name
+    base = name[:-1] if name.endswith("_") and not name.endswith("__") else name
     # `add_` computes what `add` does, `view_copy` what `view` does, and `multiply` what `mul` does.
     names = (name, base, base.removesuffix("_copy"), SYNONYMS.get(base, base) if space == "aten" else base)
     if any(f"{space}::{each}" in plain_operators() for each in names):

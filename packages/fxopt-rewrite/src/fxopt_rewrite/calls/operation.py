@@ -80,8 +80,7 @@ class Operation:
     @property
     def operands(self) -> tuple[Operand, ...]:
         """The first two of its arguments that are not settings."""
-        names = ("input", "other", "exponent", "mat2")
-        return tuple(self.arguments[name] for name in names if name in self.arguments)
+        return tuple(self.arguments[name] for name in ("input", "other", "exponent", "mat2") if name in self.arguments)
 
 
 def read_operation(index: GraphIndex, node: Node) -> Operation | None:

@@ -189,8 +189,7 @@ def read_convolution(index: GraphIndex, node: Node) -> ConvolutionCall | Obstacl
     output_padding = _numbers(arguments.get("output_padding", 0), dims)
     computed = stride is None or dilation is None or padding is None or output_padding is None
     if computed or dims not in (1, 2, 3) or not isinstance(groups, int):
-        message = f"node `{node.name}` computes its own stride or padding"
-        return Obstacle(found[1].name, "unsupported-call", message)
+        return Obstacle(found[1].name, "unsupported-call", f"node `{node.name}` computes its own stride or padding")
     transposed = bool(arguments.get("transposed", "transpose" in operation.name))
     mode = arguments.get("padding_mode", "zeros")
     return ConvolutionCall(node, *found, stride, padding, dilation, groups, transposed, output_padding, mode)  # type: ignore[arg-type]  # none is None

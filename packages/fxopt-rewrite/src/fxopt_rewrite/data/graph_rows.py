@@ -125,11 +125,7 @@ def _fill(node: Node, row: Mapping[str, Form], values: ValueReader) -> None:
     if "trace" in row:
         node.meta["stack_trace"] = str(row["trace"])
     if "stack" in row:
-        node.meta["nn_module_stack"] = _stack(row["stack"])
-
-
-def _stack(form: Form) -> dict[str, tuple[str, str]]:
-    ((kind, entries),) = form.items()
-    # Classes by name, as torch's own graphs have them.
-    stack = ((str(key), (str(path), str(cls).replace(":", "."))) for key, path, cls in entries)
-    return OrderedDict(stack) if kind == "ordered_dict" else dict(stack)
+        ((kind, entries),) = row["stack"].items()
+        # Classes by name, as torch's own graphs have them.
+        stack = ((str(key), (str(path), str(cls).replace(":", "."))) for key, path, cls in entries)
+        node.meta["nn_module_stack"] = OrderedDict(stack) if kind == "ordered_dict" else dict(stack)

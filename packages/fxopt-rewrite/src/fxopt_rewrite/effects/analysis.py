@@ -79,9 +79,13 @@ class Effects:
             self._positions[node] = position
             if node.op == "call_function" and changes_mode(node):
                 self._mode_changes.append(position)
-            for written in self._read(node):
-                writes.append((position, written))
-        self._join_inputs(writes)
+            writes += [(position, written) for written in self._read(node)]
+        # Inputs may share memory: what writes to one of them may write to all.
+        inputs = [node for node in self._positions if node.op == "placeholder"]
+        classes = {self._classes.find(node) for node in inputs}
+        if any(self._classes.find(written) in classes for _, written in writes):
+            for node in inputs[1:]:
+                self._classes.join(inputs[0], node)
         self._written: dict[Hashable, list[int]] = {}
         # Ascending in each class, as nodes were visited in order: `_any_between` bisects.
         for position, written in writes:
@@ -191,13 +195,6 @@ class Effects:
         # Two nodes that read the same list or object reach the same contents.
         if not isinstance(value, (int, float, str, type(None))):
             self._classes.join(("object", id(value)), node)
-
-    def _join_inputs(self, writes: list[tuple[int, Hashable]]) -> None:
-        inputs = [node for node in self._positions if node.op == "placeholder"]
-        classes = {self._classes.find(node) for node in inputs}
-        if any(self._classes.find(written) in classes for _, written in writes):
-            for node in inputs[1:]:
-                self._classes.join(inputs[0], node)
 
 
 _NOTHING = Rule()

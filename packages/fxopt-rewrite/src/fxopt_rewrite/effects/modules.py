@@ -35,15 +35,18 @@ def rule_of_module(module: object) -> ModuleRule:
     """Return what calls of a module do."""
     if not isinstance(module, nn.Module):
         return ModuleRule(OPAQUE)
+    cls = type(module)
     # What `torch.export` inserts to check inputs, or a class that says the same of itself.
-    guards = type(module).__name__ == "GuardsFn" and type(module).__module__ == "torch.export._unlift"
-    if guards or getattr(type(module), "only_checks_inputs", False):
+    guards = cls.__name__ == "GuardsFn" and cls.__module__ == "torch.export._unlift"
+    if guards or getattr(cls, "only_checks_inputs", False):
         return ModuleRule(Rule("nn.GuardsFn"))
-    if is_plain_module(module):
-        ours = getattr(type(module), "only_computes", False)
-        if ours or type(module) in _KNOWN or type(module) is conv1d_class():
-            return _rule_of_known(module)
-    return ModuleRule(OPAQUE, tuple(tensors_of(module)))
+    known = getattr(cls, "only_computes", False) or cls in _KNOWN or cls is conv1d_class()
+    if not known or not is_plain_module(module):
+        return ModuleRule(OPAQUE, tuple(tensors_of(module)))
+    rule = Rule(f"nn.{cls.__name__}", aliases_all=cls in tables.ALIASING_MODULES)
+    if module.__dict__.get("inplace", getattr(cls, "inplace", False)):
+        rule = Rule(rule.operation, writes=(_INPUT,), aliases=(_INPUT,))
+    return ModuleRule(rule, tuple(_written(module)))
 
 
 def tensors_of(module: nn.Module) -> Iterator[Tensor]:
@@ -56,14 +59,6 @@ def is_plain_module(module: nn.Module) -> bool:
     """Return whether calling a module just calls its class's ``forward``: no hooks, no patched ``forward``."""
     state = module.__dict__
     return "forward" not in state and not any(map(state.get, _HOOKS))
-
-
-def _rule_of_known(module: nn.Module) -> ModuleRule:
-    cls = type(module)
-    rule = Rule(f"nn.{cls.__name__}", aliases_all=cls in tables.ALIASING_MODULES)
-    if module.__dict__.get("inplace", getattr(cls, "inplace", False)):
-        rule = Rule(rule.operation, writes=(_INPUT,), aliases=(_INPUT,))
-    return ModuleRule(rule, tuple(_written(module)))
 
 
 def _written(module: nn.Module) -> Iterator[Tensor]:

@@ -240,9 +240,7 @@ def rule_of_method(name: str) -> Rule:
         return Rule(name, aliases=(_SELF,))
     if name == "set_":
         return Rule(name, writes=(_SELF,), aliases_all=True)
-    if names.method_overloads(name):
-        return rule_of_aten(name)
-    return OPAQUE
+    return rule_of_aten(name) if names.method_overloads(name) else OPAQUE
 
 
 def _rule_of_dunder(name: str) -> Rule:

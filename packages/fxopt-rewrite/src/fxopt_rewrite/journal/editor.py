@@ -340,9 +340,8 @@ class Editor:
             for key, value in (("training", module.training), *plain_attributes(module))
         )
         previous = self._orders.of(parent._modules).remove(key)
-        self.edits.append(
-            edits.ModuleRemoved(edits.ModuleRow(name, class_path(type(module)), attributes, rows, previous, twin))
-        )
+        removed = edits.ModuleRow(name, class_path(type(module)), attributes, rows, previous, twin)
+        self.edits.append(edits.ModuleRemoved(removed))
         self.index.forget(name)
 
     def drop_unused(self, node: Node, twin: str | None = None) -> None:
@@ -386,17 +385,14 @@ class Editor:
         owner._non_persistent_buffers_set.discard(key)
         self.edits.append(edits.TensorRemoved(row))
         self.index.forget(name)
-        self._drop_emptied(owner_name)
-
-    def _drop_emptied(self, name: str) -> None:
-        """Remove a plain container that is empty now, and those around it: copies of torch would not have them."""
-        while name and not self._targets.of("get_attr", name):
-            module = self.graph_module.get_submodule(name)
-            held = module._parameters or module._buffers or len(self.index.module_names(module)) > 1
-            if held or module_problem(module, (nn.Module,)) is not None:
+        # Containers that are empty now go, too: copies of torch would not have them.
+        while owner_name and not self._targets.of("get_attr", owner_name):
+            owner = self.graph_module.get_submodule(owner_name)
+            held = owner._parameters or owner._buffers or len(self.index.module_names(owner)) > 1
+            if held or module_problem(owner, (nn.Module,)) is not None:
                 return
-            self.drop_module(name, {})
-            name = name.rpartition(".")[0]
+            self.drop_module(owner_name, {})
+            owner_name = owner_name.rpartition(".")[0]
 
     def drop(self, call: ParameterisedCall, pieces: Mapping[str, edits.Piece | None], *, twin: str) -> None:
         """Remove what only a replaced call used: its module, or its parameters and buffers one by one.

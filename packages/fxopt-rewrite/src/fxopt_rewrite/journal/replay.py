@@ -94,7 +94,15 @@ class Live(edits.EditVisitor):
             edit.accept(self)
         self._orders.apply()
         self.rewiring.flush()
-        self._order_users()
+        # Users are sorted as the graph is; no value may be read before it is computed.
+        for node in self.touched:
+            if node in self.erased:
+                continue
+            users = sorted(node.users)
+            if users and users[0] < node:
+                raise self.refuse(f"node `{users[0].name}` would read `{node.name}` before it is computed")
+            node.users.clear()
+            node.users.update(dict.fromkeys(users))
         self.tables.settle(self.created)
         nodes = {**self.created, **self.undescribed}.keys() - self.erased
         describe_values(self.graph_module, nodes, self.tables.fakes)
@@ -114,17 +122,6 @@ class Live(edits.EditVisitor):
             found = f"{type(edit).__name__} cannot be taken back ({type(error).__name__}: {error})"
             raise self.refuse(found) from error
 
-    def _order_users(self) -> None:
-        """Sort users as the graph does; refuse if a value would be read before it is computed."""
-        for node in self.touched:
-            if node in self.erased:
-                continue
-            users = sorted(node.users)
-            if users and users[0] < node:
-                raise self.refuse(f"node `{users[0].name}` would read `{node.name}` before it is computed")
-            node.users.clear()
-            node.users.update(dict.fromkeys(users))
-
     def refuse(self, found: str) -> UndoError:
         """Return the error for something that does not fit."""
         return undo_error(self.pass_name, found, "undo what was done since first, or keep the rewritten graph module")
@@ -137,18 +134,13 @@ class Live(edits.EditVisitor):
             )
         return found[0]
 
-    def _row_node(self, row: edits.NodeRow) -> Node:
-        """Return the node of a row; if several have its number, the one with its name."""
-        numbered = self.by_id.get(row.id, [])
+    def node_added(self, edit: edits.NodeAdded) -> None:
+        """Erase the node."""
+        row, numbered = edit.row, self.by_id.get(edit.row.id, [])
         found = [node for node in numbered if node.name == row.name] or numbered
         if len(found) != 1:
             raise self.refuse(f"node `{row.name}`, which the pass made, was removed or replaced since")
-        return found[0]
-
-    def node_added(self, edit: edits.NodeAdded) -> None:
-        """Erase the node."""
-        row = edit.row
-        node = self._row_node(row)
+        node = found[0]
         self.rewiring.flush(node)
 
         def refer(item: Node) -> Any:
@@ -269,8 +261,7 @@ class Live(edits.EditVisitor):
             if dim == other and following < start + length:
                 raise self.refuse(f"two originals would get the same values of `{name}`, from {following}")
         if sum(piece.take(tensor).numel() for piece, _ in parts) == tensor.numel():
-            rebuild = partial(joined, tensor.shape, tensor.dtype, tensor.device, parts)
-            release(self.graph_module, tensor, rebuild)
+            release(self.graph_module, tensor, partial(joined, tensor.shape, tensor.dtype, tensor.device, parts))
 
     def _check_unused(self, name: str, module: nn.Module, tensors: Mapping[str, Tensor | None]) -> None:
         """Refuse if something else calls or holds a module to be removed, or reads or holds one of its tensors."""
@@ -294,8 +285,7 @@ class Live(edits.EditVisitor):
         if tensor is None:
             raise self.refuse(f"`{row.piece.key}`, which holds the values of `{row.name}`, is gone")
         try:
-            piece = row.piece.take(tensor.detach())
-            values = copied(piece, row.strides)
+            values = copied(row.piece.take(tensor.detach()), row.strides)
         except (RuntimeError, IndexError) as error:
             if type(tensor) not in (Tensor, nn.Parameter):  # quantized, or distributed
                 raise self.refuse(f"`{row.piece.key}` is {type_text(tensor)} now, which cannot be cut") from error

@@ -126,9 +126,7 @@ def called(node: Node) -> Called | None:
             name = _ATTRIBUTES.get(str(node.args[1]))
             return None if name is None else Called(name, False, ())
         return called_function(node.target)
-    if node.op == "call_method":
-        return called_method(str(node.target))
-    return None
+    return called_method(str(node.target)) if node.op == "call_method" else None
 
 
 def called_function(target: Any) -> Called | None:

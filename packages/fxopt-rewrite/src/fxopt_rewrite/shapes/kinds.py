@@ -122,8 +122,7 @@ def _kind_of_first(node: Node, known: Known) -> Kind:
 
 
 def _kind_of_method(node: Node, name: str, known: Known) -> Kind:
-    given = _kind_of_subject(node, known)
-    if given in MEMORY_FREE:
+    if _kind_of_subject(node, known) in MEMORY_FREE:
         return Kind.NUMBER if name in _METHODS_OF_NUMBERS else Kind.UNKNOWN
     if name in {"size", "stride"}:
         return Kind.NUMBER if len(node.args) > 1 or node.kwargs else Kind.SIZES
