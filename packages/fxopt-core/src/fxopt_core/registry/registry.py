@@ -12,7 +12,6 @@ import os
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from importlib.metadata import EntryPoint
 from types import MappingProxyType
 from typing import Any, TypeVar
@@ -55,14 +54,12 @@ def _settle(claims: Mapping[str, Sequence[tuple[PluginSource, _Item]]]) -> tuple
     return given, contested
 
 
-@dataclass
 class _Contents:
     """Everything that the plugins offer; never changed, but replaced when a plugin is registered."""
 
-    offers: Mapping[PluginSource, Offer]
-    broken: Mapping[str, PluginLoadError]  # what could not be read, and names that several plugins have
-
-    def __post_init__(self) -> None:
+    def __init__(self, offers: Mapping[PluginSource, Offer], broken: Mapping[str, PluginLoadError]) -> None:
+        self.offers = offers
+        self.broken = broken  # what could not be read, and names that several plugins have
         claims: defaultdict[str, list[tuple[PluginSource, PassInfo | str]]] = defaultdict(list)
         for source, offer in self.offers.items():
             for name, item in offer.items:
@@ -168,8 +165,7 @@ class Registry:
         if name in contents.broken and isinstance(contents.broken[name].__cause__, DuplicatePassError):
             raise DuplicatePassError(str(contents.broken[name]))
         home = SHIPPED_NAMES.get(kebab_case(name), "")
-        loaded = {source.name for source in contents.offers}
-        if home and home.removeprefix("fxopt-") not in loaded:
+        if home and home.removeprefix("fxopt-") not in {source.name for source in contents.offers}:
             hint = f": it is in {home}, which is not loaded; unless it is installed: pip install {home}"
         else:
             hint = close_names(name, contents.names) or "; print(registry()) or `fxopt list` shows those that are there"

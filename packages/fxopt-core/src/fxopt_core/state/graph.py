@@ -40,9 +40,8 @@ class GraphRows:
         """Return whether a graph has these very nodes; if ``exactly``, with users and taken names as they were."""
         nodes = list(iter_nodes(graph))
         # By identity, which is safe since the rows hold all arguments: no new tuple gets the address of an old one.
-        same = nodes == self.nodes and all(
-            map(is_, chain.from_iterable(map(_ROW, nodes)), chain.from_iterable(self.rows))
-        )
+        parts = chain.from_iterable(map(_ROW, nodes))
+        same = nodes == self.nodes and all(map(is_, parts, chain.from_iterable(self.rows)))
         exact = not exactly or ([list(node.users) for node in nodes], names_of(graph)) == (self._users, self._names)
         return same and exact
 

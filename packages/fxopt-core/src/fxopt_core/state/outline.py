@@ -69,5 +69,4 @@ def _state(tensor: Tensor | None) -> tuple[object, ...]:
         return (None,)
     lazy = type(tensor) not in (nn.Parameter, Tensor) and is_lazy(tensor)
     version = None if lazy or tensor.is_inference() else tensor._version
-    shape = None if lazy else tuple(tensor.shape)
-    return tensor.requires_grad, version, tensor.dtype, tensor.device, shape
+    return tensor.requires_grad, version, tensor.dtype, tensor.device, None if lazy else tuple(tensor.shape)

@@ -141,6 +141,5 @@ def _form(value: Any) -> Any:
     if type(value) is PyTreeInfo:
         return PyTreeInfo(*map(_form, value))
     # Older protocols of pickle have no memory formats, and none has operators and functions of C.
-    is_format = isinstance(value, torch.memory_format)
-    name = str(value).replace(".", ":", 1) if is_format else name_of(value)
+    name = str(value).replace(".", ":", 1) if isinstance(value, torch.memory_format) else name_of(value)
     return value if name is None else _Rebuilt(import_class, sys.intern(name))  # which is pickled once
