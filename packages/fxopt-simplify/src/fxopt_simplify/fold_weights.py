@@ -78,9 +78,8 @@ class FoldWeights(SitePass[WeightSite]):
         tables = Tables(index, takes_sizes=False, elementwise=True)
         for output in tables.outputs():
             weight = output.node
-            if not tables.weight_kind(weight)[0] or not any(
-                _is_weight_of(weight, user, index) for user in weight.users
-            ):
+            is_weight = any(_is_weight_of(weight, user, index) for user in weight.users)
+            if not is_weight or not tables.weight_kind(weight)[0]:
                 continue
             region = tables.region((weight,))
             inside = {*region}
@@ -122,8 +121,7 @@ class FoldWeights(SitePass[WeightSite]):
         owner, _, parametrized = f".{first}".partition(".parametrizations.")
         owner = (owner[1:] or parametrized.partition(".")[0]) if parametrized else first.rpartition(".")[0] or first
         name = edit.add_module(owner, f"{owner.rpartition('.')[2]}_folded", holder)
-        parameter = edit.get_attr(f"{name}.weight", before=site.node, like=[site.node])
-        edit.replace(site.node, parameter)
+        edit.replace(site.node, edit.get_attr(f"{name}.weight", before=site.node, like=[site.node]))
         for node in reversed(site.region[:-1]):
             edit.erase(node)
         inputs = tuple((f"input_{place}", name) for place, name in enumerate(site.names))

@@ -94,8 +94,7 @@ class KnownValues:
                 facts = tensor_facts(node)
                 if effect.operation is not None and not effect.opaque and not effect.writes and facts is not None:
                     found = self._read(node, effect.operation, facts)
-                    end = index.nodes[-1]
-                    if found is not None and not index.effects.written_between(node, node, end):
+                    if found is not None and not index.is_written_after(node):
                         self._found[node] = found
 
     def value(self, node: object) -> Number | None:

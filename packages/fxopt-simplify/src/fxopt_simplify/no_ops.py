@@ -130,8 +130,7 @@ class NoOpReader:
         dtype, device = given_place(node)
         if name in CASTS:
             return not options and has.dtype is CASTS[name]
-        known = tensor_facts(value)
-        if known is None or not options or (dtype is None and device is None):
+        if tensor_facts(value) is None or not options or (dtype is None and device is None):
             return False
         return dtype in (None, has.dtype) and device in (None, has.device)
 
@@ -183,9 +182,7 @@ class NoOpReader:
                     continue
                 if _same_shape(node, mine) or _is_expanded(node, mine):
                     return mine
-        if isinstance(value, Node) and _same_shape(node, value):
-            return value
-        return None
+        return value if isinstance(value, Node) and _same_shape(node, value) else None
 
     def _without_mask(self, call: Operation) -> NoOp | None:
         """Read an attention whose mask masks nothing."""

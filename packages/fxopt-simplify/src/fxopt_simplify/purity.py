@@ -109,8 +109,7 @@ class Purity:
         module = self._index.module_of(node)
         if module is None or isinstance(module, (*_STATEFUL_MODULES, torch.fx.GraphModule)):
             return False
-        tensors = (*module.parameters(), *module.buffers())
-        return not any(map(self._index.effects.tensor_written, tensors))
+        return not any(map(self._index.effects.tensor_written, (*module.parameters(), *module.buffers())))
 
 
 @cache

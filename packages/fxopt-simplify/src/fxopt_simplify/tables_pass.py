@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, ClassVar, NamedTuple
 
@@ -141,8 +141,7 @@ class TablesPass(ReversibleSitePass[TablesSite]):
                 edit.erase(node)
 
 
-@dataclass
-class Output:
+class Output(NamedTuple):
     """A tensor that others read, with the place of its last input and of its first reader."""
 
     node: Node
@@ -178,23 +177,19 @@ class _Call(NamedTuple):
         return tuple(each for each in self.args if isinstance(each, TensorRef))
 
 
-@dataclass
 class Tables:
     """The nodes of a graph that can be computed before it runs, once sizes are known; linear in its size."""
 
-    index: GraphIndex
-    takes_sizes: bool
-    elementwise: bool = False  # whether ``1 + weight`` counts too
-    _computed: dict[Node, int] = field(default_factory=dict)  # with the position of the last input from outside
-    _sizes: set[Node] = field(default_factory=set)
-    _weights: dict[Node, bool] = field(default_factory=dict)  # what parameters decide, with whether it is worth keeping
-    _sized: set[Node] = field(default_factory=set)  # what sizes decide, of what is computed
-    _calls: dict[Node, _Call] = field(default_factory=dict)  # of layers, and of operations that write in place
-    _settled: dict[Node, bool] = field(default_factory=dict)  # of what is written later
-    _purity: Purity = field(init=False)
-
-    def __post_init__(self) -> None:
-        self._purity = Purity(self.index)
+    def __init__(self, index: GraphIndex, *, takes_sizes: bool, elementwise: bool = False) -> None:
+        self.index, self.takes_sizes = index, takes_sizes
+        self.elementwise = elementwise  # whether ``1 + weight`` counts too
+        self._computed: dict[Node, int] = {}  # with the position of the last input from outside
+        self._sizes: set[Node] = set()
+        self._weights: dict[Node, bool] = {}  # what parameters decide, with whether it is worth keeping
+        self._sized: set[Node] = set()  # what sizes decide, of what is computed
+        self._calls: dict[Node, _Call] = {}  # of layers, and of operations that write in place
+        self._settled: dict[Node, bool] = {}  # of what is written later
+        self._purity = Purity(index)
         for node in self.index.nodes:
             if self._is_size(node):
                 self._sizes.add(node)

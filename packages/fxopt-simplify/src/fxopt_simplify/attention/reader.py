@@ -113,10 +113,8 @@ class AttentionReader:
         if found is None or scores is None:
             return None
         product, value = found
-        refusal = self._refusal(softmax, weights, product)
-        if refusal is not None:
-            return refusal
-        return self._whole(Attention(scores, tuple(weights), value, product, self._values))
+        whole = Attention(scores, tuple(weights), value, product, self._values)
+        return self._refusal(softmax, weights, product) or self._whole(whole)
 
     def name(self, node: Node) -> str:
         """Return the name of what a node calls; "" where it is not known."""
