@@ -97,9 +97,8 @@ class BranchSite:
     def merged(self) -> tuple[Tensor, Tensor | None]:
         """Return weight and bias of the merged convolution."""
         with torch.no_grad():
-            return merge_branches(
-                eps=self.eps, **{key: None if ref is None else ref.tensor for key, ref in self.tensors.items()}
-            )
+            tensors = {key: None if ref is None else ref.tensor for key, ref in self.tensors.items()}
+            return merge_branches(eps=self.eps, **tensors)
 
 
 @dataclass(eq=False)
@@ -298,9 +297,8 @@ def _flow_refusal(site: BranchSite, index: GraphIndex) -> Refusal | None:
             return index.refuse(site.label, "several-users", message, *site.nodes)
     # An addition may write the input, ``x.add_(conv1(x)).add_(conv2(x))``; written_between leaves its ends out.
     writes = (read_elementwise(node) for node in site.nodes if site.source in node.all_input_nodes)
-    if any(isinstance(call, ElementwiseCall) and call.inplace and call.left is site.source for call in writes) or (
-        index.effects.written_between(site.source, inner[0], total)
-    ):
+    added = any(isinstance(call, ElementwiseCall) and call.inplace and call.left is site.source for call in writes)
+    if added or index.effects.written_between(site.source, inner[0], total):
         message = f"`{site.source.name}`, the input of the branches, is written in place before all of them are summed"
         return index.refuse(site.label, "mutated", message, *site.nodes)
     return None

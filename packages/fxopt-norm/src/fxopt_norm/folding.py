@@ -295,9 +295,8 @@ def _reads_shape(node: Node, value: Node) -> bool:
 def shape_refusal(site: FoldSite, index: GraphIndex) -> Refusal | None:
     """Refuse a batch norm over another dimension than the layer's features, and a value of unknown rank."""
     layer, norm, between = site.layer, site.norm, f"the value between `{site.first.label}` and `{site.second.label}`"
-    facts = tensor_facts(site.rows or site.first.node, layer.weight.tensor) or tensor_facts(
-        site.second.node, layer.weight.tensor
-    )
+    weight = layer.weight.tensor
+    facts = tensor_facts(site.rows or site.first.node, weight) or tensor_facts(site.second.node, weight)
     if facts is not None and facts.rank != site.rank:
         message = f"`{norm.label}` normalises dimension 1, which holds the features of `{layer.label}` only if"
         message = f"{message} {between} has {site.rank} dimensions; it has {facts.rank}"

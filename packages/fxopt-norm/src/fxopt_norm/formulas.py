@@ -247,10 +247,8 @@ def restore_branches(
         else:
             identities += here["weight"] is None
         found |= {f"{name}_{place}": value for name, value in own.items()}
-    other = next(
-        (found[f"weight_{each}"] for each in range(len(eps)) if each != home and shapes[f"weight_{each}"]), None
-    )
-    if identities and other is not None:
+    others = (found[f"weight_{each}"] for each in range(len(eps)) if each != home and shapes[f"weight_{each}"])
+    if identities and (other := next(others, None)) is not None:
         other -= identities * _centred(_identity(other), other)
     # The weight at `home` is zeros so far. It gets what is left after the other branches, rounded as they are saved.
     rounded = {name: value.to(weight.dtype).to(wide.dtype) for name, value in found.items()}
