@@ -330,8 +330,7 @@ def _unfilled(calls: Sequence[LinearCall]) -> nn.Linear:
     if biases:
         trains = any(bias.requires_grad for bias in biases)
         merged["bias"] = nn.Parameter(biases[0].detach().new_zeros(total), trains)
-    module = module_with(merged, nn.Linear, calls[0].in_features, total, bias=bool(biases))
-    return module.train(calls[0].training)
+    return module_with(merged, nn.Linear, calls[0].in_features, total, bias=bool(biases)).train(calls[0].training)
 
 
 def _fill(merged: nn.Linear, call: LinearCall, start: int, size: int) -> None:

@@ -45,8 +45,7 @@ class NearMisses:
 
     def add(self, layer: Layer, refusal: Refusal | None) -> None:
         """Add a layer, and its refusal, if there is one."""
-        for call in layer.calls:
-            self._layers[id(call)] = (layer, refusal)
+        self._layers.update((id(call), (layer, refusal)) for call in layer.calls)
 
     def refusal(self, group: Sequence[Layer], others: Sequence[Layer], index: GraphIndex) -> Refusal:
         """Return the refusal of a group that is too small; ``others`` are called on exactly the same inputs."""
