@@ -192,7 +192,6 @@ def _verification(inputs: OneInput | Sequence[OneInput], graph_module: GraphModu
             found = [run_or_refuse(run_thrice, transformed, item, "the module", number) for number, item in pairs]
         except PreconditionError as error:
             return str(error)
-        allowed = bounds.between(known, records_of(transformed))
-        return report_on(zip(expected, found, strict=True), allowed).problem
+        return report_on(zip(expected, found, strict=True), bounds.between(known, records_of(transformed))).problem
 
     return diagnose

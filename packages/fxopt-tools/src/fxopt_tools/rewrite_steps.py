@@ -64,11 +64,9 @@ def source_lines(nodes: Iterable[Node]) -> tuple[str, ...]:
     >>> source_lines([x, x])
     ('model.py:3: return self.q(x)',)
     """
-    lines: dict[str, None] = {}
-    for node in nodes:
-        if (found := own_frame(str(node.meta.get("stack_trace") or ""))) is not None:
-            lines[f"{found['file']}:{found['line']}{': ' + found['code'].strip() if found['code'] else ''}"] = None
-    return tuple(lines)
+    frames = (own_frame(str(node.meta.get("stack_trace") or "")) for node in nodes)
+    found = ((each["file"], each["line"], each["code"]) for each in frames if each is not None)
+    return tuple(dict.fromkeys(f"{file}:{line}{': ' + code.strip() if code else ''}" for file, line, code in found))
 
 
 def own_frame(trace: str) -> re.Match[str] | None:

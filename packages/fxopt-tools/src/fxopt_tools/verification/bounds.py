@@ -58,9 +58,8 @@ class Bounds:
         # Counters: a pass that both states had equally often cancels out, and is no reason for a difference.
         differ = {**(one - other), **(other - one)}
         made = {_identity(record): record for records in both for record in records if _identity(record) in differ}
-        promises = {
-            (record.pass_name, promised) for record in made.values() if (promised := promise_of(record)) is not None
-        }
+        stated = ((record.pass_name, promise_of(record)) for record in made.values())
+        promises = {(name, promised) for name, promised in stated if promised is not None}
         if not promises:
             return self
         # Decibels are logarithms of powers, and powers of independent noises add up.

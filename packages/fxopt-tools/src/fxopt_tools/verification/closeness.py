@@ -146,8 +146,7 @@ def measure(expected: Tensor, found: Tensor, criterion: Criterion, truth: Tensor
     size = a.abs()
     magnitudes = None if criterion.eps is None else Magnitudes(size)
     allowed = _allowed(size, criterion, magnitudes, of_zeros=truth is None)
-    nonzero = (size > 0) & size.isfinite()
-    relative = torch.where(nonzero, error / size, 0.0)
+    relative = torch.where((size > 0) & size.isfinite(), error / size, 0.0)
     # How many times as large as allowed. Where nothing differs it is 0: NaN, from 0 / 0, would be the largest.
     excess = error if criterion.tolerance is None else torch.where(error > 0, error / allowed, 0.0)
     place = int(excess.argmax())
@@ -179,8 +178,7 @@ def sqnr_db(reference: Tensor, found: Tensor) -> float:
     """
     r, f = wide(reference), wide(found)
     error, size = _error(r, f), torch.where(r.isfinite(), r.abs(), 0.0)
-    ratios = (_ratio(size[size <= cut], error[size <= cut]) for cut in Magnitudes(size).cuts())
-    return min(ratios)
+    return min(_ratio(size[size <= cut], error[size <= cut]) for cut in Magnitudes(size).cuts())
 
 
 def _ratio(signal: Tensor, noise: Tensor) -> float:
@@ -263,8 +261,7 @@ def rms(tensor: Tensor) -> float:
 
 def _error(a: Tensor, b: Tensor) -> Tensor:
     # The difference of equal infinities is NaN, so these are found first.
-    same = (a == b) | (a.isnan() & b.isnan())
-    error = torch.where(same, 0.0, (a - b).abs())
+    error = torch.where((a == b) | (a.isnan() & b.isnan()), 0.0, (a - b).abs())
     return torch.where(error.isnan(), math.inf, error)
 
 

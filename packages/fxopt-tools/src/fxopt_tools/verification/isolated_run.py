@@ -120,8 +120,7 @@ def run_once(
         state = {name: now.detach() for name, now in buffers.items()}
         unchanged = _tensors(module)
         changed = {name for name, now in state.items() if not _same(now, unchanged[name])}
-        touched = arguments.touched()
-        return Outcome(parts, after, touched, shared, written, state, frozenset(changed), strides)
+        return Outcome(parts, after, arguments.touched(), shared, written, state, frozenset(changed), strides)
 
 
 def gradients_once(module: nn.Module, inputs: Inputs, *, widened: bool = False) -> dict[str, Tensor]:

@@ -108,16 +108,14 @@ class Magnitudes:
         """Return the magnitudes at which a gap separates a group of elements from larger ones, and infinity."""
         least = max(2, self.total / _GROUP)
         triples = zip(self.present, self.present[1:], self._up_to, strict=False)
-        return [math.ldexp(1, one - _LOWEST) for one, other, n in triples if other - one >= _GAP and n >= least] + [
-            math.inf
-        ]
+        cuts = (math.ldexp(1, one - _LOWEST) for one, other, n in triples if other - one >= _GAP and n >= least)
+        return [*cuts, math.inf]
 
     def per_power(self, values: Tensor) -> Sums:
         """Return the sums over some values for each power."""
         flat = values.detach().flatten().clamp_max(1e75)  # its fourth power is finite
-        squares, fourths = (
-            torch.bincount(self.bins, each, minlength=_BINS) for each in (flat.square(), flat.square().square())
-        )
+        powers = flat.square(), flat.square().square()
+        squares, fourths = (torch.bincount(self.bins, each, minlength=_BINS) for each in powers)
         return Sums(squares, fourths, self._most(flat))
 
     def _most(self, values: Tensor) -> Tensor:

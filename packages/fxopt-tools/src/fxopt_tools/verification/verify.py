@@ -89,7 +89,11 @@ def verify(
     (False, [0.0, 2.0])
     """
     stated, calls = read_bounds(rtol, atol, sqnr), read_inputs(inputs)
-    check_modules(original=original, transformed=transformed)
+    for name, module in {"original": original, "transformed": transformed}.items():
+        if not isinstance(module, nn.Module):
+            raise PreconditionError(
+                f"{name} is {type_text(module)}, expected a torch.nn.Module (of an exported program, .module())"
+            )
     before = Original(original, "the original")
     pairs = (  # a generator, since the outputs of all inputs at once could take much memory
         (before.baseline(item, number), run_or_refuse(run_thrice, transformed, item, "the transformed module", number))
@@ -108,19 +112,6 @@ def verify(
     if original is transformed:
         notes = (*notes, "original and transformed are the same object, which agrees with itself: transform a copy")
     return VerificationReport(outputs, notes)
-
-
-def check_modules(**modules: object) -> None:
-    """Check that arguments, given by name, are modules.
-
-    Raises:
-        PreconditionError: One of them is not a module.
-    """
-    for name, module in modules.items():
-        if not isinstance(module, nn.Module):
-            raise PreconditionError(
-                f"{name} is {type_text(module)}, expected a torch.nn.Module (of an exported program, .module())"
-            )
 
 
 @dataclass(frozen=True)
@@ -276,8 +267,7 @@ def _gradients(
     outputs, alone = list[OutputReport](), dict[str, None]()
     for number, item in enumerate(inputs):
         expected, exact = before.gradients(item, number)
-        who = "the transformed module, with gradients,"
-        found = run_or_refuse(gradients_once, transformed, item, who, number)
+        found = run_or_refuse(gradients_once, transformed, item, "the transformed module, with gradients,", number)
         outputs += Judge(number, before.computes_in(item), bounds).gradients(expected, found, exact)
         alone |= dict.fromkeys(path for path in expected if path not in found)
     if not alone:
