@@ -22,6 +22,7 @@ from unittest.mock import patch
 
 import pytest
 import torch
+from packed_bytes import pack_bytes
 from torch import Tensor, nn
 from torch.fx import Graph, GraphModule
 
@@ -39,7 +40,7 @@ from fxopt_cpu import (
 from fxopt_cpu.layers.epilogue import Activation, Norm
 from fxopt_cpu.library import OPERATORS, isa
 from fxopt_cpu.operators.conv import Window, pack_convolution
-from fxopt_cpu.operators.linear import pack, pack_bytes, quantize, shifted_sums
+from fxopt_cpu.operators.linear import pack, quantize, shifted_sums
 from fxopt_cpu.operators.plan import PlanBuilder
 from fxopt_simplify import ShapeTables
 

@@ -7,11 +7,12 @@ import random
 import pytest
 import torch
 import torch.nn.functional as F
+from packed_bytes import pack_bytes
 from thread_counts import threads
 from torch import Tensor
 
 from fxopt_cpu.operators.conv import CONV, pack_convolution
-from fxopt_cpu.operators.linear import ACTIVATIONS, activate, pack_bytes, quantize
+from fxopt_cpu.operators.linear import ACTIVATIONS, activate, quantize
 
 
 @pytest.fixture(autouse=True)

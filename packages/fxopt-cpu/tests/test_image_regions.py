@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from region_plans import plans_of
 from site_passes import Computes
 from torch import Tensor, nn
 from torch.fx import GraphModule, Interpreter
@@ -21,7 +22,6 @@ from fxopt_core import registry
 from fxopt_cpu import PackedConv2d
 from fxopt_cpu.library import ISAS, isa
 from fxopt_cpu.regions.finding import regions_of
-from fxopt_cpu.regions.running import plans_of
 from fxopt_rewrite import infer_shapes
 
 pytest.importorskip("fxopt_cpu")

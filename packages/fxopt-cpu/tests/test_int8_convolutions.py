@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from low_precision_models import Net, layers, sqnr
+from packed_bytes import pack_bytes
 from thread_counts import threads
 from torch import Tensor, nn
 from torch.fx import GraphModule
@@ -18,7 +19,7 @@ from fxopt_core import FxoptError
 from fxopt_cpu import FuseConvolutions, PlanRegions, QuantizedConv2d, calibrated, isa
 from fxopt_cpu.library import limit_isa
 from fxopt_cpu.operators.conv import CONV, Window, pack_convolution
-from fxopt_cpu.operators.linear import ACTIVATIONS, pack_bytes, quantize, shifted_sums
+from fxopt_cpu.operators.linear import ACTIVATIONS, quantize, shifted_sums
 from fxopt_cpu.operators.plan import PlanBuilder
 from fxopt_cpu.passes import low_precision
 from fxopt_testing.forms import Form

@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 import torch
+from region_plans import plans_of
 from torch import Tensor, nn
 
 from fxopt_core import registry, undo
 from fxopt_cpu import FuseAttention, FuseLinears, FuseNorms, PanelLinear, PlanRegions, isa
 from fxopt_cpu.layers.thawing import Thawing
-from fxopt_cpu.regions.running import plans_of
 
 pytestmark = pytest.mark.skipif(isa() is None, reason="the library was not built")
 WIDTH, HEADS = 64, 4

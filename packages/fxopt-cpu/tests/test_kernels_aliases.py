@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from region_plans import plans_of
 from site_passes import Computes
 from torch import Tensor, nn
 
 from fxopt_core import registry
 from fxopt_cpu import FuseLinears, PlanRegions, isa
 from fxopt_cpu.library import ISAS
-from fxopt_cpu.regions.running import plans_of
 from fxopt_rewrite import infer_shapes
 from fxopt_testing.forms import Form
 from fxopt_testing.rewrites import graph_of

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 from hypothesis import given, settings, strategies as st
+from packed_bytes import pack_bytes
 from thread_counts import threads
 from torch import Tensor
 
@@ -23,7 +24,6 @@ from fxopt_cpu.operators.linear import (
     activate,
     normalize,
     pack,
-    pack_bytes,
     quantize,
     shifted_sums,
     unpack,

@@ -7,13 +7,14 @@ from typing import Any
 
 import pytest
 import torch
+from packed_bytes import pack_bytes
 from torch import Tensor
 from torch.autograd import forward_ad
 
 from fxopt_cpu.layers.epilogue import Norm
 from fxopt_cpu.library import OPERATORS
 from fxopt_cpu.operators.conv import pack_convolution
-from fxopt_cpu.operators.linear import pack, pack_bytes, quantize
+from fxopt_cpu.operators.linear import pack, quantize
 from fxopt_cpu.operators.plan import PlanBuilder
 
 EPSILON = 1e-5

@@ -7,12 +7,12 @@ import os
 import pytest
 import torch
 import torch.nn.functional as F
+from region_plans import plans_of
 from torch import Tensor, nn
 from torch.fx import GraphModule
 
 from fxopt_cpu import FuseConvolutions, PlanRegions, isa
 from fxopt_cpu.library import ISAS
-from fxopt_cpu.regions.running import plans_of
 from fxopt_rewrite import infer_shapes, refresh
 
 

@@ -10,13 +10,14 @@ from typing import Any
 
 import pytest
 import torch
+from packed_bytes import pack_bytes
 from thread_counts import threads
 from torch import Tensor
 
 from fxopt_cpu.layers.epilogue import CODES, NO_NORM, NONE, NORM_CODES, Activation, Norm
 from fxopt_cpu.library import isa
 from fxopt_cpu.operators.conv import Window, pack_convolution
-from fxopt_cpu.operators.linear import pack, pack_bytes, quantize
+from fxopt_cpu.operators.linear import pack, quantize
 from fxopt_cpu.operators.plan import Plan, PlanBuilder, Value
 
 pytestmark = pytest.mark.skipif(isa() is None, reason="the library was not built")

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from region_plans import plans_of
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.fx import GraphModule, Interpreter
@@ -31,7 +32,6 @@ from fxopt_core import (
 from fxopt_cpu import PackedConv2d, PanelLinear
 from fxopt_cpu.library import ISAS, isa
 from fxopt_cpu.regions import running
-from fxopt_cpu.regions.running import plans_of
 
 pytestmark = pytest.mark.skipif(isa() not in ISAS[1:], reason="convolutions are planned on processors with AVX2")
 

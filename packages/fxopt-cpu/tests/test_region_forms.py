@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from region_plans import plans_of
 from site_passes import Computes
 from torch import Tensor, nn
 from torch.fx import GraphModule
@@ -16,7 +17,6 @@ from fxopt_capture import capture
 from fxopt_core import registry
 from fxopt_cpu.library import ISAS, isa
 from fxopt_cpu.regions.finding import regions_of
-from fxopt_cpu.regions.running import plans_of
 from fxopt_testing.rewrites import graph_of
 
 pytestmark = pytest.mark.skipif(isa() not in ISAS[1:], reason="convolutions are planned on processors with AVX2")

@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from onednn_forms import assert_computes
+from region_plans import plans_of
 from site_passes import Computes
 from torch import Tensor, nn
 from torch.fx import GraphModule
@@ -16,7 +17,6 @@ from torch.fx import GraphModule
 from fxopt_cpu import FuseConvolutions, PackedConv2d, PlanRegions
 from fxopt_cpu.library import ISAS, isa
 from fxopt_cpu.regions.finding import regions_of
-from fxopt_cpu.regions.running import plans_of
 from fxopt_rewrite import infer_shapes
 
 X = (2, 4, 8, 8)

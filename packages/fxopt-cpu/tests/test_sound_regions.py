@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from region_plans import plans_of
 from site_passes import Computes
 from torch import Tensor, nn
 from torch.fx import GraphModule
@@ -15,7 +16,6 @@ from fxopt_capture import capture
 from fxopt_core import history, registry, undo
 from fxopt_cpu import FuseConvolutions, PackedConv1d
 from fxopt_cpu.library import ISAS, isa
-from fxopt_cpu.regions.running import plans_of
 from fxopt_rewrite import infer_shapes
 
 PIPELINE = "fold-batch-norm,fuse-convolutions,plan-regions"

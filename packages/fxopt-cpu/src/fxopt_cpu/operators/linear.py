@@ -134,12 +134,6 @@ def quantize(weight: Tensor, *, transposed: bool = False) -> tuple[Tensor, Tenso
     return integers.to(torch.int8).contiguous(), scale
 
 
-def pack_bytes(integers: Tensor, scale: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the panels, scales and sums of an int8 weight (out, in) with one scale for each row."""
-    panels = pack(integers)
-    return panels, padded_scale(scale), sums_of(panels)
-
-
 def padded_scale(scale: Tensor, parts: int = 1) -> Tensor:
     """Return the scales of columns, with zeros for those that pad the last panel of each part."""
     rows = scale.detach().view(parts, -1)

@@ -18,7 +18,6 @@ from fxopt_core import latest_change
 from fxopt_cpu.layers.packed_layer import PackedLayer
 from fxopt_cpu.layers.thawing import Layer, Thawing, thawing
 from fxopt_cpu.operators.definition import without_gradient
-from fxopt_cpu.operators.plan import Plan
 from fxopt_cpu.regions.finding import regions_of
 from fxopt_cpu.regions.images import Kept, plain_layer_of
 from fxopt_cpu.regions.planning import Planned, plan_of
@@ -218,8 +217,7 @@ class RegionPlans:
             return plans
         planned = plan_of(graph_module, region, values, unchanged.kept)
         if unchanged.holds():
-            latest = list(plans.items())[1 - _MOST_PLANS :]
-            plans = {**dict(latest), kind: planned}
+            plans = {**dict(list(plans.items())[1 - _MOST_PLANS :]), kind: planned}
             self._state = unchanged, plans
         return plans
 
@@ -254,12 +252,6 @@ def _forget(module: nn.Module) -> None:
     for each in module.modules():
         for region in _REGIONS.get(each, (None, {}))[1].values():
             region.forget()
-
-
-def plans_of(graph_module: GraphModule) -> list[Plan]:
-    """Return the current plans of a graph module."""
-    _, regions = _REGIONS.get(graph_module, (None, {}))
-    return [made.plan for region in regions.values() for made in region._state[1].values() if made is not None]
 
 
 def _kind_of(values: tuple[Any, ...]) -> _Kind | None:
