@@ -102,8 +102,7 @@ class EmbeddingNorm(_Normed):
         super().__init__(features, norm, weight=weight, bias=bias, device=device)
         self.entries, self.padding = entries, padding or (-1,) * len(entries)
         for place, rows in enumerate(entries):
-            values = nn.Parameter(torch.zeros(rows, features, device=device))
-            self.register_parameter(f"table_{place}", values)
+            self.register_parameter(f"table_{place}", nn.Parameter(torch.zeros(rows, features, device=device)))
 
     def check_attributes(self) -> None:
         """Raise a ValueError if a file has set values that no operator takes."""

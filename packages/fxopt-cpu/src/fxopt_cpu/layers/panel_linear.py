@@ -116,8 +116,7 @@ class PanelLinear(PackedLayer):
     def forward(self, input: Tensor, residual: Tensor | None = None) -> Tensor:
         """Return the result for an input, and the value that is added before the norm."""
         if "scale" in self._buffers and type(input) is Tensor and input.dtype in _HALVES:
-            wide = None if residual is None else residual.float()
-            return self.forward(input.float(), wide).to(input.dtype)
+            return self.forward(input.float(), None if residual is None else residual.float()).to(input.dtype)
         plain = not runs_plainly() or not is_plain_tensor(input, _FLOAT)
         if plain or (torch.is_grad_enabled() and self._records(input, residual)):
             return self._plain(input, residual)

@@ -25,8 +25,7 @@ def split(merged: Tensor, heads: int, kv_heads: int) -> tuple[Tensor, Tensor, Te
     """
     batch, rows, width = merged.shape
     every = merged.view(batch, rows, heads + 2 * kv_heads, width // (heads + 2 * kv_heads)).transpose(1, 2)
-    keys = every.narrow(1, heads, kv_heads)
-    return every.narrow(1, 0, heads), keys, every.narrow(1, heads + kv_heads, kv_heads)
+    return every.narrow(1, 0, heads), every.narrow(1, heads, kv_heads), every.narrow(1, heads + kv_heads, kv_heads)
 
 
 def plain_attention(
@@ -46,17 +45,11 @@ def plain_attention(
     return rows.transpose(1, 2).flatten(2)
 
 
-def _attention_merged(
-    merged: Tensor, heads: int, kv_heads: int, mask: Tensor | None, scale: float, causal: bool
-) -> Tensor:
-    return plain_attention(*split(merged, heads, kv_heads), mask, scale, causal)
-
-
 ATTENTION = Operator(
     "attention(Tensor query, Tensor key, Tensor value, Tensor? mask, float scale, bool causal) -> Tensor",
     plain_attention,
 )
 ATTENTION_MERGED = Operator(
     "attention_merged(Tensor merged, int heads, int kv_heads, Tensor? mask, float scale, bool causal) -> Tensor",
-    _attention_merged,
+    lambda merged, heads, kv_heads, *others: plain_attention(*split(merged, heads, kv_heads), *others),
 )

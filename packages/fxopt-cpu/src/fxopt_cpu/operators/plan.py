@@ -285,8 +285,7 @@ class PlanBuilder:
         size = tables[0].shape[1]
         result = self._result((*shape, size))
         operands: list[int | Value | None] = [result, weight, bias]
-        views = [part.layout.expand(shape) for part in ids]
-        sizes, strides = _four(shape, [view.stride() for view in views])
+        sizes, strides = _four(shape, [part.layout.expand(shape).stride() for part in ids])
         for part, table, steps in zip(ids, tables, strides, strict=True):
             need(table.layout.stride(1) == 1 and table.shape[1] == size)
             operands += [table.shape[0], table.layout.stride(0), *steps, part, table]
@@ -411,13 +410,9 @@ class PlanBuilder:
         images = self._channels_last(input)
         count, height, width, channels = images.shape
         result = self._result(images.shape)
-        numbers = [count, height * width, channels, groups, _bits(eps), *_codes(activation)]
-        self._step(
-            GROUP_NORM,
-            [*numbers, self._pitch(images), self._pitch(result)],
-            [images, weight, bias, result],
-            pitched=(images, result),
-        )
+        numbers: list[int | _Buffer] = [count, height * width, channels, groups, _bits(eps), *_codes(activation)]
+        numbers += [self._pitch(images), self._pitch(result)]
+        self._step(GROUP_NORM, numbers, [images, weight, bias, result], pitched=(images, result))
         return result.permute(0, 3, 1, 2)
 
     def _window(
@@ -468,8 +463,7 @@ class PlanBuilder:
                     numbers.append(part.whole.shape[-1])
                 else:
                     numbers.append(part)
-        weights = [tensor for tensor, _ in self._weights]
-        return Plan(weights, torch.tensor(numbers, dtype=torch.int64), arena * 4)
+        return Plan([tensor for tensor, _ in self._weights], torch.tensor(numbers, dtype=torch.int64), arena * 4)
 
     def _join(self) -> set[int]:
         """Join expanding, depthwise and projecting convolutions into blocks; return the steps that this leaves out.
@@ -497,8 +491,7 @@ class PlanBuilder:
             self._steps[step - 1] = [BLOCK, int(last > step), *(part for numbers in layers for part in numbers)]
             left_out |= {*range(step, last + 1)}
             # The block runs in place of its first step, so its result is written earlier than before.
-            result = self._buffers[self._layers[last].result.buffer]
-            result.first = step - 1
+            self._buffers[self._layers[last].result.buffer].first = step - 1
         return left_out
 
     def _ends(self, project: _Layer, deep: _Layer, step: int) -> bool:

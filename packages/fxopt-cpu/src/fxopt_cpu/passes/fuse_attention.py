@@ -130,12 +130,9 @@ class FuseAttention(ReversibleSitePass[AttentionSite]):
         width = site.heads[0] * site.size
         made = edit.call_module(name, *inputs, before=site.last, like=site.nodes[::-1], last_dim=width)
         if site.last is site.node:
-            edit.undescribed(made)
-            split = edit.call_function(torch.unflatten, made, -1, (-1, site.size), before=site.last, like=[site.node])
-            made = edit.call_function(
-                torch.transpose, edit.undescribed(split), 1, 2, before=site.last, like=[site.node]
-            )
-            edit.undescribed(made)
+            place: Any = {"before": site.last, "like": [site.node]}
+            split = edit.call_function(torch.unflatten, edit.undescribed(made), -1, (-1, site.size), **place)
+            made = edit.undescribed(edit.call_function(torch.transpose, edit.undescribed(split), 1, 2, **place))
         take_out(edit, site.last, made, site.nodes)
 
 

@@ -140,8 +140,7 @@ class FuseNorms(ReversibleSitePass[NormSite]):
         for place, call in enumerate(site.tables):
             edit.drop(call, {call.weight.key: Piece(f"{name}.table_{place}")}, twin=name)
         if norm is not None:
-            pieces = {ref.name: Piece(f"{name}.{key}") for key, ref in norm_tensors(norm).items()}
-            edit.drop(norm, pieces, twin=name)
+            edit.drop(norm, {ref.name: Piece(f"{name}.{key}") for key, ref in norm_tensors(norm).items()}, twin=name)
 
 
 def _obstacles(site: NormSite, call: ParameterisedCall, index: GraphIndex) -> Iterator[tuple[str, str]]:

@@ -74,7 +74,6 @@ def take_out(edit: Editor, last: Node, replacement: Node, between: Iterable[Node
     while inputs:
         node = inputs.pop()
         is_size = is_python_number(node) is True or (node.target is getattr and node.args[1:] == ("shape",))
-        called = node.op in ("call_function", "call_method")
-        if called and is_size and not node.users and not edit.is_stale([node]):
+        if node.op in ("call_function", "call_method") and is_size and not node.users and not edit.is_stale([node]):
             inputs += node.all_input_nodes
             edit.erase(node)

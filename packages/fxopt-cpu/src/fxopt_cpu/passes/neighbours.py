@@ -7,10 +7,9 @@ from typing import NamedTuple
 from torch.fx import Node
 
 from fxopt_cpu.layers.epilogue import NONE, Activation, activation_named
+from fxopt_cpu.layers.packed_conv import Pair
 from fxopt_cpu.passes.matching import sole_user
 from fxopt_rewrite import ActivationCall, ElementwiseCall, GraphIndex, read_activation, read_elementwise, read_operation
-
-Pair = tuple[int, int]
 
 
 class Sum(NamedTuple):

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.fx import Node
 
 from fxopt_cpu.layers.epilogue import Activation, activation_named
-from fxopt_cpu.layers.packed_conv import PackedConv2d, sides_of, window_of
+from fxopt_cpu.layers.packed_conv import PackedConv2d, Pair, sides_of, window_of
 from fxopt_cpu.library import isa
 from fxopt_cpu.operators.conv import Window, pack_convolution
 from fxopt_cpu.operators.plan import PlanBuilder, Value, need
@@ -32,7 +32,6 @@ from fxopt_rewrite import (
     tensor_facts,
 )
 
-Pair = tuple[int, int]
 #: What plans have computed from layers' tensors, by the tensors' ids and the layers' settings (`compute`).
 Kept = dict[tuple[object, ...], tuple[Tensor, ...]]
 _NEAREST = ("nearest", "nearest-exact")
@@ -289,8 +288,7 @@ def compute(builder: PlanBuilder, call: BatchNormCall | ConvolutionCall, input: 
     else:
         assert isinstance(call.padding, tuple)
         sides = [side for side in sides_of(call.padding, 0) for _ in range(2)]
-        kernel = window_of(call.weight.tensor).shape[2:]
-        window = Window(kernel, sides_of(call.stride), sides, sides_of(call.dilation))
+        window = Window(window_of(call.weight.tensor).shape[2:], sides_of(call.stride), sides, sides_of(call.dilation))
         bias = () if call.bias is None else (call.bias.tensor,)
         made = builder.conv(images, panels, bias, window=window, features=call.out_channels, groups=call.groups)
     return _like(input, made)

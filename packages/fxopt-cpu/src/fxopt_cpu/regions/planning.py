@@ -152,8 +152,7 @@ class _Step:
         # On the meta device, too, a view shares the storage of its base, and a copy does not.
         place = source.layout.untyped_storage()._cdata
         if any(each.untyped_storage()._cdata != place for each in views):  # a reshape that copies
-            source = self.builder.elementwise(source)
-            return self._view(call, (source, *args[1:]), kwargs)
+            return self._view(call, (self.builder.elementwise(source), *args[1:]), kwargs)
         made = tuple(Value(source.buffer, each) for each in views)
         return made if isinstance(found, tuple | list) else made[0]
 
