@@ -13,7 +13,7 @@ from collections.abc import Iterable
 
 import sympy  # type: ignore[import-untyped]  # has no types; a dependency of torch
 
-Place = tuple[int, int]  # input, dimension
+from fxopt_capture.exporting.images import Place
 
 _SIZE = re.compile(r"i\[(\d+)\]\.size\(\)\[(\d+)\]")
 _SUMS = re.compile(r"[\s\d()*+-]* == [\s\d()*+-]*")  # equal ones, without the sizes in them

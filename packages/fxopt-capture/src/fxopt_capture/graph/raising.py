@@ -18,12 +18,9 @@ from torch import nn
 from torch.fx import Graph, Node
 
 from fxopt_capture._torch import BatchNorm
-from fxopt_capture.graph.shells import running, value_of
+from fxopt_capture.graph.shells import value_of
 from fxopt_core import iter_nodes
-from fxopt_rewrite import Operation, TensorRef, computed_by, read_call
-
-_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-
+from fxopt_rewrite import Operation, TensorRef, computed_by, is_plain_module, module_running, read_call
 
 _RAISED = frozenset(
     {
@@ -52,7 +49,7 @@ def raise_layers(graph: Graph, model: nn.Module) -> list[nn.Module]:
         arguments = {name: value_of(model, value) for name, value in operation.arguments.items()}
         held = [holders[id(value)] for value in arguments.values() if isinstance(value, torch.Tensor)]
         # Layers with tied weights hold the same tensor, and the one that ran comes first.
-        names = (name for name in (running(node), *chain.from_iterable(held)) if name in modules)
+        names = (name for name in (module_running(node), *chain.from_iterable(held)) if name in modules)
         name = next((name for name in names if _made(modules[name], operation, arguments)), None)
         if name is None:
             continue
@@ -68,9 +65,7 @@ def raise_layers(graph: Graph, model: nn.Module) -> list[nn.Module]:
 
 def _made(layer: nn.Module, operation: Operation, arguments: dict[str, Any]) -> bool:
     """Return whether a layer calls this operation with these arguments: the very tensors, and equal settings."""
-    if "forward" in vars(layer) or any(getattr(layer, hooks) for hooks in _HOOKS):
-        return False
-    if isinstance(layer, BatchNorm) and layer.training:  # which also counts its calls
+    if not is_plain_module(layer) or (isinstance(layer, BatchNorm) and layer.training):  # which also counts its calls
         return False
     computed = computed_by(layer, operation.node)
     if computed is None or computed[0] != operation.name or operation.input is None:

@@ -88,13 +88,6 @@ def owner_of(root: nn.Module, target: str) -> tuple[nn.Module, str]:
     return owner, name
 
 
-def running(node: Node) -> str:
-    """Return the name of the module that ran a node, as ``torch.export`` notes it; empty if unknown."""
-    stack = list((node.meta.get("nn_module_stack") or {}).values())
-    # From its second call on, a module is noted as `name@1`, `name@2` and so on.
-    return str(stack[-1][0]).split("@")[0] if stack else ""
-
-
 def value_of(root: nn.Module, argument: object) -> Any:
     """Return the attribute that a ``get_attr`` argument reads from the graph's module; any other argument as it is."""
     is_read = isinstance(argument, Node) and argument.op == "get_attr"
