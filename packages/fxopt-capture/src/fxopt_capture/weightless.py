@@ -93,8 +93,7 @@ def restore_tensors(exported: nn.Module, model: nn.Module) -> None:
 
 
 def _on_meta(tensor: Tensor | None) -> bool:
-    plain = type(tensor) in (Tensor, nn.Parameter)
-    return tensor is not None and plain and tensor.is_meta and not is_lazy(tensor)
+    return tensor is not None and type(tensor) in (Tensor, nn.Parameter) and tensor.is_meta and not is_lazy(tensor)
 
 
 def _needs_stand_in(tensor: Tensor | None) -> bool:

@@ -112,8 +112,7 @@ def write_document(graph_module: GraphModule) -> dict[str, list[Buffer]]:
 
 
 def _graph_form(graph: Graph, shapes: ShapeWriter | None = None) -> Form:
-    generator = generator_class(graph)
-    if generator not in (CodeGen, PyTreeCodeGen):
+    if generator_class(graph) not in (CodeGen, PyTreeCodeGen):
         raise InexpressibleError(f"the graph has a code generator of its own, {type(codegen_of(graph)).__qualname__}")
     form: dict[str, Any] = write_graph(graph, ValueWriter(names=PLAIN), partial(_node_row, shapes))
     for row in form["rows"]:
@@ -208,7 +207,13 @@ def _restored(document: Form, tensors: TensorReader, ledger: str | None) -> Grap
         raise MalformedError(f"{name!r:.60} is not the name of a class")
     shapes = ShapeReader(document)
     tree, graph = _read_modules(document["modules"], tensors), _graph(document["graph"], shapes)
-    _check_regions(graph, tree)
+    tree._modules.setdefault(GUARDS, nn.Module())  # until the guards take its place
+    check_targets(graph, tree)
+    tree._modules.pop(GUARDS, None)
+    for module in tree.modules():
+        if isinstance(module, GraphModule):
+            check_targets(module.graph, module)
+            module.graph.lint()
     restored = _assembled(document, tree, graph)
     graph.lint()
     if document["pretrained"] is not None:
@@ -265,17 +270,6 @@ def _read_modules(rows: list[Form], tensors: TensorReader) -> nn.Module:
         return new_module(cls, [(key, read(value)) for key, value in row.get("attributes", ())])
 
     return read_modules(rows, instance, tensors)[""]
-
-
-def _check_regions(graph: Graph, tree: nn.Module) -> None:
-    """Check the names in a graph and in nested graphs against the modules."""
-    tree._modules.setdefault(GUARDS, nn.Module())  # until the guards take its place
-    check_targets(graph, tree)
-    tree._modules.pop(GUARDS, None)
-    for module in tree.modules():
-        if isinstance(module, GraphModule):
-            check_targets(module.graph, module)
-            module.graph.lint()
 
 
 def _replace_code_generator(restored: GraphModule) -> None:

@@ -11,7 +11,7 @@ import torch
 import torch.fx.traceback as fx_traceback
 from torch import nn
 from torch.export import Dim, ExportedProgram, ShapesCollection
-from torch.fx import Graph, GraphModule, Interpreter, Node
+from torch.fx import Graph, GraphModule, Interpreter
 from torch.utils import _pytree as pytree
 
 from fxopt_capture._torch import assumptions, pytree_info
@@ -196,8 +196,7 @@ def _export(graph_module: GraphModule, call: ExampleCall, shapes: Any, *, small_
     kwargs = {name: call.inputs[name] for name in names[call.positional :]}
     try:
         with ready_to_export(graph_module, small_sizes=small_sizes):
-            host = _host(graph_module, names)
-            return torch.export.export(host, args, kwargs, dynamic_shapes=shapes, strict=False)
+            return torch.export.export(_host(graph_module, names), args, kwargs, dynamic_shapes=shapes, strict=False)
     except CaptureError as error:  # to which the interpreter has added the node that it was at
         raise CaptureError(str(error).partition("\n\nWhile executing")[0]) from error
     except Exception as error:  # whatever torch or the graph raises while it is traced
@@ -235,17 +234,12 @@ def _flat(graph: Graph, inputs: Mapping[str, object]) -> list[object]:
     return [inputs.get(str(node.target), next(iter(node.args), None)) for node in nodes]
 
 
-def _user_values(program: ExportedProgram) -> list[object]:
-    """Return ``meta["val"]`` of the placeholders of a program's user inputs, in order."""
-    given = {spec.arg.name for spec in program.graph_signature.input_specs if spec.kind.name == "USER_INPUT"}
-    nodes: list[Node] = [node for node in program.graph.find_nodes(op="placeholder") if node.name in given]
-    return [node.meta.get("val") for node in nodes]
-
-
 def _demand_dynamic(program: ExportedProgram, call: ExampleCall, guards: InputGuards) -> None:
     """Refuse a program that fixes sizes which are dynamic in the captured module."""
     paths = [pytree.keystr(path) for path, _ in pytree.tree_leaves_with_path(dict(call.inputs))]
-    for path, value, spec in zip(paths, _user_values(program), guards.specs, strict=False):
+    given = {spec.arg.name for spec in program.graph_signature.input_specs if spec.kind.name == "USER_INPUT"}
+    values = [node.meta.get("val") for node in program.graph.find_nodes(op="placeholder") if node.name in given]
+    for path, value, spec in zip(paths, values, guards.specs, strict=False):
         for dimension in _open_dimensions(spec):
             size = value.shape[dimension] if isinstance(value, torch.Tensor) else None
             if size is not None and size_expression(size) is None:

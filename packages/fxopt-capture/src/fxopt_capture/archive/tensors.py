@@ -133,9 +133,8 @@ class TensorWriter:
             memory.size = end - memory.start if stop > start else memory.size
         for memory in found:
             memory.tensors.sort()
-            if any(
-                (self._stored[n].data_ptr() - memory.start) % self._stored[n].element_size() for n in memory.tensors
-            ):
+            stored = [self._stored[number] for number in memory.tensors]
+            if any((each.data_ptr() - memory.start) % each.element_size() for each in stored):
                 raise InexpressibleError(f"tensor `{self._keys[memory.tensors[0]]}` shares unaligned memory")
         return found
 

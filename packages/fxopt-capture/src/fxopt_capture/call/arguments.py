@@ -133,8 +133,7 @@ def bind_call(
             f"`{type(model).__name__}` was given no tensor to capture it with; give example inputs for "
             f"forward{signature}"
         )
-    form = CallForm(tuple(parameters), tuple(inputs), fixed, frozenset(), variadic, len(args))
-    return form, inputs
+    return CallForm(tuple(parameters), tuple(inputs), fixed, frozenset(), variadic, len(args)), inputs
 
 
 def _named(
@@ -242,8 +241,21 @@ class InputBinding:
                 f"the captured {self.model_name} needs {names}, which it was captured with; pass it, or capture the "
                 f"model again without it"
             )
-        self._check_fixed(values)
-        self._check_rest(values)
+        for name, baked in self.form.fixed.items():
+            implied = name in self.form.implied
+            # For a call without the argument, the model would use its default.
+            value = values.pop(name, baked if implied else self._defaults.get(name))
+            if not (_same(value, baked) or (implied and value is None)):
+                raise CaptureError(
+                    f"the captured {self.model_name} has {name}={baked!r} baked in, and was called with "
+                    f"{name}={value!r}; pass {name}={baked!r}, or capture the model again with {name}={value!r}"
+                )
+        for name, value in values.items():
+            if value is not None and not (name in self._defaults and _same(value, self._defaults[name])):
+                raise CaptureError(
+                    f"the captured {self.model_name} was captured without `{name}`, so that the graph does not use "
+                    f"it; capture the model again with `{name}`, or leave it out"
+                )
         for name in inputs.keys() & self.nestings.keys():
             check_nesting(inputs[name], self.nestings[name], name, self.model_name)
         return {name: inputs[name] for name in self.form.inputs}
@@ -261,25 +273,6 @@ class InputBinding:
                 raise CaptureError(f"`{name}` was given to the captured {self.model_name} twice")
             values[name] = value
         return values
-
-    def _check_fixed(self, values: dict[str, object]) -> None:
-        for name, baked in self.form.fixed.items():
-            implied = name in self.form.implied
-            # For a call without the argument, the model would use its default.
-            value = values.pop(name, baked if implied else self._defaults.get(name))
-            if not (_same(value, baked) or (implied and value is None)):
-                raise CaptureError(
-                    f"the captured {self.model_name} has {name}={baked!r} baked in, and was called with "
-                    f"{name}={value!r}; pass {name}={baked!r}, or capture the model again with {name}={value!r}"
-                )
-
-    def _check_rest(self, values: dict[str, object]) -> None:
-        for name, value in values.items():
-            if value is not None and not (name in self._defaults and _same(value, self._defaults[name])):
-                raise CaptureError(
-                    f"the captured {self.model_name} was captured without `{name}`, so that the graph does not use "
-                    f"it; capture the model again with `{name}`, or leave it out"
-                )
 
 
 def _same(value: object, baked: object) -> bool:

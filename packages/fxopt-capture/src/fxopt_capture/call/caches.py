@@ -53,26 +53,18 @@ def register_cache_type(kind: type) -> None:
     exporter = importlib.import_module("transformers.exporters.exporter_dynamo")
     if kind not in pytree.SUPPORTED_NODES:
         exporter.register_pytree_node(_AnyObject)
-        _register(kind, pytree.SUPPORTED_NODES[_AnyObject])
+        plain = pytree.SUPPORTED_NODES[_AnyObject]
+        keyed = plain.flatten_with_keys_fn
+        pytree.register_pytree_node(
+            kind,
+            lambda cache: plain.flatten_fn(without_lengths(cache)),
+            lambda leaves, context: with_lengths(plain.unflatten_fn(leaves, context)),
+            serialized_type_name=f"{kind.__module__}:{kind.__qualname__}",
+            flatten_with_keys_fn=None if keyed is None else lambda cache: keyed(without_lengths(cache)),
+        )
     lookup = getattr(exporter, "_path_to_class", None)
     if lookup is not None:
         torch.compiler.assume_constant_result(lookup)  # type: ignore[no-untyped-call]  # so it is in torch
-
-
-def _register(kind: type, plain: pytree.NodeDef) -> None:
-    """Register a class of caches with the functions for any object, wrapped to remove and restore lengths."""
-    keyed = plain.flatten_with_keys_fn
-
-    def flatten_with_keys(cache: Any) -> Any:
-        return None if keyed is None else keyed(without_lengths(cache))
-
-    pytree.register_pytree_node(
-        kind,
-        lambda cache: plain.flatten_fn(without_lengths(cache)),
-        lambda leaves, context: with_lengths(plain.unflatten_fn(leaves, context)),
-        serialized_type_name=f"{kind.__module__}:{kind.__qualname__}",
-        flatten_with_keys_fn=flatten_with_keys if keyed is not None else None,
-    )
 
 
 class _AnyObject:
@@ -95,19 +87,13 @@ class CacheReturn:
         given = module._input_binding.by_name(args, kwargs)
         result: Any = list(output) if isinstance(output, tuple) else output
         for name, place in self.places.items():
-            cache = given[name]
-            _assign(cache, result[place])
+            cache, new = given[name], vars(result[place])
+            for gone in [each for each in vars(cache) if each not in new]:
+                delattr(cache, gone)
+            for attribute, value in new.items():
+                setattr(cache, attribute, value)
             result[place] = cache
         return type(output)(result) if isinstance(output, tuple) else result
-
-
-def _assign(cache: Any, new: Any) -> None:
-    """Give a cache the attributes of another one."""
-    attributes = vars(new)
-    for name in [name for name in vars(cache) if name not in attributes]:
-        delattr(cache, name)
-    for name, value in attributes.items():
-        setattr(cache, name, value)
 
 
 _COUNT = "cumulative_length"

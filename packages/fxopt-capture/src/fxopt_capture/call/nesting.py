@@ -25,8 +25,7 @@ class Nesting:
     def __str__(self) -> str:
         """Return the container in words: ``a list of 2``."""
         name = with_article(self.kind.__name__)
-        is_mapping = self.kind in _MAPPINGS
-        return f"{name} with the keys {self.keys()}" if is_mapping else f"{name} of {len(self.entries)}"
+        return f"{name} with the keys {self.keys()}" if self.kind in _MAPPINGS else f"{name} of {len(self.entries)}"
 
     def keys(self) -> list[Any]:
         """Return the keys or indices of the entries."""

@@ -57,9 +57,7 @@ def widened(inputs: Mapping[str, object], dimensions_of: DimensionsOf) -> dict[s
 
 def _doubled(name: str, value: object, dim: int, dimensions_of: DimensionsOf) -> object:
     def double(tensor: torch.Tensor) -> torch.Tensor:
-        if dim not in dimensions_of(name, tensor):
-            return tensor
-        return torch.cat([tensor.detach()] * 2, dim)
+        return torch.cat([tensor.detach()] * 2, dim) if dim in dimensions_of(name, tensor) else tensor
 
     return pytree.tree_map_only(torch.Tensor, double, value)
 

@@ -40,8 +40,7 @@ def described(error: BaseException) -> str:
 
 def source_of(error: BaseException) -> str | None:
     """Return ``file:line, in function: code`` of the innermost frame of an exception outside torch and this package."""
-    frames = traceback.extract_tb(error.__traceback__)
-    for frame in reversed(frames):
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
         if _is_model_source(frame.filename):
             return f"{frame.filename}:{frame.lineno}, in {frame.name}: `{frame.line}`"
     return None
@@ -69,8 +68,7 @@ def first_line(error: BaseException) -> str:
 
 
 def _is_about_shapes(error: Exception) -> bool:
-    kind = getattr(getattr(error, "error_type", None), "name", None)
-    return kind in ("CONSTRAINT_VIOLATION", "INVALID_INPUT")
+    return getattr(getattr(error, "error_type", None), "name", None) in ("CONSTRAINT_VIOLATION", "INVALID_INPUT")
 
 
 def is_about_values(error: Exception) -> bool:

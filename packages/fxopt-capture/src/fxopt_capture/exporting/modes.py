@@ -28,8 +28,8 @@ def captured_mode(model: nn.Module) -> bool | None:
     # A captured module: its modules are plain ones, but its guards have the mode of the first capture.
     if any(isinstance(module, InputGuards) and module.mode is not None for module in model.modules()):
         return model.training
-    classes = {type(module) for module in model.modules()}
-    return model.training if any(_reads_training(cls) for cls in classes) else None
+    classes = {base for module in model.modules() for base in type(module).__mro__ if base not in _BASES}
+    return model.training if any("training" in code.co_names for cls in classes for code in _codes(cls)) else None
 
 
 def training_note(model: nn.Module) -> str | None:
@@ -47,10 +47,6 @@ def training_note(model: nn.Module) -> str | None:
         f"takes statistics of its batch in batch norms, which cannot be folded. For inference, call model.eval() "
         f"before the capture"
     )
-
-
-def _reads_training(cls: type) -> bool:
-    return any("training" in code.co_names for base in cls.__mro__ if base not in _BASES for code in _codes(base))
 
 
 def _codes(cls: type) -> Iterator[CodeType]:

@@ -82,8 +82,7 @@ def _example(name: str, config: Any, generator: torch.Generator) -> torch.Tensor
             return torch.randn(BATCH, _SAMPLES, generator=generator)
         case "input_features":
             # The encoder's second convolution has a stride of 2, as in Whisper.
-            frames = 2 * config.max_source_positions
-            return torch.randn(BATCH, config.num_mel_bins, frames, generator=generator)
+            return torch.randn(BATCH, config.num_mel_bins, 2 * config.max_source_positions, generator=generator)
     return None
 
 

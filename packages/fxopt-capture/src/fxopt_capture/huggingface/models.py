@@ -154,9 +154,8 @@ def _plain_masks() -> Iterator[None]:
     if masks is None or expansion is None:
         yield
         return
-    with exporters.patch_attributes(
-        [(masks, "_vmap_expansion_sdpa", expansion), (masks, "TransformGetItemToIndex", lambda _: nullcontext)]
-    ):
+    patches = [(masks, "_vmap_expansion_sdpa", expansion), (masks, "TransformGetItemToIndex", lambda _: nullcontext)]
+    with exporters.patch_attributes(patches):
         yield
 
 
