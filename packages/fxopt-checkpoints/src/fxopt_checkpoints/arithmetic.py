@@ -237,8 +237,7 @@ class OriginalTensors:
     def copy_of(self, row: OriginalTensor) -> Tensor:
         """Return a copy of the values of an original tensor; zeros if nothing holds them."""
         if self.has(row):
-            values = self._values[self._map.source_of(row.key)]
-            return values.clone(memory_format=torch.contiguous_format)
+            return self._values[self._map.source_of(row.key)].clone(memory_format=torch.contiguous_format)
         return torch.zeros(row.shape or (), dtype=row.dtype)
 
     def _put(self, label: str, values: Tensor) -> None:
@@ -281,9 +280,8 @@ class OriginalTensors:
                 "Keep the original checkpoint, or save graph_module.state_dict()",
             )
             return
-        unsaved = [
-            row.key for row in map(self._map.by_key.get, step.sources) if row and not (row.persistent or row.kept)
-        ]
+        rows = map(self._map.by_key.get, step.sources)
+        unsaved = [row.key for row in rows if row and not (row.persistent or row.kept)]
         if unsaved:
             self._problem(
                 step,

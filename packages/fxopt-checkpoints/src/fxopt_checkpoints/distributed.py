@@ -78,9 +78,8 @@ class _Originals(dict[str, Any]):
                 )
             self._folds |= dict.fromkeys(step.sources, _Fold(TensorMap(names.originals, (step,)), current))
         # Without the steps that merge: each process cuts its own part out of a merged tensor.
-        taken = OriginalTensors(
-            TensorMap(names.originals, derivations, names.ties), current, present_dtypes(names, current)
-        )
+        derived = TensorMap(names.originals, derivations, names.ties)
+        taken = OriginalTensors(derived, current, present_dtypes(names, current))
 
         def has(row: OriginalTensor) -> bool:
             return taken.has(row) or any(not place.derived for place in names.destinations(row.key))

@@ -222,8 +222,7 @@ class _Tree(EditVisitor):
         before = {tensor.name: self._before(tensor) for tensor in reversed(row.tensors)}  # the latest first
         for tensor in row.tensors:
             module.tensors_like(tensor)[tensor.name.rpartition(".")[2]] = before[tensor.name]
-        parent = self._parent(row)
-        self._orders.of(parent.children).insert_after(row.previous, row.name.rpartition(".")[2], module)
+        self._orders.of(self._parent(row).children).insert_after(row.previous, row.name.rpartition(".")[2], module)
 
     def tensor_removed(self, edit: TensorRemoved) -> None:
         """Restore the tensor."""

@@ -127,8 +127,7 @@ class Validation:
 
     def values_of(self, key: str) -> Tensor | None:
         """Return the values given for an original tensor, under any of its tied keys, or None."""
-        group = self.names.aliases.get(key, (key,))
-        return next((self.read(name) for name in group if name in self.given), None)
+        return next((self.read(name) for name in self.names.aliases.get(key, (key,)) if name in self.given), None)
 
     def read(self, key: str) -> Tensor:
         """Return the values given under a key."""

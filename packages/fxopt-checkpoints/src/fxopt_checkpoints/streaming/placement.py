@@ -33,15 +33,13 @@ class Placement:
         self.current = current_tensors(graph_module)
         filled = {row.key for row in self.names.originals if row.kept and row.in_state_dict}
         self.loaded = self._with_ties(filled | {target.name for target in self.names.new_tensors})
-        captured = self._captured_device()
-        self.devices = {key: captured if each.is_meta else each.device for key, each in self.current.items()}
-
-    def _captured_device(self) -> torch.device:
-        """Return the device that the graph was captured for: that of its inputs, or else of its tensors, or the CPU."""
-        nodes = (node for node in iter_nodes(self.graph_module.graph) if node.op == "placeholder")
-        values = [value for node in nodes if isinstance(value := node.meta.get("val"), Tensor)]
+        # What is on the meta device goes where the graph was captured for: to the device of its inputs, or else of its
+        # tensors, or the CPU.
+        inputs = (node for node in iter_nodes(graph_module.graph) if node.op == "placeholder")
+        values = [value for node in inputs if isinstance(value := node.meta.get("val"), Tensor)]
         devices = (tensor.device for tensor in (*values, *self.current.values()))
-        return next((device for device in devices if device.type != "meta"), torch.device("cpu"))
+        captured = next((device for device in devices if device.type != "meta"), torch.device("cpu"))
+        self.devices = {key: captured if each.is_meta else each.device for key, each in self.current.items()}
 
     def _with_ties(self, keys: set[str]) -> set[str]:
         ids = {id(self.current[key]) for key in keys & self.current.keys()}
