@@ -99,8 +99,7 @@ class LiveGraph:
         self._graph_module, self._compiled = graph_module, graph_module.forward
         self._inputs = Inputs.of(graph_module, values)
         self._places = tuple(weight.place for weight in self._inputs.weights)
-        tensors = [value for value in values if isinstance(value, Tensor)]
-        self.pipeline, self._passes = settings.passes(tensors)
+        self.pipeline, self._passes = settings.passes(value for value in values if isinstance(value, Tensor))
         self._bindings: list[Binding] = []
         self._seen: dict[int, State] = {}
         self._lock = threading.RLock()
@@ -155,9 +154,7 @@ class LiveGraph:
             return self._plain(*values)
         inputs = [values[place] for place in binding.takes]
         self.calls += 1
-        if self._is_verified:
-            return binding.call(*inputs)
-        return self._compare(binding, values, inputs)
+        return binding.call(*inputs) if self._is_verified else self._compare(binding, values, inputs)
 
     def _compare(self, binding: Binding, values: Sequence[Any], inputs: Sequence[Any]) -> Any:
         """Run the rewritten graph, and dynamo's own on copies; return the result of the rewritten one.
@@ -191,9 +188,8 @@ class LiveGraph:
 
     def _binding_of(self, values: Sequence[Any]) -> Binding | None:
         """Return the rewritten graph to run; None for dynamo's own."""
-        if dispatch_modes() or functorch_level() is not None or forward_level() >= 0:
-            return None
-        if self._is_wrong or self._needs_gradient(values):
+        is_traced = dispatch_modes() or functorch_level() is not None or forward_level() >= 0
+        if is_traced or self._is_wrong or self._needs_gradient(values):
             return None
         binding = next((binding for binding in self._bindings if binding.is_current(values)), None)
         if binding is None:

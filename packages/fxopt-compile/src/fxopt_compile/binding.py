@@ -76,9 +76,7 @@ class Binding:
         # any weight: all weights are watched, and after a change the passes run again.
         self._is_explained = {id(each) for each in _tensors_of(self._module)} <= made | baked and not self._map.ties
         read_by_passes = {weight for *_, weight in self._places} | set(self._sources(weights))
-        self._weights = tuple(
-            weights if not self._is_explained else [each for each in weights if each in read_by_passes]
-        )
+        self._weights = tuple(each for each in weights if each in read_by_passes or not self._is_explained)
         self.tensors = tuple(tensor for weight, tensor in zip(weights, tensors, strict=True) if weight in self._weights)
         self._own_places = tuple(weight.place for weight in self._weights)
         # Also by four words of each: PEFT writes through `parameter.data`, which changes no version. Merging in the

@@ -173,12 +173,7 @@ def lift_again(graph_module: GraphModule, aliases: Mapping[int, Weight]) -> tupl
     if nodes[0].op == "get_attr" and not nodes[0].users:
         graph.erase_node(nodes[0])
     graph_module.recompile()
-    _drop_unread(graph_module, aliases)
-    return tuple(inputs)
-
-
-def _drop_unread(graph_module: GraphModule, aliases: Mapping[int, Weight]) -> None:
-    """Remove weights under their original names where nothing reads them there any more."""
+    # Weights go under their original names, too, where nothing reads them there any more.
     called = {str(node.target) for node in iter_nodes(graph_module.graph) if node.op in ("call_module", "get_attr")}
     modules = dict(graph_module.named_modules())
     for weight in aliases.values():
@@ -186,6 +181,7 @@ def _drop_unread(graph_module: GraphModule, aliases: Mapping[int, Weight]) -> No
         if owner in modules and not {owner, weight.name} & called:
             for table in (modules[owner]._parameters, modules[owner]._buffers):
                 table.pop(last, None)
+    return tuple(inputs)
 
 
 def enables_gradients(graph_module: GraphModule) -> bool:

@@ -10,8 +10,6 @@ import torch
 
 from fxopt_core import FxoptError, PassOptionError, Transformation, registry
 
-Then = Literal["eager", "inductor"]
-
 _EXPECTED = 'expected "pipeline" (text), "then" ("eager" or "inductor") and "verify" (a bool)'
 
 
@@ -26,7 +24,7 @@ class Settings:
     """
 
     pipeline: str | None = None
-    then: Then = "eager"
+    then: Literal["eager", "inductor"] = "eager"
     verify: bool = False
 
     @classmethod
