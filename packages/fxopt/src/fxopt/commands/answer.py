@@ -73,9 +73,8 @@ def _print_error(terminal: Terminal, error: BaseException, as_json: bool) -> Exi
     failure = explained(error)
     if failure is None:
         terminal.err.file.write("".join(traceback.format_exception(error)))
-        failure = CommandError(
-            f"unexpected {type(error).__name__}: {error}", ExitCode.UNEXPECTED, kind=type(error).__name__
-        )
+        message = f"unexpected {type(error).__name__}: {error}"
+        failure = CommandError(message, ExitCode.UNEXPECTED, kind=type(error).__name__)
     if as_json:
         data = {"exit_code": int(failure.code), "kind": failure.kind, "message": str(failure)}
         terminal.raw(as_text({"error": data}))

@@ -66,8 +66,7 @@ def bisect(
             from fxopt_tools import bisect as search
 
             function = None if check is None else named_function(check)
-            job = Job(source, pipeline, inputs, run_pickled_code)
-            _, graph_module, transformation, calls = prepared(step, job)
+            _, graph_module, transformation, calls = prepared(step, Job(source, pipeline, inputs, run_pickled_code))
             step("checking")
             with blaming(ExitCode.FILE):
                 found = search(graph_module, transformation, function or calls, **bounds)

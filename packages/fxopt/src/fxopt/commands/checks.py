@@ -89,9 +89,8 @@ def downloaded(name: str) -> Path:
         raise FileError(message) from error
     try:
         # Neither pickles nor code is downloaded.
-        return Path(
-            hub.snapshot_download(name, allow_patterns=[*DESCRIBING, "*.safetensors", "*.safetensors.index.json"])
-        )
+        patterns = [*DESCRIBING, "*.safetensors", "*.safetensors.index.json"]
+        return Path(hub.snapshot_download(name, allow_patterns=patterns))
     except Exception as error:  # what the hub, the network and the cache may raise
         reason = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
         raise FileError(

@@ -62,8 +62,7 @@ def explained(error: BaseException) -> CommandError | None:
     if isinstance(error, CommandError):
         return error
     if isinstance(error, KeyboardInterrupt):
-        message = "interrupted; no file was left half-written"
-        return CommandError(message, ExitCode.INTERRUPTED, kind="Interrupted")
+        return CommandError("interrupted; no file was left half-written", ExitCode.INTERRUPTED, kind="Interrupted")
     if isinstance(error, OSError):
         return FileError(f"{type(error).__name__}: {error}")
     from fxopt_core import FxoptError

@@ -53,9 +53,8 @@ def from_folder(folder: Path) -> nn.Module:
     transformers.utils.logging.disable_progress_bar()
     try:
         # No code of the folder runs; for a model with code of its own there are factories.
-        model: nn.Module = _class_for(folder, transformers).from_pretrained(
-            str(folder), local_files_only=True, trust_remote_code=False
-        )
+        cls = _class_for(folder, transformers)
+        model: nn.Module = cls.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
     except FileError:
         raise
     except Exception as error:  # transformers raises errors of many kinds
