@@ -115,9 +115,8 @@ class ModelCase:
         if not self._known or dict(tensors_of(self._known[0][0])) != self._known[0][2]:
             model, is_exported = self.model(), self.form.startswith("export")
             found = (exported if is_exported else traced)(model, self.form, self.example())
-            self._known[:] = [
-                (model, found.graph if isinstance(found, GraphModule) else found, dict(tensors_of(model)))
-            ]
+            kept = found.graph if isinstance(found, GraphModule) else found
+            self._known[:] = [(model, kept, dict(tensors_of(model)))]
         model, made, _ = self._known[0]
         if not isinstance(made, Graph):
             return Captured(model, made.module())
@@ -164,6 +163,4 @@ class ModelCase:
 
 def _spread(x: Tensor) -> Tensor:
     """Return equal values with strides of another order."""
-    if x.dim() < 2:
-        return x
-    return x.transpose(0, -1).contiguous().transpose(0, -1)
+    return x if x.dim() < 2 else x.transpose(0, -1).contiguous().transpose(0, -1)

@@ -112,8 +112,7 @@ def sizes_from_values(graph_module: GraphModule, where: Callable[[int], bool] = 
 
     for node in iter_nodes(graph_module.graph):
         if node.op != "get_attr" and "val" in node.meta:
-            found = node.meta["val"]
-            node.meta["val"] = torch.utils._pytree.tree_map_only((Tensor, SymInt), described, found)
+            node.meta["val"] = torch.utils._pytree.tree_map_only((Tensor, SymInt), described, node.meta["val"])
     return graph_module
 
 

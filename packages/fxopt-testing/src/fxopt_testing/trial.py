@@ -59,9 +59,8 @@ class Trial:
             # Before `process_kept` ends, which restores what the pass has left changed.
             left = changes(modes, modes_of_process(), limit=None)
         found = changes(former, state_of(watched), limit=None)
-        self.process, self.touched = (
-            [f"{what} is {now}, was {was}" for what, now, was in each] for each in (left, found)
-        )
+        texts = ([f"{what} is {now}, was {was}" for what, now, was in each] for each in (left, found))
+        self.process, self.touched = texts
         # `capture` notices writes to tensors by itself, but neither new hooks nor other attributes.
         if self.touched:
             case.forget()
@@ -133,9 +132,7 @@ class Trial:
         """Further runs of the same pass and of an equal one: how each differs, and the memory that its result has."""
         passes = {"the same pass": self.transformation, "an equal pass": equal_pass(self.transformation)}
         results = {by: each(self.fresh()) for by, each in passes.items()}  # both alive, so that no address comes twice
-        return [
-            (by, changes(self.after, picture(result), limit=1), memory_of(result)) for by, result in results.items()
-        ]
+        return [(by, changes(self.after, picture(made), limit=1), memory_of(made)) for by, made in results.items()]
 
 
 def memory_of(graph_module: GraphModule) -> dict[int, str]:

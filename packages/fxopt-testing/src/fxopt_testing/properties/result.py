@@ -62,8 +62,7 @@ def flags_kept(subject: Subject, trial: Trial) -> Iterator[Flaw]:
         expected = {old[name].requires_grad} if name in old else flags
         if expected == {not parameter.requires_grad}:
             what = "parameter" if name in old else "new parameter"
-            found = f"{what} `{name}` has requires_grad={parameter.requires_grad}"
-            yield Flaw(found, "that of what it stands for")
+            yield Flaw(f"{what} `{name}` has requires_grad={parameter.requires_grad}", "that of what it stands for")
     modules, called = dict(trial.source.named_modules(remove_duplicate=False)), called_modules(trial.done)
     # An exported program says that it trains, whether or not its model does.
     modes = {trial.case.training, *(modules[name].training for name in called_modules(trial.source))}
@@ -86,8 +85,7 @@ def dtypes_kept(subject: Subject, trial: Trial) -> Iterator[Flaw]:
         for name, tensor in new.items():
             expected = {getattr(old[name], kind)} if name in old else known
             if expected and getattr(tensor, kind) not in expected:
-                found = f"`{name}` has {kind} {getattr(tensor, kind)}"
-                yield Flaw(found, " or ".join(sorted(map(str, expected))))
+                yield Flaw(f"`{name}` has {kind} {getattr(tensor, kind)}", " or ".join(sorted(map(str, expected))))
 
 
 @on_model(
@@ -129,8 +127,7 @@ def keys_kept(subject: Subject, trial: Trial) -> Iterator[Flaw]:
     "Drop the modules and parameters that your rewrite replaced: `Editor.drop(call, pieces)`.",
 )
 def no_leftovers(subject: Subject, trial: Trial) -> Iterator[Flaw]:
-    new = current_tensors(trial.done)
-    left = (used_names(trial.source) & new.keys()) - used_names(trial.done)
+    left = (used_names(trial.source) & current_tensors(trial.done).keys()) - used_names(trial.done)
     if left:
         more = f" and {len(left) - 1} more" if len(left) > 1 else ""
         yield Flaw(f"`{min(left)}`{more} is not read any more, and still there", "it to be removed")
