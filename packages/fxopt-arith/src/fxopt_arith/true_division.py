@@ -136,8 +136,7 @@ class ChangeTrueDivToMulByInverse(ReversibleSitePass[ConstantDivision]):
         product: Callable[..., Any] = operator.imul if site.call.inplace else operator.mul
         if isinstance(node.target, OpOverload):  # inductor takes ATen graphs with ATen operators alone
             product = torch.ops.aten.mul_.Tensor if site.call.inplace else torch.ops.aten.mul.Tensor
-        made = edit.call_function(product, site.dividend, 1.0 / site.constant, before=node, like=[node])
-        edit.replace(node, made)
+        edit.replace(node, edit.call_function(product, site.dividend, 1.0 / site.constant, before=node, like=[node]))
 
 
 def _computed_in(dtype: torch.dtype) -> torch.dtype:

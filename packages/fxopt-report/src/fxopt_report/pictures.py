@@ -63,8 +63,7 @@ class Picture:
     @property
     def rewritten(self) -> tuple[DrawnSite, ...]:
         """The sites whose rewrites are applied."""
-        sites = self.changes.sites
-        return tuple(site for site in sites if site.rewritten and site.record.state == "applied")
+        return tuple(site for site in self.changes.sites if site.rewritten and site.record.state == "applied")
 
     @property
     def refused(self) -> tuple[DrawnSite, ...]:
@@ -154,8 +153,7 @@ class Picture:
         paper = tag("rect", x=-10, y=-10, width=width, height=height, rx=6, fill="#ffffff")
         size = {"width": width, "height": height, "viewBox": f"-10 -10 {width} {height}", "font_family": _FONT}
         label = f"{len(names)} nodes of a graph, changed ones in colour"
-        namespace = "http://www.w3.org/2000/svg"
-        return tag("svg", paper, lines, nodes, xmlns=namespace, **size, role="img", aria_label=label)
+        return tag("svg", paper, lines, nodes, xmlns="http://www.w3.org/2000/svg", **size, role="img", aria_label=label)
 
     def _drawn(self, name: str, x: float, y: float) -> Html:
         node, status = self.node(name), str(self.status(name))
