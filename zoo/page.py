@@ -16,20 +16,18 @@ PAGE = Path(__file__).parent.parent / "docs" / "zoo.md"
 KINDS = {"transformers": "Base models of transformers", "timm": "Modules of timm", "heads": "Models with heads"}
 BEGIN = """# The zoo: every architecture of transformers and timm
 
-`nox -s zoo` builds a small model of each architecture by its own means (the library's default configuration with small
-sizes, random weights, inputs by the names of its arguments), and tries on it all that fxopt offers: capture, comparison
-at the example and at other sizes, the exact pipelines and their undo, saving and loading, and whether the caller's
-model is as before. This page is made of the last results; `nox -s zoo` ends with an error where a model got worse.
+`nox -s zoo` builds a small model of each architecture (the library's default configuration with small sizes, random
+weights, and inputs made from the names of its arguments) and tries everything that fxopt offers on it: capture,
+comparison on the example and at other sizes, the exact pipelines and their undo, saving and loading, and whether the
+caller's model stays as it was. This page shows the latest results; `nox -s zoo` fails if a model got worse.
 
-*Not built* is a gap of the zoo and not of capture: it found no small configuration, or no inputs. *Refused* is a
-`CaptureError`, or a limit of time or memory on the machine that tried it. *Wrong* is anything else: other values, an
-error after a successful capture, a changed model. At other sizes a graph may refuse with a `CaptureError`, but never
-compute something else.
+*Not built*: the zoo found no small configuration or no inputs, which says nothing about capture. *Refused*: a
+`CaptureError`, or a limit of time or memory on the machine that ran the zoo. *Wrong*: anything else, such as other
+values, an error after a successful capture, or a changed model. At other sizes, a graph may refuse with a
+`CaptureError`, but must never compute something else.
 
-The tables leave out two models that were tried. `heads/DFineForObjectDetection` chooses 300 of 1,029 proposals by
-scores that are equal but for one rounding, as its weights are random: after `inference` it chooses others, and fails
-the comparison. The graph of `transformers/voxtral_realtime` makes no cache, of which `capture` warns; the comparison
-here asks for the cache that the model makes.
+The tables leave out `heads/DFineForObjectDetection`. With random weights, it selects 300 of 1,029 proposals by scores
+that are equal up to rounding; after `inference`, it selects others, and the comparison fails.
 """
 
 
@@ -71,12 +69,16 @@ def _summary(kinds: Mapping[str, list[Row]], known: Mapping[str, int]) -> str:
     tried = [row for rows in kinds.values() for row in rows]
     stopped = [_code(row["name"]) for row in tried if outcome(row) == "captured" and row["problems"]]
     text = (
-        f"\nA step after the capture ended at a limit, {len(stopped)}: {', '.join(sorted(stopped))}.\n"
+        f"\nCaptured, but a later step reached a limit, {len(stopped)}: {', '.join(sorted(stopped))}.\n"
         if stopped
         else ""
     )
     uncached = sorted(_code(row["name"]) for row in tried if "uncached" in row)
-    text += f"\nCaptured without the cache that the model makes: {', '.join(uncached)}.\n" if uncached else ""
+    text += (
+        f"\nCaptured without the cache that the model makes, as `capture` warns: {', '.join(uncached)}.\n"
+        if uncached
+        else ""
+    )
     return f"## What works\n\n{_table(header, lines)}{text}"
 
 
@@ -99,12 +101,12 @@ def _tried(kinds: Mapping[str, list[Row]]) -> str:
         reached = f"{sum(share >= 0.9 for share in shares)} of {len(shares)}"
         lines.append((KINDS[kind], len(built), *counts, sum(bool(row["left_out"]) for row in built), *varied, reached))
     text = (
-        "## What was tried\n\nModels by the kinds of their inputs, as far as they were tried since this is recorded. "
-        "*Other lengths* and the columns after it: how many graphs compute the same as the model there, optimized too, "
-        "of the models that take such inputs; the others refuse. *Weights*: of how many models at least nine tenths "
-        "of the weights are in tensors that change the outputs, so that a mistake in them would show.\n\n"
+        "## What was tried\n\nModels by kinds of inputs. *Other lengths* and the next four columns: of the trials with "
+        "such inputs that the model itself takes, how many give the same results in the captured and the optimized "
+        "graph; in the rest, the graph refuses. *Weights*: models of whose weights at least nine tenths are in tensors "
+        "that change the outputs, so that a mistake in them would show.\n\n"
     )
-    names = f"\nTried without images or sounds that they take: {', '.join(sorted(without))}.\n" if without else ""
+    names = f"\nTried without the images or sounds that they take: {', '.join(sorted(without))}.\n" if without else ""
     return text + _table(header, lines) + names
 
 
@@ -121,10 +123,12 @@ def _slow(rows: list[Row]) -> str:
     slowest = sorted(rows, key=lambda row: -float(row["seconds"].get("capture", 0)))[:10]
     lines = [(_code(row["name"]), row.get("nodes", ""), row["seconds"]["capture"], row["seconds"].get("export", ""))
              for row in slowest if "capture" in row["seconds"]]  # fmt: skip
-    text = f"The median of {len(ratios)} ratios is {statistics.median(ratios):.2f}.\n" if len(ratios) >= 10 else ""
+    text = (
+        f"The median ratio of {len(ratios)} models is {statistics.median(ratios):.2f}.\n" if len(ratios) >= 10 else ""
+    )
     return (
-        "## The slowest\n\nSeconds of `capture`, the comparison with the model included, and of "
-        f"`torch.export.export` alone, later in the same process and so warmer, on a busy machine. "
+        "## The slowest\n\nSeconds for `capture`, including its comparison with the model, and for "
+        f"`torch.export.export` alone, which runs later in the same process and so is warmer. The machine was busy. "
         f"{text}\n{_table(('model', 'nodes', 'capture', 'export'), lines)}"
     )
 
@@ -136,8 +140,9 @@ def _refusals(rows: Iterable[Row]) -> str:
         sites.update(row.get("refusals", {}))
         models.update(set(row.get("refusals", {})))
     lines = [(*map(_code, name.split(": ")), number, models[name]) for name, number in sites.most_common(20)]
-    return "## What passes leave alone\n\nRefusals over the zoo; [why](refusals.md) explains the reasons.\n\n" + _table(
-        ("pass", "reason", "sites", "models"), lines
+    return (
+        "## What passes leave alone\n\nRefusals in the whole zoo; [Refusals](refusals.md) explains the reasons.\n\n"
+        + _table(("pass", "reason", "sites", "models"), lines)
     )
 
 

@@ -124,7 +124,7 @@ def test_sizes_masks_and_images_are_varied_and_what_is_left_out_is_said() -> Non
     blind = tried("blind", lambda: Built(Seeing().eval(), text))
     assert (blind["modalities"], blind["left_out"], blind["varied"]) == (["text"], ["images"], ["masks"])
     shown = page({row["name"]: {**row, "since": ""} for row in ({**blind, "name": "timm/blind"},)}, KNOWN)
-    assert "Tried without images or sounds that they take: `timm/blind`." in shown
+    assert "Tried without the images or sounds that they take: `timm/blind`." in shown
 
 
 def test_an_optimized_graph_is_compared_at_other_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
