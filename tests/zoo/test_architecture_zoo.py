@@ -175,11 +175,7 @@ def test_what_got_worse_is_named(tmp_path: Path) -> None:
     assert "| `b` | refused | capture CaptureError no graph |" in page(read(file), KNOWN)
 
 
-# CTRL's graph writes into the buffer `pos_encoding` what it holds. xLSTM's graph makes no cache, as `capture` warns.
-FAULTS = ["transformers/ctrl", "transformers/xlstm"]
-
-
-def test_the_page_is_that_of_the_file_and_nothing_else_in_it_is_wrong() -> None:
+def test_the_page_is_that_of_the_file_and_nothing_in_it_is_wrong_or_without_an_end() -> None:
     rows = read()
     assert PAGE.read_text(encoding="utf-8") == page(rows, read_known())
-    assert [name for name, row in rows.items() if outcome(row) == "wrong"] == FAULTS
+    assert [name for name, row in rows.items() if outcome(row) == "wrong" or row["problems"]] == []
