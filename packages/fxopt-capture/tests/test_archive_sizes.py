@@ -47,7 +47,13 @@ class Rounded(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         y, rows = self.linear(x), x.shape[0]
-        shares = [y[: round(rows * 0.3)], y[: math.ceil(rows / 4)], y[: math.floor(rows * 0.7)], y[: abs(rows - 3)]]
+        shares = [
+            y[: round(rows * 0.3)],
+            y[: math.ceil(rows / 4)],
+            y[: math.floor(rows * 0.7)],
+            y[: abs(rows - 3)],
+            y[: -(rows // 3)],
+        ]
         return torch.cat([*shares, y[: min(rows // 2, 7) + 1]])
 
 

@@ -127,7 +127,7 @@ def _is_computing(name: str) -> bool:
 
 
 def takes_data(operator: OpOverload) -> bool:
-    """Return whether an operator takes and returns tensors, numbers and lists of them; strings only with tensors."""
+    """Return whether an operator takes and returns tensors, numbers and lists of them; strings only with these."""
     schema = operator._schema
     kinds = [_WITHIN.sub(r"\1", str(each.type)) for each in (*schema.arguments, *schema.returns)]
-    return _DATA.issuperset(kinds) and ("str" not in kinds or "Tensor" in kinds)
+    return _DATA.issuperset(kinds) and ("str" not in kinds or not {"Tensor", "number"}.isdisjoint(kinds))
