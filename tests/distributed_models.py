@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -21,10 +22,9 @@ class Block(nn.Module):
         self.q, self.o = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
         self.k, self.v = nn.Linear(WIDTH, 2, bias), nn.Linear(WIDTH, 3)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor) -> Any:
         gate = torch.cat([self.k(x), self.v(x), self.v(x)], -1)
-        out: Tensor = x + self.o(torch.tanh(self.q(x)) * gate / 2)
-        return out
+        return x + self.o(torch.tanh(self.q(x)) * gate / 2)
 
 
 class Model(nn.Module):
@@ -36,9 +36,8 @@ class Model(nn.Module):
         self.blocks = nn.Sequential(Block(bias), Block(bias))
         self.head = nn.Linear(WIDTH, 5)
 
-    def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.head(self.blocks(self.stem(x).flatten(2).transpose(1, 2)))
-        return out
+    def forward(self, x: Tensor) -> Any:
+        return self.head(self.blocks(self.stem(x).flatten(2).transpose(1, 2)))
 
 
 def model(seed: int = 0, bias: bool = False) -> Model:

@@ -79,10 +79,9 @@ class Rows(nn.Module):
         super().__init__()
         self.q, self.k, self.v, self.norm = nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 8), nn.LayerNorm(8)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor) -> Any:
         mixed = nn.functional.scaled_dot_product_attention(self.q(x), self.k(x), self.v(x))
-        out: Tensor = self.norm(mixed + x)
-        return out
+        return self.norm(mixed + x)
 
 
 def normed(layer: nn.Module, norm: nn.Module, dimensions: int) -> tuple[Callable[[], nn.Module], tuple[int, ...]]:

@@ -25,9 +25,8 @@ class Embedded(nn.Module):
         self.words, self.places, self.norm = nn.Embedding(9, 8), nn.Embedding(9, 8), norm
         self.out = nn.Linear(8, 8)
 
-    def forward(self, ids: Tensor) -> Tensor:
-        found: Tensor = self.out(self.norm(self.words(ids) + self.places(ids)))
-        return found
+    def forward(self, ids: Tensor) -> Any:
+        return self.out(self.norm(self.words(ids) + self.places(ids)))
 
 
 class Attention(nn.Module):
@@ -37,7 +36,7 @@ class Attention(nn.Module):
         super().__init__()
         self.qkv, self.out, self.keys = nn.Linear(32, 96), nn.Linear(32, 32), keys
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor) -> Any:
         parts: Any = self.qkv(x).chunk(3, -1)
         q, k, v = (parts[place].view(x.shape[0], -1, 2, 16) for place in range(3))
         q, v = q.transpose(1, 2), v.transpose(1, 2)
@@ -46,8 +45,7 @@ class Attention(nn.Module):
         else:
             flipped = k.permute(0, 2, 3, 1) if self.keys == "permuted" else k.transpose(1, 2).transpose(-2, -1)
             heads = torch.softmax(q @ flipped / 4, -1) @ v
-        found: Tensor = self.out(heads.transpose(1, 2).reshape(x.shape[0], -1, 32))
-        return found
+        return self.out(heads.transpose(1, 2).reshape(x.shape[0], -1, 32))
 
 
 def _images() -> nn.Module:

@@ -51,10 +51,9 @@ class Model(nn.Module):
         self.offset: Tensor
         self.register_buffer("offset", torch.ones(4))
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor) -> Any:
         y = self.norm(self.q(x) * self.k(x).sum() + self.v(x) / 3.0)
-        z: Tensor = self.out(y) + self.shift + self.offset
-        return z
+        return self.out(y) + self.shift + self.offset
 
 
 def traced() -> GraphModule:

@@ -26,51 +26,45 @@ class Zeros(nn.Module):
         super().__init__()
         self.linear = nn.Linear(4, 4)
 
-    def forward(self, x: Tensor) -> Tensor:
-        result: Tensor = self.linear(x) + torch.zeros(4, dtype=self.linear.weight.dtype)
-        return result
+    def forward(self, x: Tensor) -> Any:
+        return self.linear(x) + torch.zeros(4, dtype=self.linear.weight.dtype)
 
 
 class Lowest(Zeros):
     """Fills with the lowest number of the dtype of its input."""
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor) -> Any:
         states = self.linear(x)
-        result: Tensor = states.masked_fill(states > 0, torch.finfo(x.dtype).min)
-        return result
+        return states.masked_fill(states > 0, torch.finfo(x.dtype).min)
 
 
 class Entering(Zeros):
     """Converts what it is given to the dtype of its weights."""
 
-    def forward(self, x: Tensor) -> Tensor:
-        result: Tensor = self.linear(x.to(self.linear.weight.dtype))
-        return result
+    def forward(self, x: Tensor) -> Any:
+        return self.linear(x.to(self.linear.weight.dtype))
 
 
 class Wide(Zeros):
     """Norms in float32 and returns to the dtype before, as many decoders do."""
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor) -> Any:
         states = self.linear(x)
-        result: Tensor = (states.to(torch.float32) * 2).to(states.dtype)
-        return result
+        return (states.to(torch.float32) * 2).to(states.dtype)
 
 
 class Placed(Zeros):
     """Moves to a device, for which torch notes a dtype."""
 
-    def forward(self, x: Tensor) -> Tensor:
-        result: Tensor = self.linear(x).to("cpu") + 1
-        return result
+    def forward(self, x: Tensor) -> Any:
+        return self.linear(x).to("cpu") + 1
 
 
 class Explicit(Zeros):
     """Has a dtype of its own."""
 
-    def forward(self, x: Tensor) -> Tensor:
-        result: Tensor = self.linear(x) + torch.ones((), dtype=torch.float32)
-        return result
+    def forward(self, x: Tensor) -> Any:
+        return self.linear(x) + torch.ones((), dtype=torch.float32)
 
 
 REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {

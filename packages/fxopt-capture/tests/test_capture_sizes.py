@@ -24,11 +24,10 @@ class Pyramid(nn.Module):
         self.down = nn.Sequential(nn.BatchNorm2d(8), nn.Hardswish(), nn.Conv2d(8, 8, 2, stride=2))
         self.head = nn.Linear(8, 5)
 
-    def forward(self, image: Tensor, scale: Tensor) -> Tensor:
+    def forward(self, image: Tensor, scale: Tensor) -> Any:
         fine = self.stem(image) * scale
         up = nn.functional.interpolate(self.down(fine), fine.shape[-2:], mode="bilinear")
-        found: Tensor = self.head((fine + up).mean((2, 3)))
-        return found
+        return self.head((fine + up).mean((2, 3)))
 
 
 def agrees(model: nn.Module, captured: nn.Module, *args: Any, **kwargs: Any) -> None:
@@ -55,9 +54,8 @@ class Positions(nn.Module):
         super().__init__()
         self.patches, self.table = nn.Conv2d(3, 4, 4, stride=4), nn.Parameter(torch.randn(1, 4, 16))
 
-    def forward(self, image: Tensor) -> Tensor:
-        found: Tensor = self.patches(image).flatten(2) + self.table
-        return found
+    def forward(self, image: Tensor) -> Any:
+        return self.patches(image).flatten(2) + self.table
 
 
 class Branch(nn.Module):
@@ -67,10 +65,9 @@ class Branch(nn.Module):
         super().__init__()
         self.convolution = nn.Conv2d(3, 4, 1)
 
-    def forward(self, image: Tensor) -> Tensor:
+    def forward(self, image: Tensor) -> Any:
         grid = torch.arange(int(torch.tensor(image.shape[2]).item()))
-        found: Tensor = self.convolution(image) + grid[:, None]
-        return found
+        return self.convolution(image) + grid[:, None]
 
 
 @pytest.mark.parametrize("make", [Positions, Branch])
@@ -112,10 +109,9 @@ class Sentences(nn.Module):
         super().__init__()
         self.encoder = encoder
 
-    def forward(self, tokens: Tensor, kept: Tensor, weights: Tensor) -> Tensor:
+    def forward(self, tokens: Tensor, kept: Tensor, weights: Tensor) -> Any:
         states = self.encoder(input_ids=tokens, attention_mask=kept).last_hidden_state
-        found: Tensor = weights[:, :1] * (states * kept[..., None]).sum(1) / kept.sum(1, keepdim=True)
-        return found
+        return weights[:, :1] * (states * kept[..., None]).sum(1) / kept.sum(1, keepdim=True)
 
 
 class Features(nn.Module):
@@ -171,9 +167,8 @@ def test_a_decoder_inside_of_a_classifier(transformers: ModuleType) -> None:
             self.decoder = transformers.LlamaModel(transformers.LlamaConfig(num_hidden_layers=1, **sizes))
             self.head = nn.Linear(16, 3)
 
-        def forward(self, embedded: Tensor) -> Tensor:
-            found: Tensor = self.head(self.decoder(inputs_embeds=embedded)[0][:, -1])
-            return found
+        def forward(self, embedded: Tensor) -> Any:
+            return self.head(self.decoder(inputs_embeds=embedded)[0][:, -1])
 
     model = Classifier().eval()
     captured = capture(model, torch.randn(2, 7, 16))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from footprints import Footprint
 from torch import Tensor, nn
@@ -21,9 +23,8 @@ class Part(nn.Module):
         self.register_module("nothing", None)
         self.register_buffer("absent", None)
 
-    def forward(self, x: Tensor) -> Tensor:
-        result: Tensor = self.read(x) * self.mask
-        return result
+    def forward(self, x: Tensor) -> Any:
+        return self.read(x) * self.mask
 
 
 class Model(nn.Module):
@@ -43,9 +44,8 @@ class Model(nn.Module):
         self.tied.weight = self.first.weight
         self.eval()
 
-    def forward(self, x: Tensor) -> Tensor:
-        result: Tensor = self.second(self.first(x) + self.plain) * self.scratch * self.scale + self.count
-        return result
+    def forward(self, x: Tensor) -> Any:
+        return self.second(self.first(x) + self.plain) * self.scratch * self.scale + self.count
 
 
 def test_keys_their_order_and_what_is_not_saved_are_those_of_the_model() -> None:

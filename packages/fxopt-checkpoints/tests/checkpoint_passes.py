@@ -195,11 +195,10 @@ class Model(nn.Module):
         if tied:
             self.two.weight = self.one.weight
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor) -> Any:
         y = torch.relu(self.q(x)) + torch.cat([self.k(x), self.v(x)] * 2, -1)
         z = self.out(self.norm(self.mid(y))) + self.offset
-        result: Tensor = self.one(torch.relu(self.two(z))) + self.scratch.sum()
-        return result
+        return self.one(torch.relu(self.two(z))) + self.scratch.sum()
 
 
 def model(seed: int = 0, *, tied: bool = True) -> Model:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 from site_passes import LinearSite
@@ -57,6 +58,5 @@ class Perceptron(nn.Module):
         self.first = nn.Linear(width, 6, bias=False)
         self.block = nn.Sequential(nn.Linear(6, 6, bias=False), nn.ReLU(), nn.Linear(6, 5))
 
-    def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.block(self.first(x) / 3)
-        return out
+    def forward(self, x: Tensor) -> Any:
+        return self.block(self.first(x) / 3)

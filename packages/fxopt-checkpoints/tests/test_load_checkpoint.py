@@ -101,9 +101,8 @@ class Buffers(nn.Module):
         self.register_buffer("steps", torch.tensor(0))
         self.register_buffer("scale", torch.ones(4), persistent=False)
 
-    def forward(self, ids: Tensor) -> Tensor:
-        head: Tensor = self.head(self.norm(self.embedding(ids) * self.scale) + self.steps)
-        return head
+    def forward(self, ids: Tensor) -> Any:
+        return self.head(self.norm(self.embedding(ids) * self.scale) + self.steps)
 
 
 def _filled() -> nn.Module:

@@ -21,10 +21,9 @@ class Attention(nn.Module):
         super().__init__()
         self.q, self.k, self.v, self.o = (nn.Linear(width, width) for _ in range(4))
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor) -> Any:
         q, k, v = self.q(x), self.k(x), self.v(x)
-        result: Tensor = self.o(torch.softmax(q @ k.mT, -1) @ v)
-        return result
+        return self.o(torch.softmax(q @ k.mT, -1) @ v)
 
 
 class Net(nn.Module):
@@ -37,10 +36,9 @@ class Net(nn.Module):
         self.scale = nn.Parameter(torch.rand(8) + 0.5)
         self.register_buffer("shift", torch.randn(8))
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor) -> Any:
         y = torch.relu(self.norm(self.conv(x))).flatten(2).mT
-        result: Tensor = self.attention(y) * self.scale + self.shift
-        return result
+        return self.attention(y) * self.scale + self.shift
 
 
 def network() -> Net:

@@ -214,12 +214,11 @@ def test_a_break_in_the_middle_makes_two_graphs() -> None:
     """Each with its passes."""
 
     class Broken(Attention):
-        def forward(self, x: Tensor) -> Tensor:
+        def forward(self, x: Tensor) -> Any:
             q, k = self.q(x), self.k(x)
             torch._dynamo.graph_break()
             v, o = self.v(x), self.o(x)
-            result: Tensor = torch.softmax(q @ k.mT, -1) @ v + o
-            return result
+            return torch.softmax(q @ k.mT, -1) @ v + o
 
     net, fast, x = running(Broken().eval(), torch.randn(2, 5, 8))
     with torch.no_grad():
@@ -233,10 +232,9 @@ def test_verify_compares_each_graph_once() -> None:
     """Without changing what it computes, also where it draws random numbers and writes its input."""
 
     class Noisy(Attention):
-        def forward(self, x: Tensor) -> Tensor:
+        def forward(self, x: Tensor) -> Any:
             x.add_(1)
-            result: Tensor = self.q(x) + self.k(x) + torch.rand_like(x)
-            return result
+            return self.q(x) + self.k(x) + torch.rand_like(x)
 
     net = Noisy().eval()
     fast = compiled(net, verify=True)

@@ -19,11 +19,10 @@ import fxopt_compile
 class Writing(Attention):
     """Writes its input between two layers that read it."""
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor) -> Any:
         q = self.q(x)
         x.mul_(2)
-        result: Tensor = q + self.k(x)
-        return result
+        return q + self.k(x)
 
 
 class Aliases(Attention):
@@ -36,20 +35,18 @@ class Aliases(Attention):
 class WritesWeights(Attention):
     """Writes a weight between two uses of it."""
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor) -> Any:
         before = self.q(x) + self.k(x)
         self.q.weight.mul_(0.5)
-        result: Tensor = before + self.q(x)
-        return result
+        return before + self.q(x)
 
 
 class WritesWeightFirst(Attention):
     """Writes a weight before it is used."""
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor) -> Any:
         self.q.weight.add_(1)
-        result: Tensor = self.q(x) + self.k(x)
-        return result
+        return self.q(x) + self.k(x)
 
 
 class Counts(Attention):
@@ -61,10 +58,9 @@ class Counts(Attention):
         super().__init__()
         self.register_buffer("count", torch.zeros(()))
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor) -> Any:
         self.count += 1
-        result: Tensor = self.q(x) * self.count + self.k(x)
-        return result
+        return self.q(x) * self.count + self.k(x)
 
 
 class Dropping(Attention):
@@ -107,9 +103,8 @@ class Meddling(nn.Module):
         self.graph, self.code, self.training_ = nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 8)
         self.weight = nn.Parameter(torch.randn(8))
 
-    def forward(self, x: Tensor) -> Tensor:
-        result: Tensor = self.graph(x) + self.code(x) + self.training_(x) * self.weight
-        return result
+    def forward(self, x: Tensor) -> Any:
+        return self.graph(x) + self.code(x) + self.training_(x) * self.weight
 
 
 CASES: dict[str, tuple[type[nn.Module], tuple[Any, ...]]] = {

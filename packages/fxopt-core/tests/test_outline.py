@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -50,9 +51,8 @@ class Two(nn.Module):
         super().__init__()
         self.first, self.second = nn.Linear(2, 2), nn.Linear(2, 2)
 
-    def forward(self, x: Tensor) -> Tensor:
-        result: Tensor = self.second(self.first(x))
-        return result
+    def forward(self, x: Tensor) -> Any:
+        return self.second(self.first(x))
 
 
 @pytest.mark.parametrize("change", [*CHANGES.values(), None], ids=[*CHANGES, "nothing"])

@@ -66,11 +66,10 @@ class Attend(nn.Module):
         super().__init__()
         self.before, self.after, self.settings = before, after, settings
 
-    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Any:
         query, key, value = self.before(x)
         heads = F.scaled_dot_product_attention(query, key, value, attn_mask=mask, **self.settings)
-        found: Tensor = self.after(heads)
-        return found
+        return self.after(heads)
 
 
 def _fused(model: nn.Module, *inputs: Tensor, form: Any = "modules") -> GraphModule:
@@ -220,7 +219,7 @@ class WrittenOut(nn.Module):
         super().__init__()
         self.flat = flat
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor) -> Any:
         rows, length = x.shape[0], x.shape[1]
         parts: Any = x.chunk(3, -1)
         query, key, value = (parts[place].reshape(rows, length, H, E) for place in range(3))
@@ -229,8 +228,7 @@ class WrittenOut(nn.Module):
             query, value = (each.reshape(rows * H, length, E) for each in (query, value))
             key = key.reshape(rows * H, E, length)
         heads = torch.softmax(torch.matmul(query, key) / 4, -1) @ value
-        found: Tensor = heads.reshape(rows, H, length, E).transpose(1, 2).reshape(rows, length, -1)
-        return found
+        return heads.reshape(rows, H, length, E).transpose(1, 2).reshape(rows, length, -1)
 
 
 @torch.no_grad()

@@ -64,9 +64,8 @@ class Block(nn.Module):
         super().__init__()
         self.dense, self.norm = nn.Linear(16, 16), norm
 
-    def forward(self, x: Tensor) -> Tensor:
-        result: Tensor = self.norm(self.dense(x) + x)
-        return result
+    def forward(self, x: Tensor) -> Any:
+        return self.norm(self.dense(x) + x)
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -86,15 +85,14 @@ class Gated(nn.Module):
         super().__init__()
         self.both, self.down, self.activation, self.split = nn.Linear(16, 48), nn.Linear(24, 16), activation, split
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor) -> Any:
         both = self.both(x)
         if self.split == "chunk":
             halves: Any = both.chunk(2, -1)
             gate, up = halves[0], halves[1]
         else:
             gate, up = both.narrow(-1, 0, 24).clone(), both.narrow(-1, 24, 24)
-        result: Tensor = self.down(up * self.activation(gate)) + x
-        return result
+        return self.down(up * self.activation(gate)) + x
 
 
 @pytest.mark.parametrize("split", ["chunk", "narrow"])
@@ -124,9 +122,8 @@ class Broadcast(nn.Module):
         super().__init__()
         self.dense = nn.Linear(16, 8)
 
-    def forward(self, x: Tensor, y: Tensor) -> Tensor:
-        result: Tensor = self.dense(x) + y
-        return result
+    def forward(self, x: Tensor, y: Tensor) -> Any:
+        return self.dense(x) + y
 
 
 @pytest.mark.parametrize("shape", [(8,), (1, 8), (2, 3, 8)])

@@ -25,9 +25,8 @@ class Embedded(nn.Module):
         if tied:
             self.head.weight = self.words.weight
 
-    def forward(self, words: Tensor, places: Tensor, kinds: Tensor) -> Tensor:
-        found: Tensor = self.head(self.norm(self.words(words) + self.kinds(kinds) + self.places(places)))
-        return found
+    def forward(self, words: Tensor, places: Tensor, kinds: Tensor) -> Any:
+        return self.head(self.norm(self.words(words) + self.kinds(kinds) + self.places(places)))
 
 
 IDS = torch.randint(50, (2, 7)), torch.arange(7).unsqueeze(0), torch.randint(2, (2, 7))

@@ -41,14 +41,13 @@ class Block(nn.Module):
         self.squeeze, self.excite, self.narrow = nn.Conv2d(24, 6, 1), nn.Conv2d(6, 24, 1), nn.Conv2d(24, 8, 1)
         self.pool, self.head = nn.MaxPool2d(3, 2, 1), nn.Linear(8, 5)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor) -> Any:
         """Return the scores."""
         x = self.pool(F.relu6(self.norm(self.stem(x))))
         y = F.hardswish(self.deep(F.silu(self.wide(x))))
         y = y * F.hardsigmoid(self.excite(F.relu(self.squeeze(y.mean((2, 3), keepdim=True)))))
         x = x + self.narrow(y)
-        scores: Tensor = self.head(F.adaptive_avg_pool2d(x, 1).flatten(1))
-        return scores
+        return self.head(F.adaptive_avg_pool2d(x, 1).flatten(1))
 
 
 def planned(model: nn.Module, x: Tensor) -> GraphModule:
@@ -107,13 +106,12 @@ class Branches(nn.Module):
             nn.init.normal_(norm.get_buffer("running_mean"))
             nn.init.uniform_(norm.get_buffer("running_var"), 0.5, 2)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor) -> Any:
         """Return images of the same size."""
         y = F.relu(self.one(x))
         z = self.two(y)
         z += self.first(y)
-        images: Tensor = self.second(F.relu_(z) + y)
-        return images
+        return self.second(F.relu_(z) + y)
 
 
 class Shared(nn.Module):
@@ -184,15 +182,14 @@ class Pyramid(nn.Module):
         self.both, self.side = nn.Conv2d(20, 8, 3, padding=1), nn.Conv2d(12, 8, 1)
         self.mode, self.twice = mode, nn.Upsample(scale_factor=2)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor) -> Any:
         """Return images of twice the size."""
         fine = F.relu(self.fine(x))
         coarse = F.relu(self.coarse(fine))
         up = F.interpolate(coarse, size=fine.shape[-2:], mode=self.mode)
         y = self.both(torch.cat((up, fine), 1))
         y += F.interpolate(self.side(coarse), size=fine.shape[-2:], mode=self.mode)
-        images: Tensor = self.twice(y.relu_())
-        return images
+        return self.twice(y.relu_())
 
 
 @torch.no_grad()
@@ -234,10 +231,9 @@ def test_sums_in_place_that_torch_refuses_are_refused() -> None:
             super().__init__()
             self.one, self.two = nn.Conv2d(4, 4, 1), nn.Conv2d(4, 4, 1)
 
-        def forward(self, x: Tensor, other: Tensor) -> Tensor:
+        def forward(self, x: Tensor, other: Tensor) -> Any:
             y = F.avg_pool2d(self.one(x), 1)
-            images: Tensor = self.two(y.add_(other))
-            return images
+            return self.two(y.add_(other))
 
     x, one = torch.randn(1, 4, 3, 3), torch.randn(1, 4, 3, 3)
     graph_module = registry().pipeline(PACKED)(infer_shapes(torch.fx.symbolic_trace(Sum().eval()), x, one))
@@ -359,7 +355,7 @@ class Drawn(nn.Module):
             sizes.append(size)
         self.last = nn.Conv2d(sum(sizes), 5, 1)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor) -> Any:
         """Return images of five channels."""
         values = [self.first(x)]
         for (kind, read, channels), layer in zip(self.program, self.layers, strict=True):
@@ -379,8 +375,7 @@ class Drawn(nn.Module):
                 values.append(given[0] + given[0].mean((2, 3), keepdim=True))
             else:
                 values.append(F.relu(layer(given[0])))
-        result: Tensor = self.last(torch.cat(values, 1))
-        return result
+        return self.last(torch.cat(values, 1))
 
 
 @torch.no_grad()

@@ -28,14 +28,13 @@ class Layer(nn.Module):
         self.up, self.down = nn.Linear(WIDTH, 2 * WIDTH), nn.Linear(2 * WIDTH, WIDTH)
         self.one, self.other = nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH)
 
-    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+    def forward(self, x: Tensor, mask: Tensor) -> Any:
         parts: Any = self.qkv(x).chunk(3, -1)
         query, key, value = (parts[place].unflatten(-1, (HEADS, -1)).transpose(1, 2) for place in range(3))
         heads = nn.functional.scaled_dot_product_attention(query, key, value, attn_mask=mask)
         rows = heads.transpose(1, 2).flatten(2)
         x = self.one(self.out(rows) + x)
-        result: Tensor = self.other(self.down(nn.functional.gelu(self.up(x))) + x)
-        return result
+        return self.other(self.down(nn.functional.gelu(self.up(x))) + x)
 
 
 class Encoder(nn.Module):

@@ -44,10 +44,9 @@ class Block(nn.Module):
         self.wide, self.deep = nn.Conv2d(8, 24, 1), nn.Conv2d(24, 24, 3, padding=1, groups=24)
         self.narrow = nn.Conv2d(24, 8, 1, bias=False)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor) -> Any:
         """Return images of the same size."""
-        result: Tensor = x + self.narrow(F.relu(self.deep(F.silu(self.wide(x)))))
-        return result
+        return x + self.narrow(F.relu(self.deep(F.silu(self.wide(x)))))
 
 
 class Net(nn.Module):
@@ -59,11 +58,10 @@ class Net(nn.Module):
         self.head = nn.Sequential(nn.Linear(8, 16), nn.LayerNorm(16), nn.Linear(16, 4))
         self.scale = nn.Parameter(torch.full((8,), 0.5))
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor) -> Any:
         """Return numbers for each image."""
         y = self.block(self.stem(x)).mean((2, 3)) * self.scale
-        result: Tensor = self.head(y)
-        return result
+        return self.head(y)
 
 
 def _optimized(model: nn.Module) -> GraphModule:
@@ -122,10 +120,9 @@ def _other_forward(layer: Any) -> None:
 
 def _other_class(layer: Any) -> None:
     class Doubled(type(layer)):  # type: ignore[misc]  # whichever it is
-        def forward(self, *args: Tensor) -> Tensor:
+        def forward(self, *args: Tensor) -> Any:
             """Return twice the result."""
-            result: Tensor = super().forward(*args) * 2
-            return result
+            return super().forward(*args) * 2
 
     layer.__class__ = Doubled
 

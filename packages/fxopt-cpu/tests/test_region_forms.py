@@ -43,10 +43,9 @@ class Images(nn.Module):
         self.mean, self.largest = nn.AvgPool2d(2), nn.MaxPool2d(2)
         self.between = between
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor) -> Any:
         """Return images."""
-        result: Tensor = self.second(self.between(self, self.first(x)))
-        return result
+        return self.second(self.between(self, self.first(x)))
 
 
 def _convnext(self: Images, x: Tensor) -> Tensor:

@@ -34,15 +34,14 @@ class Voice(nn.Module):
         self.norm, self.gate = nn.BatchNorm1d(12), nn.Conv1d(12, 12, 1)
         self.last = nn.Conv1d(24, 1, 7, padding=3)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor) -> Any:
         """(batch, 5, frames) to (batch, 1, longer)."""
         x = F.leaky_relu(self.up(F.leaky_relu(self.first(x), 0.1)), 0.1)
         x = x + self.wide(x)
         x = self.norm(F.relu(self.grouped(x)))
         x = x * torch.sigmoid(self.gate(x.mean(2, keepdim=True)))
         y = self.deep(x)
-        result: Tensor = torch.tanh(self.last(torch.cat((y, F.silu(y)), 1)))
-        return result
+        return torch.tanh(self.last(torch.cat((y, F.silu(y)), 1)))
 
 
 def ready(model: nn.Module) -> nn.Module:
@@ -88,7 +87,7 @@ class Averaged(nn.Module):
         self.first, self.last = nn.Conv1d(4, 16, 3, padding=1), nn.Conv1d(16, 1, 7, padding=3)
         self.layers = nn.ModuleList(nn.Conv1d(16, 16, 3, padding=step, dilation=step) for step in (1, 3, 5))
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor) -> Any:
         """(batch, 4, frames) to (batch, 1, frames)."""
         x = self.first(x)
         for _ in range(2):
@@ -96,8 +95,7 @@ class Averaged(nn.Module):
             for layer in list(self.layers)[1:]:
                 found += layer(F.leaky_relu(x, 0.1))
             x = found / len(self.layers)
-        result: Tensor = self.last(x / (x * x + 1.0))
-        return result
+        return self.last(x / (x * x + 1.0))
 
 
 @torch.no_grad()

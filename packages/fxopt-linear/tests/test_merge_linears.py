@@ -144,10 +144,9 @@ def test_one_layer_called_several_times_with_the_same_group() -> None:
 
 
 def test_layers_called_on_other_inputs_are_merged_with_those_called_likewise() -> None:
-    def forward(m: Any, x: Tensor) -> Tensor:
+    def forward(m: Any, x: Tensor) -> Any:
         y = m.q(x) * m.k(x) * m.v(x)
-        z: Tensor = m.q(y) + m.k(y)
-        return z
+        return m.q(y) + m.k(y)
 
     merged = assert_rewrites(MergeLinears(), Model(forward, q=4, k=4, v=4), torch.randn(3, 4), count=1)
     assert sizes(merged) == {"q_k_merged": 8}

@@ -40,10 +40,9 @@ class Net(nn.Module):
         self.head = nn.Linear(4, 5)
         self.drop = nn.Dropout()
 
-    def forward(self, x: Tensor, scale: float = 2.0) -> Tensor:
+    def forward(self, x: Tensor, scale: float = 2.0) -> Any:
         hidden: Tensor = self.norm(self.conv(x)).mean((2, 3)) * scale
-        dropped: Tensor = self.drop(self.head(hidden))
-        return dropped
+        return self.drop(self.head(hidden))
 
 
 def weight_of(graph_module: GraphModule) -> Tensor:

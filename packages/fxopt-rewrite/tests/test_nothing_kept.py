@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import weakref
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -30,9 +31,8 @@ class Layers(nn.Module):
         self.gradient = nn.Parameter(torch.zeros(4))
         self.gradient.grad = torch.ones(4)
 
-    def forward(self, x: Tensor) -> Tensor:
-        result: Tensor = self.first(x) + self.second(x) + self.gradient
-        return result
+    def forward(self, x: Tensor) -> Any:
+        return self.first(x) + self.second(x) + self.gradient
 
 
 class WithoutLayers(SitePass[Site]):

@@ -83,10 +83,9 @@ class Attends(nn.Module):
         super().__init__()
         self.q, self.k, self.v = nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 4)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor) -> Any:
         q, k, v = (each(x).unflatten(-1, (2, 2)).transpose(0, 1).unsqueeze(0) for each in (self.q, self.k, self.v))
-        made: Tensor = torch.softmax(q @ k.transpose(-2, -1) * 0.5, dim=-1) @ v
-        return made
+        return torch.softmax(q @ k.transpose(-2, -1) * 0.5, dim=-1) @ v
 
 
 class Product(nn.Linear):

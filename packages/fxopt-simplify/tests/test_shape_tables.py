@@ -124,13 +124,12 @@ class Relative2d(nn.Module):
         super().__init__()
         self.bias = nn.Embedding(8, 2)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor) -> Any:
         places = torch.arange(x.shape[0])
         distance = places[None, :] - places[:, None]
         buckets = (distance < 0).long() * 4
         buckets.add_(torch.min(distance.abs(), torch.full_like(distance, 3)))
-        scores: Tensor = x @ x.mT + self.bias(buckets).permute(2, 0, 1)
-        return scores
+        return x @ x.mT + self.bias(buckets).permute(2, 0, 1)
 
 
 def test_positions_that_are_counted_in_place_are_kept_with_what_they_look_up() -> None:
@@ -304,11 +303,10 @@ def test_a_weight_of_weights_is_computed_once(weighed: tuple[nn.Module, GraphMod
 @pytest.mark.parametrize("form", FORMS)
 def test_a_layers_result_that_is_written_is_no_table(form: Form) -> None:
     class Written(Relative):
-        def forward(self, x: Tensor) -> Tensor:
+        def forward(self, x: Tensor) -> Any:
             keys: Tensor = self.norm(self.places.weight)
             keys.mul_(2)
-            found: Tensor = x @ self.layer(keys).t()
-            return found
+            return x @ self.layer(keys).t()
 
     model, x = Written().eval(), torch.randn(2, 4, 8)
     graph_module = CacheShapeTables()(graph_of(model, form, x))
