@@ -16,10 +16,11 @@ from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 from traceback import walk_stack
 from types import FrameType
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
-from torch import Tensor, nn
+from site_passes import Computes
+from torch import nn
 
 from fxopt_linear import MergeLinears
 
@@ -195,7 +196,8 @@ def test_the_way_of_a_call_returns_to_few_rooms() -> None:
             returns.extend([called] * (entered != left))
 
     for profile in (None, walk):  # what is found out once is found out by the first
-        graph_module = torch.fx.symbolic_trace(Two())
+        model = Computes(lambda m, x: m.q(x) + m.k(x), q=nn.Linear(4, 4), k=nn.Linear(4, 4))
+        graph_module = torch.fx.symbolic_trace(model)
         gc.collect()  # what other tests left would be cleared on the way
         gc.disable()
         sys.setprofile(profile)
@@ -205,15 +207,6 @@ def test_the_way_of_a_call_returns_to_few_rooms() -> None:
             sys.setprofile(None)
             gc.enable()
     assert 5 < len(returns) <= MOST_RETURNS, "\n".join(returns)
-
-
-class Two(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.q, self.k = nn.Linear(4, 4), nn.Linear(4, 4)
-
-    def forward(self, x: Tensor) -> Any:
-        return self.q(x) + self.k(x)
 
 
 def test_no_files_import_each_other_in_a_circle() -> None:

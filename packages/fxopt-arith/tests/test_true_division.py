@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from hypothesis import given, settings, strategies as st
+from site_passes import Called, Computes
 from torch import Tensor, nn
 from torch.fx import GraphModule
 
@@ -23,19 +24,8 @@ from fxopt_testing.rewrites import graph_of, refused
 FORMS = [*TRACED, "export-dynamic", pytest.param("export", marks=pytest.mark.nightly)]
 
 
-class Apply(nn.Module):
-    """A function as a model."""
-
-    def __init__(self, function: Callable[..., Any]) -> None:
-        super().__init__()
-        self.function = function
-
-    def forward(self, x: Tensor) -> Any:
-        return self.function(x)
-
-
 def traced(function: Callable[..., Any]) -> GraphModule:
-    return torch.fx.symbolic_trace(Apply(function))
+    return torch.fx.symbolic_trace(Called(function))
 
 
 def divided_by(constant: float) -> Callable[[Tensor], Tensor]:
@@ -59,7 +49,7 @@ def test_every_form_of_division(form: Form, name: str) -> None:
     sites = SITES.get(name, 1)
     assert_rewrites(
         ChangeTrueDivToMulByInverse(),
-        Apply(OUT_OF_PLACE[name]),
+        Called(OUT_OF_PLACE[name]),
         torch.randn(3, 6),
         count=sites,
         form=form,
@@ -86,7 +76,7 @@ IN_PLACE: dict[str, Callable[[Tensor], Any]] = {
 
 @pytest.mark.parametrize("name", IN_PLACE)
 def test_in_place_forms_write_the_callers_tensor_as_before(name: str) -> None:
-    model = Apply(IN_PLACE[name])
+    model = Called(IN_PLACE[name])
     rewritten = assert_rewrites(ChangeTrueDivToMulByInverse(), model, torch.randn(3, 6), count=1, gradients=False)
     x, y = torch.ones(3, 6), torch.ones(3, 6)
     rewritten(x)
@@ -98,14 +88,14 @@ def test_in_place_forms_write_the_callers_tensor_as_before(name: str) -> None:
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64, torch.int64, torch.uint8, torch.bool])
 def test_dtypes_of_the_dividend(dtype: torch.dtype) -> None:
     x = torch.arange(12).view(3, 4).to(dtype)
-    assert_rewrites(ChangeTrueDivToMulByInverse(), Apply(lambda x: x / 7), x, count=1)
+    assert_rewrites(ChangeTrueDivToMulByInverse(), Called(lambda x: x / 7), x, count=1)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.int32])
 @pytest.mark.parametrize("constant", [8, -2, 0.25])
 def test_powers_of_two_are_exact(dtype: torch.dtype, constant: float) -> None:
     x = (torch.randn(5, 4) * 100).to(dtype)
-    model = Apply(lambda x: x / constant)
+    model = Called(lambda x: x / constant)
     assert_rewrites(ChangeTrueDivToMulByInverse(), model, x, count=1, exact=True)
 
 
@@ -113,7 +103,7 @@ def test_powers_of_two_are_exact(dtype: torch.dtype, constant: float) -> None:
 @settings(max_examples=settings().max_examples // 3, deadline=None)
 def test_any_constant_is_safe(constant: float, known: bool) -> None:
     graph_module = (
-        graph_of(Apply(lambda x: x / constant), "modules", torch.ones(3)) if known else traced(lambda x: x / constant)
+        graph_of(Called(lambda x: x / constant), "modules", torch.ones(3)) if known else traced(lambda x: x / constant)
     )
     x = torch.tensor([1.0, -3.0, 0.0, 1e-3, 1e3])
     expected = graph_module(x)
@@ -154,7 +144,7 @@ def test_constants_without_a_safe_inverse_stay(constant: float) -> None:
 def test_the_limits_are_those_of_the_computation(dtype: torch.dtype, constant: float, sites: int) -> None:
     rewritten = assert_rewrites(
         ChangeTrueDivToMulByInverse(),
-        Apply(lambda x: x / constant),
+        Called(lambda x: x / constant),
         torch.ones(3, dtype=dtype),
         count=sites,
     )
@@ -173,7 +163,7 @@ def test_half_precision_in_the_default_dtype() -> None:
         torch.set_default_dtype(torch.float64)
         assert_rewrites(
             ChangeTrueDivToMulByInverse(),
-            Apply(lambda x: x / 1e300),
+            Called(lambda x: x / 1e300),
             torch.ones(3, dtype=torch.int64),
             count=1,
         )
@@ -215,7 +205,7 @@ def test_symbolic_sizes_stay_in_an_export() -> None:
     def function(x: Tensor) -> Tensor:
         return x * (x.shape[0] / 7) + x / 7
 
-    assert_rewrites(ChangeTrueDivToMulByInverse(), Apply(function), torch.randn(4, 6), count=1, form="export-dynamic")
+    assert_rewrites(ChangeTrueDivToMulByInverse(), Called(function), torch.randn(4, 6), count=1, form="export-dynamic")
 
 
 def test_a_tensor_made_of_sizes_is_a_tensor() -> None:
@@ -308,15 +298,10 @@ NOT_ROUNDED: dict[str, Callable[[Tensor], Any]] = {
 @pytest.mark.parametrize("name", NOT_ROUNDED)
 def test_quotients_that_nothing_rounds_change(name: str) -> None:
     x = torch.rand(4, 4)
-    graph_module = graph_of(Apply(NOT_ROUNDED[name]), "modules", x)
+    graph_module = graph_of(Called(NOT_ROUNDED[name]), "modules", x)
     expected = graph_module(x)
     ChangeTrueDivToMulByInverse()(graph_module, strict=True, expect=1)
     torch.testing.assert_close(graph_module(x), expected)
-
-
-class Opaque(nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
-        return x.floor()
 
 
 MODULES: dict[str, tuple[nn.Module, int]] = {
@@ -326,26 +311,19 @@ MODULES: dict[str, tuple[nn.Module, int]] = {
     "MaxPool2d": (nn.MaxPool2d(2, return_indices=True), 1),
     "Threshold": (nn.Threshold(0.5, 0), 0),
     "Hardshrink": (nn.Hardshrink(), 0),
-    "opaque": (Opaque(), 0),
+    "opaque": (Called(lambda x: x.floor()), 0),
 }
 
 
 @pytest.mark.parametrize("name", MODULES)
 def test_modules_after_a_quotient(name: str) -> None:
-    class Through(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.module = module
-
-        def forward(self, x: Tensor) -> Any:
-            return self.module(x / 7)
-
     class Tracer(torch.fx.Tracer):
         def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
             return True
 
     module, sites = MODULES[name]
-    graph_module = GraphModule(Through(), Tracer().trace(Through()))
+    model = Computes(lambda m, x: m.module(x / 7), module=module)
+    graph_module = GraphModule(model, Tracer().trace(model))
     ChangeTrueDivToMulByInverse()(graph_module, expect=sites)
 
 
@@ -365,7 +343,7 @@ OTHER_DIVISIONS: dict[str, tuple[Callable[[Tensor], Any], list[str]]] = {
 @pytest.mark.parametrize("name", OTHER_DIVISIONS)
 def test_other_divisions_stay(name: str) -> None:
     function, reasons = OTHER_DIVISIONS[name]
-    graph_module = graph_of(Apply(function), "modules", torch.ones(3, 4))
+    graph_module = graph_of(Called(function), "modules", torch.ones(3, 4))
     before = graph_module.code
     ChangeTrueDivToMulByInverse()(graph_module, expect=0)
     assert graph_module.code == before

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from padded_linears import Perceptron
+from site_passes import Called
 from torch import Tensor, nn
 
 from fxopt_capture import capture
@@ -129,17 +130,10 @@ class Known:
     value: Tensor
 
 
-class Wrapped(nn.Module):
-    """Returns a dataclass."""
-
-    def forward(self, x: Tensor) -> Known:
-        return Known(x)
-
-
 def test_types_that_are_there_and_that_are_not(tmp_path: Path) -> None:
     torch.export.register_dataclass(Known, serialized_type_name=f"{Known.__module__}.Known")
     path = tmp_path / "model.fxopt"
-    save(capture(Wrapped(), torch.ones(2)), path)
+    save(capture(Called(lambda x: Known(x)), torch.ones(2)), path)
 
     def renamed(name: str, content: bytes) -> bytes:
         return content.replace(f"{Known.__module__}.Known".encode(), b"elsewhere.Output")

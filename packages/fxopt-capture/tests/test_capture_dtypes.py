@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from archive_models import in_every_form
+from site_passes import Computes
 from test_capture_errors import line_of
 from torch import Tensor, nn
 
@@ -32,17 +33,6 @@ class Ones(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return torch.add(self.linear(x), torch.ones(4, dtype=x.dtype))
-
-
-class Asking(nn.Module):
-    """Reads the dtype of its input, of which nothing is in the graph."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.linear = nn.Linear(4, 4)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.linear(x) if x.dtype.is_floating_point else x
 
 
 class Counted(nn.Module):
@@ -99,7 +89,7 @@ def test_only_dtypes_of_the_kind_that_is_read_are_checked() -> None:
 
 
 def test_inputs_follow_a_module_that_is_moved(tmp_path: Path) -> None:
-    model = Asking().eval()
+    model = Computes(lambda m, x: m.linear(x) if x.dtype.is_floating_point else x, linear=nn.Linear(4, 4)).eval()
     moved = capture(copy.deepcopy(model), X).double()
     assert torch.equal(moved(X.double()), model.double()(X.double()))
     with pytest.raises(CaptureError, match=r"dtype torch\.float16.*; pass torch\.float64"):

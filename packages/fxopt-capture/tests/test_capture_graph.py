@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from site_passes import Computes
 from torch import Tensor, nn
 from torch.fx import GraphModule
 
@@ -111,16 +112,11 @@ def test_random_operators_stay_although_nothing_reads_them() -> None:
 
 
 def test_constants_get_names_that_are_free() -> None:
-    class Constant(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.lifted_tensor_0 = nn.Parameter(torch.ones(3))
-            self.table = {"a": torch.full((3,), 5.0)}
-
-        def forward(self, x: Tensor) -> Tensor:
-            return x * self.lifted_tensor_0 + torch.tensor([1.0, 2.0, 3.0]) + self.table["a"]
-
-    model = Constant().eval()
+    model = Computes(
+        lambda m, x: x * m.lifted_tensor_0 + torch.tensor([1.0, 2.0, 3.0]) + m.table["a"],
+        lifted_tensor_0=nn.Parameter(torch.ones(3)),
+        table={"a": torch.full((3,), 5.0)},
+    ).eval()
     captured = capture(model, torch.randn(2, 3))
     assert list(captured.state_dict()) == ["lifted_tensor_0"]
     x = torch.randn(4, 3)
@@ -128,15 +124,9 @@ def test_constants_get_names_that_are_free() -> None:
 
 
 def test_control_flow_operators_keep_their_branches() -> None:
-    class Choosing(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.lin = nn.Linear(3, 3)
-
-        def forward(self, x: Tensor) -> Any:
-            return torch.cond(x.sum() > 0, lambda y: self.lin(y), lambda y: y - 1, (x,))
-
-    model = Choosing().eval()
+    model = Computes(
+        lambda m, x: torch.cond(x.sum() > 0, lambda y: m.lin(y), lambda y: y - 1, (x,)), lin=nn.Linear(3, 3)
+    ).eval()
     captured = capture(model, torch.randn(2, 3))
     assert list(captured.state_dict()) == list(model.state_dict())
     for x in (torch.ones(2, 3), -torch.ones(2, 3)):

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from site_passes import Called
 from torch import Tensor, nn
 from torch.export import Dim, ShapesCollection
 from torch.fx import GraphModule
@@ -70,11 +71,7 @@ def test_guards_stay_where_torch_suppresses_them() -> None:
 
 
 def test_a_model_for_a_batch_of_one_only() -> None:
-    class Single(nn.Module):
-        def forward(self, x: Tensor) -> Tensor:
-            return x.reshape(4)
-
-    captured = capture(Single().eval(), torch.randn(1, 4))
+    captured = capture(Called(lambda x: x.reshape(4)).eval(), torch.randn(1, 4))
     assert captured(torch.ones(1, 4)).shape == (4,)
     with pytest.raises(CaptureError, match="size 2 in dimension 0, where the graph was captured for 1"):
         captured(torch.ones(2, 4))

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from site_passes import Computes
 from torch import Tensor, nn
 from torch.fx import GraphModule
 from torch.nn import functional as F
@@ -136,19 +137,10 @@ def test_functional_call_is_raised_only_if_it_is_what_the_layer_does(stride: int
     check_equal(model, graph_module, torch.randn(3, 2, 8, 8))
 
 
-class OtherBias(nn.Module):
-    """Calls a linear layer's weight with another layer's bias."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.second = nn.Linear(3, 3), nn.Linear(3, 3)
-
-    def forward(self, x: Tensor) -> Any:
-        return F.linear(self.first(x), self.first.weight, self.second.bias)
-
-
 def test_mixed_tensors_stay_an_operator() -> None:
-    model = OtherBias().eval()
+    model = Computes(
+        lambda m, x: F.linear(m.first(x), m.first.weight, m.second.bias), first=nn.Linear(3, 3), second=nn.Linear(3, 3)
+    ).eval()
     graph_module = capture(model, torch.randn(2, 3))
     assert called(graph_module) == ["first"]
     assert operators(graph_module) == ["aten.linear.default"]

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from site_passes import Called
 from torch import nn
 from torch.fx import GraphModule
 from torch.fx.passes.infra.pass_manager import PassManager, this_before_that_pass_constraint
@@ -60,13 +61,8 @@ class CallsAModule(Transformation):
         return graph_module
 
 
-class Model(nn.Module):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x * 3.0 - 1.0
-
-
 def traced() -> GraphModule:
-    return torch.fx.symbolic_trace(Model())
+    return torch.fx.symbolic_trace(Called(lambda x: x * 3.0 - 1.0))
 
 
 class TestPassBase:

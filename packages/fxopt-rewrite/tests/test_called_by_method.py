@@ -6,8 +6,8 @@ import pickle
 
 import pytest
 import torch
-from site_passes import Retarget
-from torch import Tensor, nn
+from site_passes import Called, Retarget
+from torch import nn
 from torch.fx import GraphModule, symbolic_trace
 
 from fxopt_core import PreconditionError, history, undo
@@ -15,13 +15,8 @@ from fxopt_core import PreconditionError, history, undo
 RELU = Retarget(old="relu", new="tanh")
 
 
-class Model(nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
-        return torch.relu(x) + torch.sin(torch.sin(torch.relu(x)))
-
-
 def traced() -> GraphModule:
-    return symbolic_trace(Model())
+    return symbolic_trace(Called(lambda x: torch.relu(x) + torch.sin(torch.sin(torch.relu(x)))))
 
 
 def recompiled(graph_module: GraphModule) -> str:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from site_passes import nodes_of
+from site_passes import Computes, nodes_of
 from torch import Tensor, nn
 from torch.fx import Graph, GraphModule, Node, symbolic_trace
 
@@ -46,18 +46,9 @@ class Block(nn.Module):
         return self.q(x) * self.scale + self.k(x) + self.offset
 
 
-class Model(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.block = Block()
-
-    def forward(self, x: Tensor) -> Any:
-        return self.block(torch.relu(x))
-
-
 def traced() -> GraphModule:
     torch.manual_seed(0)
-    return symbolic_trace(Model().eval())
+    return symbolic_trace(Computes(lambda m, x: m.block(torch.relu(x)), block=Block()).eval())
 
 
 def edited(edits: Callable[[Editor, dict[str, Node]], object]) -> GraphModule:

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from site_passes import nodes_of
+from site_passes import Computes, nodes_of
 from torch import Tensor, nn
 from torch.fx import Graph, GraphModule, Tracer, symbolic_trace
 
@@ -133,15 +133,7 @@ class TestReaders:
         assert not index.readers(torch.ones(1))
 
     def test_opaque_modules_read_what_they_hold(self) -> None:
-        class Outer(nn.Module):
-            def __init__(self) -> None:
-                super().__init__()
-                self.inner = Inner()
-
-            def forward(self, x: Tensor) -> Any:
-                return self.inner(x) + self.inner.a(x)
-
-        graph_module: Any = with_leaf(Inner, Outer())
+        graph_module: Any = with_leaf(Inner, Computes(lambda m, x: m.inner(x) + m.inner.a(x), inner=Inner()))
         index, nodes = GraphIndex(graph_module), nodes_of(graph_module)
         assert set(index.readers(graph_module.inner.a.weight)) == {nodes["inner"], nodes["inner_a"]}
         assert set(index.readers(graph_module.inner.offset)) == {nodes["inner"]}

@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from hypothesis import given, settings, strategies as st
+from site_passes import Computes
 from torch import Tensor, nn
 from torch.fx import GraphModule, Node, symbolic_trace
 
@@ -179,17 +180,10 @@ def test_modules_functions_and_methods_are_one() -> None:
         assert found(pattern, model) == [("x",)]
     both = nn.ModuleList([nn.GELU(), nn.ReLU()])
 
-    class Gated(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.gelu, self.relu = both[0], both[1]
-
-        def forward(self, x: Tensor) -> Any:
-            return self.gelu(x) * self.relu(x)
-
-    assert found(pattern, symbolic_trace(Gated())) == [("x",)]
-    both[0] = nn.GELU("tanh")
-    assert not found(pattern, symbolic_trace(Gated()))
+    gated = Computes(lambda m, x: m.gelu(x) * m.relu(x), gelu=both[0], relu=both[1])
+    assert found(pattern, symbolic_trace(gated)) == [("x",)]
+    gated.gelu = nn.GELU("tanh")
+    assert not found(pattern, symbolic_trace(gated))
 
 
 def test_a_parameter_that_is_read_twice_is_one_value() -> None:
@@ -225,15 +219,9 @@ def test_annotations() -> None:
     def scaled(layer: Annotated[Tensor, read_linear], factor: float) -> Tensor:
         return layer * factor
 
-    class Model(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.fc = nn.Linear(4, 4)
-
-        def forward(self, x: Tensor) -> Any:
-            return self.fc(x) * 0.5 + F.linear(x, self.fc.weight, self.fc.bias)
-
-    index = GraphIndex(symbolic_trace(Model()))
+    index = GraphIndex(
+        symbolic_trace(Computes(lambda m, x: m.fc(x) * 0.5 + F.linear(x, m.fc.weight, m.fc.bias), fc=nn.Linear(4, 4)))
+    )
     (match,) = [match for node in index.nodes for match in Pattern(scaled).matches(index, node)]
     assert isinstance(match.values["layer"], LinearCall) and match.values["factor"] == 0.5
     kinds = {"w": nn.Parameter, "b": nn.Parameter | None}

@@ -6,11 +6,10 @@ import json
 import pickle
 import subprocess
 import sys
-from typing import Any
 
 import pytest
 import torch
-from site_passes import ReluToClamp
+from site_passes import Computes, ReluToClamp
 from torch import Tensor, nn
 from torch.fx import GraphModule, symbolic_trace
 
@@ -37,18 +36,13 @@ class Inner(nn.Module):
         return torch.relu(self.linear(x)) + torch.relu(x)
 
 
-class Model(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.inner = Inner()
-
-    def forward(self, x: Tensor) -> Any:
-        return self.inner(x)
+def outer() -> nn.Module:
+    return Computes(lambda m, x: m.inner(x), inner=Inner())
 
 
 def transformed() -> GraphModule:
     torch.manual_seed(0)
-    return ReluToClamp()(symbolic_trace(Model()), expect=2)
+    return ReluToClamp()(symbolic_trace(outer()), expect=2)
 
 
 READER = """
@@ -76,7 +70,7 @@ def test_it_is_undone_there() -> None:
     assert found["computed"] == found["after"] == expected
     assert found["history"] == ["     + relu -> clamp_min", "     + relu_1 -> clamp_min_1"]
     assert found["made"] == [["relu-to-clamp", ["relu"]], ["relu-to-clamp", ["relu_1"]]]
-    assert found["nodes"] == [node.name for node in iter_nodes(symbolic_trace(Model()).graph)]
+    assert found["nodes"] == [node.name for node in iter_nodes(symbolic_trace(outer()).graph)]
     assert any(f"{__name__}.Inner" in text for text in found["stack"])
 
 

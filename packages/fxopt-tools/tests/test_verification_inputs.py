@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from site_passes import Computes
 from torch import Tensor, nn
 from verified_calls import Calls, X, compare
 
@@ -151,15 +152,8 @@ def test_an_embedding_that_renormalises_itself_is_restored() -> None:
 
 
 def test_parameters_that_a_run_writes_are_noted() -> None:
-    class Writes(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.scale = nn.Parameter(torch.ones(()))
-
-        def forward(self, x: Tensor) -> Tensor:
-            return x * self.scale.add_(0)
-
-    report = verify(Writes(), Writes(), X)
+    original, other = (Computes(lambda m, x: x * m.scale.add_(0), scale=nn.Parameter(torch.ones(()))) for _ in "ab")
+    report = verify(original, other, X)
     assert report and any("the original writes to its parameter `scale`" in note for note in report.notes)
     assert len(report.notes) == 2
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 import torch
-from site_passes import ReluToClamp
-from torch import Tensor, nn
+from site_passes import Computes, ReluToClamp
+from torch import nn
 from torch.fx import GraphModule, symbolic_trace
 
 from fxopt_core import (
@@ -42,19 +42,10 @@ class BadlyUndone(ReversibleTransformation):
         return graph_module
 
 
-class Model(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.linear = nn.Linear(4, 4)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return torch.relu(self.linear(x)) + torch.sin(x)
-
-
 def traced() -> GraphModule:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        return symbolic_trace(Model())
+        return symbolic_trace(Computes(lambda m, x: torch.relu(m.linear(x)) + torch.sin(x), linear=nn.Linear(4, 4)))
 
 
 def test_every_pass_that_is_taken_back_is_checked() -> None:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from command_models import attention, seeded
 from command_runs import fxopt, fxopt_json
-from torch import Tensor, nn
+from site_passes import Computes
+from torch import nn
 
 from fxopt_capture.archive.files import load, save
 from fxopt_capture.capture import capture
@@ -20,15 +20,9 @@ from fxopt_linear.merge_linears import MergeLinears
 from fxopt_norm.linear import FuseBatchNorm1dInLinear
 
 
-class Pair(nn.Module):
+def pair() -> nn.Module:
     """Two layers that merge."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.q, self.k = nn.Linear(4, 4), nn.Linear(4, 4)
-
-    def forward(self, x: Tensor) -> Any:
-        return self.q(x) + self.k(x)
+    return Computes(lambda m, x: m.q(x) + m.k(x), q=nn.Linear(4, 4), k=nn.Linear(4, 4))
 
 
 @pytest.fixture(scope="module")
@@ -103,7 +97,7 @@ class TestHistory:
 
     def test_sites_are_summarised(self, tmp_path: Path) -> None:
         path = tmp_path / "pairs.fxopt"
-        pairs = nn.Sequential(Pair(), Pair(), Pair())
+        pairs = nn.Sequential(pair(), pair(), pair())
         save(compose(FuseBatchNorm1dInLinear(), MergeLinears())(capture(pairs, torch.ones(2, 4))), path)
         heading, merged, sites, idle = fxopt("history", path).stdout.splitlines()
         assert (heading[:3], merged.split()[:2]) == ("run", ["0.1", "merge-linears"])
