@@ -16,6 +16,10 @@ SEED = int(os.environ.get("FXOPT_TEST_SEED", "0"))
 sys.path[:0] = map(str, sorted(ROOT.glob("packages/*/tests")))
 
 
+# A capture makes hundreds of thousands of objects that stay for a while; looking for garbage every 700 is in vain.
+gc.set_threshold(10_000, 10, 10)
+
+
 def pytest_collectstart() -> None:
     """Seed what a module of tests draws while it is imported."""
     seed()
@@ -59,7 +63,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def seed() -> None:
-    """Seed torch's generators."""
+    """Seed torch's generator: `torch.manual_seed` formats a stack for each other kind of device too."""
     import torch  # only here: the process that hands out tests reads this file too, and has no use for torch
 
-    torch.manual_seed(SEED)
+    torch.default_generator.manual_seed(SEED)

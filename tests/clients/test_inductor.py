@@ -38,9 +38,10 @@ class ChangeSubtrahend(Transformation):
 def _an_empty_cache() -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch warns of torch
+        from torch._inductor import config
         from torch._inductor.utils import fresh_cache
 
-        with fresh_cache():
+        with fresh_cache(), config.patch({"cpp.vec_isa_ok": True}):  # else it compiles a program for each that it tries
             yield
 
 
