@@ -9,6 +9,7 @@ import torch
 from benchmarks.cases import Case
 from benchmarks.contenders import FXOPT, FXOPT_CAPTURED, Contender
 from benchmarks.correctness import all_cases, judge, one_of_each
+from nightly import mostly_nightly
 from torch import nn
 
 from benchmarks import promises
@@ -50,7 +51,7 @@ def test_verdicts(case: Case) -> None:
     assert judge(Contender("compiles", compiling), case).kind == "compiled"
 
 
-@pytest.mark.parametrize("case", CASES, ids=titled)
+@pytest.mark.parametrize("case", mostly_nightly(CASES, {case.title for case in (*FIRST, *CASES[::3])}, titled))
 def test_fxopt_computes_every_case_right(case: Case) -> None:
     """By rewriting the trace, or by leaving it alone."""
     assert judge(FXOPT, case).right

@@ -10,7 +10,7 @@ from shipped_passes import CPU, FAMILIES, name_of, tried_everywhere
 from fxopt_testing.plugin import run_check
 from fxopt_testing.trial import Subject
 
-IN_CI = ("merge-linears", "fuse-bias-in-linear")  # that of all passes takes minutes
+IN_CI = ("merge-linears",)  # that of all passes takes minutes
 
 
 @pytest.mark.parametrize("subject", mostly_nightly(tried_everywhere(*FAMILIES, CPU), IN_CI, name_of))

@@ -52,7 +52,7 @@ from fxopt_tools import Verify
 
 # torch warns about itself when the pytree of an export graph is copied.
 pytestmark = pytest.mark.filterwarnings("ignore:`isinstance\\(treespec, LeafSpec\\)` is deprecated:FutureWarning")
-CALLS: Choice = some(1_000 if NIGHTLY else 4)
+CALLS: Choice = some(1_000 if NIGHTLY else 3)
 LARGE = 256  # a square weight of this size is what a pass releases, so that a rollback has to rebuild it
 
 

@@ -41,11 +41,12 @@ BY_NIGHT = {
     "README.md",
     "docs/faster-timm.md",
     "docs/onwards.md",
+    "docs/tutorial.md",
     "docs/tutorial-vision.md",
     "packages/fxopt-testing/README.md",
 }
 """CI runs README by a session of its own. By day, what the others show is tried by `test_cpu_inference` (timm, vision),
-`test_onwards`, and docs/testing.md (the kit)."""
+`test_onwards`, docs/testing.md (the kit), and `test_readme` on the same encoder (the tutorial)."""
 OF_ANY_DEPTH = {"docs/faster-embeddings.md", "docs/faster-rerankers.md"}
 """Documents that print the same of an encoder of two layers as of one of six."""
 
