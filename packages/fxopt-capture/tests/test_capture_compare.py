@@ -229,6 +229,7 @@ def test_containers_of_arguments_that_are_baked_in_are_left_as_they_were() -> No
 
     names = ["a", "b", "c"]
     notes: dict[str, list[str]] = {"deep": []}
-    captured = capture(Taking(), (X, names, notes), compare=False)
-    assert (names, notes) == (["a", "b", "c"], {"deep": []})
-    assert torch.equal(captured(X, ["a", "b", "c"], {"deep": []}), X * 2)
+    for compare in (False, True):
+        captured = capture(Taking(), (X, names, notes), compare=compare)
+        assert (names, notes) == (["a", "b", "c"], {"deep": []})
+        assert torch.equal(captured(X, ["a", "b", "c"], {"deep": []}), X * 2)

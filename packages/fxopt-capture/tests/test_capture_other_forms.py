@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from archive_models import in_every_form
+from site_passes import Called
 from test_capture_conversion import text_model
 from torch import Tensor, nn
 
@@ -175,5 +176,10 @@ def test_strides_that_a_model_depends_on_are_demanded(
         torch.testing.assert_close(each(shown.clone()), Strided(layout)(shown.clone()))
         with pytest.raises(CaptureError, match="`x` does not have the strides of torch"):
             each(other)
+    nested = capture(Called(lambda xs: Strided(layout)(xs[0])), ([shown[:1]],))
+    with pytest.raises(CaptureError, match=r"`.*\[0\]` does not have the strides of torch"):
+        nested([other])
+    with pytest.raises(CaptureError, match="which a program of torch"):
+        export(nested, ([shown],))
     with pytest.raises(CaptureError, match=r"reads strides at .*, in forward, and `x` is not contiguous"):
         capture(Strided(torch.contiguous_format), other)

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from site_passes import Called
 from torch import Tensor, nn
 
 from fxopt_capture import InputGuards, capture
@@ -179,3 +180,20 @@ def test_a_rank_that_follows_from_sizes_leaves_no_guard_and_is_refused(part: int
     torch.testing.assert_close(captured(x), model(x))
     with pytest.raises(CaptureError, match="!= 1"):
         captured(x[:part])
+
+
+def test_sizes_of_1_are_compared_wherever_they_may_be_dropped() -> None:
+    halved = Called(lambda x: x[: x.shape[0] // 2].squeeze(0) * 2)  # whatever its rank is
+    for rows in (6, 2):
+        captured = capture(halved, torch.randn(rows, 4))
+        for x in (torch.randn(5, 4), torch.randn(2, 4)):
+            assert torch.equal(captured(x), halved(x))
+
+    def ranked(x: Tensor) -> Tensor:
+        with torch.no_grad():
+            rows = x.squeeze(0)
+        return rows * 2 if rows.dim() == 1 else rows
+
+    captured = capture(Called(ranked), torch.randn(3, 4))
+    with pytest.raises(CaptureError, match="!= 1"):
+        captured(torch.randn(1, 4))

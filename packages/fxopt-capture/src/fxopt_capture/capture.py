@@ -317,7 +317,7 @@ def _check_example(request: Request, exported: Export, captured: CapturedModule)
             f"the graph of {name} does not compute what the model does on the example: {found}. If the model {values}, "
             f"{remedy}"
         )
-    compare_other_forms(model, form, captured, inputs, request.observer.reads)
+    compare_other_forms(model, form, captured, exported.inputs, request.observer.reads)
 
 
 def _unused(exported: Export) -> list[str]:
@@ -342,12 +342,16 @@ def _check_steps(request: Request, exported: Export) -> None:
     except Exception as error:  # whatever the model raises
         change = f"it raises {type(error).__name__}: {error}"
     if change is not None or is_weightless(model):
-        changes = ", ".join(f"`{name}` from {old!r:.40} to {new!r:.40}" for name, (old, new) in steps.items())
+        changes = ", ".join(f"`{name}` from {_shown(old)} to {_shown(new)}" for name, (old, new) in steps.items())
         raise CaptureError(
             f"{type(model).__name__} cannot be captured: a call of it changes {changes}, and in the next call "
             f"{change or 'of a model on the meta device, other outputs would go unnoticed'}. The graph would compute "
             f"the same every time; let the model keep that in a buffer, and change the buffer in place"
         )
+
+
+def _shown(value: object) -> str:
+    return f"{value!r:.40}" if isinstance(value, list | int | float | str | None) else type_text(value)
 
 
 def _check_tensors(model: nn.Module) -> None:

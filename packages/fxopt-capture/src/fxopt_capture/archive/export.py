@@ -177,6 +177,11 @@ def _export_guarded(graph_module: GraphModule, call: ExampleCall, guards: InputG
     is right: fewer if sizes of 0 and 1 are allowed, as far as torch can export that.
     """
     shapes = _dynamic_shapes(guards, pytree.tree_leaves(dict(call.inputs)))
+    if strided := [spec.name for spec in guards.specs if spec.layout is not None]:
+        raise CaptureError(
+            f"the graph is valid for one order of strides of `{strided[0]}`, which a program of torch.export cannot "
+            f"check; let the model not depend on strides, or save the graph with fxopt_capture.save"
+        )
     try:
         program = _export(graph_module, call, shapes, small_sizes=True)
         _demand_dynamic(program, call, guards)

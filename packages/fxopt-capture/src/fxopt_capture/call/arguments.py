@@ -85,7 +85,8 @@ class CallForm:
         `inputs` are the graph's inputs by name. Arguments are passed by name, except positional-only ones and those
         that the capture was given by position: hooks of the model see the difference.
         """
-        values = {**inputs, **self.fixed}
+        # Containers are new ones for each call: a model may take what they hold out of them.
+        values = {**inputs, **pytree.tree_map(lambda leaf: leaf, dict(self.fixed))}
         positional: list[object] = []
         for index, parameter in enumerate(self.parameters):
             # What stands before `*args` goes by position as soon as `*args` are given.

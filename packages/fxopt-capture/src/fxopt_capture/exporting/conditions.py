@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import sympy  # type: ignore[import-untyped]  # has no types; a dependency of torch
 import torch
 from torch.export import ExportedProgram
-from torch.fx import Graph
+from torch.fx import GraphModule
 from torch.utils import _pytree as pytree
 from torch.utils._sympy.printers import PythonPrinter
 
@@ -42,9 +43,8 @@ def read_guards(
     for place, spec in enumerate(specs):
         if (value := known.get(spec.name)) is not None:
             specs[place] = replace(spec, value=tuple(value.flatten().tolist()), dtype=value.dtype)
-    sizes: dict[sympy.Symbol, str] = {}
-    conditions = [*_relations(program.range_constraints, values, sizes), *_observed(program, paths, names)]
-    return InputGuards(specs, joined(distinct([*conditions, *_squeezed(program.graph, sizes)])), mode)
+    conditions = [*_relations(program.range_constraints, values, {}), *_observed(program, paths, names)]
+    return InputGuards(specs, joined(distinct(conditions)), mode)
 
 
 def size_expression(size: object) -> sympy.Expr | None:
@@ -100,9 +100,17 @@ def _code_of(expression: sympy.Expr, known: Mapping[sympy.Symbol, str]) -> str:
     return code
 
 
-def _squeezed(graph: Graph, known: Mapping[sympy.Symbol, str]) -> Iterator[str]:
-    """Yield that a dynamic size is not 1 where `squeeze` would then drop it; an export for small sizes has no guard."""
-    for target in _SQUEEZES:
+def squeezed(module: GraphModule, values: Sequence[object]) -> Iterator[str]:
+    """Yield that a dynamic size is not 1 where `squeeze` would then drop it; an export for small sizes has no guard.
+
+    Args:
+        module: the exported model.
+        values: ``meta["val"]`` of the placeholders of its inputs.
+    """
+    known: dict[sympy.Symbol, str] = {}
+    list(_relations({}, values, known))
+    graphs = [each.graph for each in module.modules() if isinstance(each, GraphModule)]
+    for graph, target in itertools.product(graphs, _SQUEEZES):
         for node in graph.find_nodes(op="call_function", target=target):
             sizes = node.args[0].meta["val"].shape
             dims = pytree.tree_leaves(node.args[1]) if len(node.args) > 1 else range(len(sizes))

@@ -28,7 +28,7 @@ _GETTERS = tuple(getattr(torch.Tensor, name).__get__ for name in ("dtype", "item
 _PLAIN = (int, float, str)
 _READS = frozenset({*_GETTERS, torch.result_type, torch.Tensor.type, torch.Tensor.element_size})
 #: Attributes that hold something else during an export.
-_EXCHANGED = frozenset({"_parameters", "_buffers", "_modules", "forward"})
+_EXCHANGED = frozenset({"_parameters", "_buffers", "_modules", "forward", "_flat_weights", "_flat_weight_refs"})
 #: What depends on strides. `contiguous` leaves no call in the graph if it returns the tensor itself. Of values within
 #: the model, this is usual after attention, and as right for other strides of the inputs.
 _OF_LAYOUT = frozenset({torch.Tensor.stride, torch.Tensor.is_contiguous, torch.Tensor.contiguous})
@@ -100,7 +100,7 @@ def _copied(value: object, depth: int = 4) -> object:
 
 def changed_attributes(before: Mapping[str, object], now: Mapping[str, object]) -> dict[str, tuple[object, object]]:
     """Return the old and the new value of each attribute that is no longer the same, by name."""
-    both = {name: (before.get(name), value) for name, value in now.items()}
+    both = {name: (before.get(name), now.get(name)) for name in {**before, **now}}
     return {name: (old, new) for name, (old, new) in both.items() if not _is_same(old, new)}
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.fx import GraphModule
+from torch.utils import _pytree as pytree
 
 from fxopt_capture.call.arguments import CallForm
 from fxopt_capture.call.guards import GUARDS, InputGuards, guards_of
@@ -29,11 +30,12 @@ def compare_other_forms(
     names) with other values, and tensors with other strides if the model reads strides. The graph refuses the other
     form from then on if it differs. A form that the model refuses changes nothing.
     """
+    leaves = pytree.tree_leaves(dict(inputs))
     for index, spec in enumerate(guards_of(captured).specs):
-        value = inputs.get(spec.name)
+        value = leaves[index]
         if not isinstance(value, torch.Tensor) or not value.dim():
             continue
-        agrees = partial(_agrees, model, form, captured, inputs, spec.name)
+        agrees = partial(_agrees, model, form, captured, inputs, index)
         is_mask = "mask" in spec.name and spec.kind in ("bool", "integer") and ((value == 0) | (value == 1)).all()
         if is_mask and not agrees(_other_form(value)):
             _demand(captured, index, ones=bool(value.all()))
@@ -70,7 +72,8 @@ def _other_layout(value: torch.Tensor) -> torch.Tensor:
     """Return the same values with other strides, contiguous ones if they are not."""
     if not value.is_contiguous():
         return value.contiguous()
-    return value.contiguous(memory_format=torch.channels_last) if value.dim() == 4 else value.mT.contiguous().mT
+    last = value.contiguous(memory_format=torch.channels_last) if value.dim() == 4 else value
+    return value.mT.contiguous().mT if last.is_contiguous() else last
 
 
 def _agrees(
@@ -78,12 +81,14 @@ def _agrees(
     form: CallForm,
     captured: GraphModule,
     inputs: Mapping[str, object],
-    name: str,
+    index: int,
     value: torch.Tensor,
 ) -> bool:
-    """Return whether model and graph do the same with this value of an input, or the model does not take it."""
+    """Return whether model and graph do the same with this tensor in an input, or the model does not take it."""
+    leaves, spec = pytree.tree_flatten(dict(inputs))
+    leaves[index] = value
     try:
-        return difference_in_call(model, form, captured, {**inputs, name: value}) is None
+        return difference_in_call(model, form, captured, pytree.tree_unflatten(leaves, spec)) is None
     except GraphError:
         return False
     except Exception:  # whatever the model raises

@@ -105,6 +105,23 @@ def open_questions(
     return [question for question in map(Question, asked) if guards.accepts(question.applied(leaves))]
 
 
+def sizes_against(
+    condition: str, values: Sequence[object], guards: InputGuards, leaves: Sequence[object]
+) -> Question | None:
+    """Return the largest sizes up to those of the example that `guards` accept and a condition does not, or None."""
+    test = InputGuards(guards.specs, [condition], guards.mode)
+    groups = _groups(values, guards, None)
+    together = {place: above for group in groups for place, above in group.items()}
+    for group in (*groups, *_groups(values, guards, leaves), together) if groups else ():
+        sizes = [int(leaves[index].shape[dim]) - above for (index, dim), above in group.items()]
+        for size in range(min(sizes), -1, -1):
+            question = Question({place: size + above for place, above in group.items()})
+            narrowed = question.applied(leaves)
+            if guards.accepts(narrowed) and not test.accepts(narrowed):
+                return question
+    return None
+
+
 def refuted(
     asked: Sequence[Question],
     model: nn.Module,

@@ -18,7 +18,7 @@ from fxopt_capture.call.guards import InputGuards
 from fxopt_capture.call.names import unknown_names
 from fxopt_capture.exporting.budget import Budget, OverBudgetError
 from fxopt_capture.exporting.compare import takes
-from fxopt_capture.exporting.conditions import read_guards
+from fxopt_capture.exporting.conditions import read_guards, squeezed
 from fxopt_capture.exporting.dynamic import (
     DimensionsOf,
     automatic_shapes,
@@ -34,7 +34,7 @@ from fxopt_capture.exporting.known_values import named_like_sizes
 from fxopt_capture.exporting.modes import captured_mode
 from fxopt_capture.exporting.observer import Observer
 from fxopt_capture.exporting.program import export_program
-from fxopt_capture.exporting.small_sizes import is_equal, open_questions, refuted
+from fxopt_capture.exporting.small_sizes import is_equal, open_questions, refuted, sizes_against
 from fxopt_capture.one_at_a_time import raise_interrupt
 from fxopt_capture.weightless import device_for, is_weightless, restore_tensors, stand_ins
 from fxopt_core import iter_nodes
@@ -231,13 +231,24 @@ def _export_for_all_sizes(request: Request, inputs: Mapping[str, object], shapes
     # 0 is compared even where no guard refuses it, since a branch on 0 leaves no guard.
     asked = [question for question in asked if question in refused or 0 in question.sizes.values()]
     together = open_questions(found.values, guards, leaves, alike=True)
+    if not is_weightless(request.model):  # which cannot be compared, and would refuse every batch of one
+        # Sizes that vary together are compared at 1 even without a guard: a branch within an operator leaves none.
+        asked += [each for each in together if each not in asked and 0 not in each.sizes.values()]
     compared = request.model, request.form, found.module, inputs, request.observer.known
     conditions = list(guards.conditions)
     for question in refuted(asked, *compared):
         # A size may be wrong alone and right with others: an empty mask is wrong for texts, and right for none.
         wider = [other for other in together if question.sizes.items() < other.sizes.items()][:1]
         conditions += question.refusal(wider[0] if wider and not refuted(wider, *compared) else None)
-    return replace(found, guards=InputGuards(guards.specs, distinct(conditions), guards.mode))
+    for condition in dict.fromkeys(squeezed(found.module, found.values)):
+        against = sizes_against(condition, found.values, InputGuards(guards.specs, conditions, guards.mode), leaves)
+        if against is None or refuted([against], *compared):
+            conditions.append(condition)
+    guards = InputGuards(guards.specs, distinct(conditions), guards.mode)
+    if not guards.accepts(leaves):
+        request.errors.append(CaptureError("the number of its dimensions follows from sizes that are 1 in the example"))
+        return None
+    return replace(found, guards=guards)
 
 
 def _try(request: Request, inputs: Mapping[str, object], shapes: Any, *, small_sizes: bool) -> Export | None:
