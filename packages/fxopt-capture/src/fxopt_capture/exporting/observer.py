@@ -92,7 +92,7 @@ def attributes_of(model: nn.Module) -> dict[str, object]:
     }
 
 
-def _copied(value: object, depth: int = 4) -> object:
+def _copied(value: Any, depth: int = 4) -> object:
     value = [*value.items()] if isinstance(value, dict) else value
     is_deeper = depth and isinstance(value, list | tuple | set | deque)
     return [_copied(each, depth - 1) for each in value] if is_deeper else value

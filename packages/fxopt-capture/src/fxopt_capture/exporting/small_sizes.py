@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import nn
@@ -106,7 +107,7 @@ def open_questions(
 
 
 def sizes_against(
-    condition: str, values: Sequence[object], guards: InputGuards, leaves: Sequence[object]
+    condition: str, values: Sequence[object], guards: InputGuards, leaves: Sequence[Any]
 ) -> Question | None:
     """Return the largest sizes up to those of the example that `guards` accept and a condition does not, or None."""
     test = InputGuards(guards.specs, [condition], guards.mode)
