@@ -208,7 +208,9 @@ class _Kinds(dict[CodeType, int]):
         file = code.co_filename
         calling = "fxopt_" in file or file.startswith((f"{_TORCH}/fx/", f"{_TORCH}/nn/"))
         calling = calling and not file.startswith(_OWN)  # what the kit does around an action does not fail
-        kind = _CALLING if calling else _CALLED if file.startswith(_TORCH) else _OTHER
+        # What weak references call when their objects end, and when that is, is not up to the function either.
+        is_called = file.startswith(_TORCH) and not file.endswith("/utils/weak.py")
+        kind = _CALLING if calling else _CALLED if is_called else _OTHER
         self[code] = kind = _OTHER if code.co_name in self.left_out else kind
         return kind
 
