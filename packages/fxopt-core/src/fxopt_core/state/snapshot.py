@@ -50,6 +50,7 @@ class _TensorState:
     rebuild: Rebuild | None = None
     reference: weakref.ref[Tensor] | None = None
     memory: weakref.ref[torch.UntypedStorage] | None = None
+    place: tuple[Any, ...] = ()  # of a released tensor; of others, the alias has it
 
     def __init__(self, tensor: Tensor, name: str) -> None:
         self.name = name  # the first one, if it has several
@@ -57,7 +58,7 @@ class _TensorState:
         self.tensor: Tensor | None = tensor
         alias: Tensor = tensor.data
         self.alias: Tensor | None = alias
-        self.place, self.nbytes = _place(alias), _nbytes(alias)
+        self.nbytes = _nbytes(alias)
         self.version = None if tensor.is_inference() else tensor._version
         self.requires_grad, self.leaf = tensor.requires_grad, tensor.is_leaf
         self.attributes = dict(vars(tensor))
@@ -74,7 +75,8 @@ class _TensorState:
             return True
         self.tensor = tensor
         unwritten = self.protected or self.version is None or tensor.is_inference() or tensor._version == self.version
-        if _place(tensor.data) != self.place:  # for example, a pass let it share the memory of a new tensor
+        place = self.place if self.alias is None else _place(self.alias)
+        if _place(tensor.data) != place:  # for example, a pass let it share the memory of a new tensor
             tensor.data = self._rebuilt() if self.alias is None else self.alias
         if self.alias is not None and _nbytes(self.alias) != self.nbytes:
             unwritten = self.protected
@@ -302,7 +304,7 @@ class Snapshot:
             module.to_weak()
         self._is_weak = True
         storage = _storage(alias)
-        state.memory = None if storage is None else weakref.ref(storage)
+        state.memory, state.place = None if storage is None else weakref.ref(storage), _place(alias)
         state.rebuild, state.reference = rebuild, weakref.ref(tensor)
         state.tensor = state.alias = None
 
