@@ -117,6 +117,9 @@ def test_an_archive_says_of_a_mask_what_guards_can_check() -> None:
     rows["specs"][0]["InputSpec"]["ones"] = "print()"
     with pytest.raises(MalformedError, match="as 'ones' of InputSpec, expected bool"):
         read_guards(rows)
+    spec = InputSpec("x", "floating", (None,), layout=torch.preserve_format)  # of which no tensor can be asked
+    with pytest.raises(MalformedError, match="is not a layout"):
+        read_guards(write_guards(InputGuards([spec], [])))
 
 
 def test_a_mask_that_the_model_does_not_take_says_nothing() -> None:

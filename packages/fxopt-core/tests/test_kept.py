@@ -76,3 +76,12 @@ def test_values_in_nested_containers_come_back() -> None:
         key += 1
         module.cache["layers"].append(torch.ones(1))
     assert len(module.cache["layers"]) == 1 and module.cache["layers"][0]["key"] is key and not key.any()
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+def test_buffers_come_back_beside_a_script_module() -> None:
+    norm, script = nn.BatchNorm1d(3), torch.jit.script(nn.BatchNorm1d(3))
+    model = nn.ModuleDict({"norm": norm, "script": script})
+    with kept(model, buffers=True):
+        script(norm(torch.randn(4, 3)))
+    assert norm.running_mean is not None and norm.running_mean.tolist() == [0, 0, 0]

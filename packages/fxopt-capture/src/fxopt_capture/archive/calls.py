@@ -20,7 +20,7 @@ from fxopt_capture._torch import pytree_info, set_pytree_info
 from fxopt_capture.archive.arithmetic import check_conditions
 from fxopt_capture.call.arguments import CallForm, InputBinding, Parameter
 from fxopt_capture.call.caches import is_cache_type, register_cache_type
-from fxopt_capture.call.guards import InputGuards, InputSpec
+from fxopt_capture.call.guards import LAYOUTS, InputGuards, InputSpec
 from fxopt_capture.call.nesting import Nesting, nesting_of
 from fxopt_capture.call.structures import inputs_by_name, structures_of
 from fxopt_core import (
@@ -243,6 +243,8 @@ def read_guards(rows: Form) -> InputGuards:
     for spec in specs:
         if spec.kind not in (_KINDS | {None}):
             raise MalformedError(f"{spec.kind!r:.40} is not a kind of dtype")
+        if spec.layout not in (None, *LAYOUTS):
+            raise MalformedError(f"{spec.layout} is not a layout that guards demand")
         if spec.kind is not None and spec.value is not None:
             values: Any = spec.value if isinstance(spec.value, tuple) else None
             sizes: Any = spec.sizes

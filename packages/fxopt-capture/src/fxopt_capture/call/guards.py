@@ -22,6 +22,8 @@ from fxopt_core.errors import CaptureError
 
 #: The name of the guards in a captured module: that of torch.export's own check.
 GUARDS = "_guards_fn"
+#: The memory formats that guards may demand.
+LAYOUTS = (torch.contiguous_format, torch.channels_last)
 _BROADCAST = "; a size of 1 is fixed where it may be broadcast or the model treats it differently: give 2 or more"
 _ADVICE = "capture the model again with such an input, or with `dynamic_shapes` that allow it"
 _EACH = "capture the model again with such an input, or give optimize(..., also=[...]) an example of each"

@@ -13,12 +13,10 @@ from torch.fx import GraphModule
 from torch.utils import _pytree as pytree
 
 from fxopt_capture.call.arguments import CallForm
-from fxopt_capture.call.guards import GUARDS, InputGuards, guards_of
+from fxopt_capture.call.guards import GUARDS, LAYOUTS, InputGuards, guards_of
 from fxopt_capture.exporting.compare import GraphError, difference_in_call
 from fxopt_capture.exporting.observer import LAYOUT
 from fxopt_core.errors import CaptureError
-
-_LAYOUTS = (torch.contiguous_format, torch.channels_last)
 
 
 def compare_other_forms(
@@ -40,7 +38,7 @@ def compare_other_forms(
         if is_mask and not agrees(_other_form(value)):
             _demand(captured, index, ones=bool(value.all()))
         if LAYOUT in reads and value.dim() > 1 and not agrees(_other_layout(value)):
-            layout = next((each for each in _LAYOUTS if value.is_contiguous(memory_format=each)), None)
+            layout = next((each for each in LAYOUTS if value.is_contiguous(memory_format=each)), None)
             if layout is None:
                 raise CaptureError(
                     f"{type(model).__name__} reads strides at {reads[LAYOUT]}, and `{spec.name}` is not contiguous, so "

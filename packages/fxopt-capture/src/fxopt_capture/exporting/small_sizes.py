@@ -25,6 +25,7 @@ from fxopt_capture.exporting.inequalities import dependence
 from fxopt_capture.weightless import is_weightless
 
 _SMALL = (1, 0)
+_MOST_TRIED = 2048  # sounds have hundreds of thousands of samples, of which convolutions leave one for some hundred
 
 Place = tuple[int, int]  # input, dimension
 Sizes = Mapping[Place, int]
@@ -109,16 +110,17 @@ def open_questions(
 def sizes_against(
     condition: str, values: Sequence[object], guards: InputGuards, leaves: Sequence[Any]
 ) -> Question | None:
-    """Return the largest sizes up to those of the example that `guards` accept and a condition does not, or None."""
+    """Return sizes, those of the example or smaller ones, that `guards` accept and a condition does not, or None."""
     test = InputGuards(guards.specs, [condition], guards.mode)
     groups = _groups(values, guards, None)
     together = {place: above for group in groups for place, above in group.items()}
     for group in (*groups, *_groups(values, guards, leaves), together) if groups else ():
         sizes = [int(leaves[index].shape[dim]) - above for (index, dim), above in group.items()]
-        for size in range(min(sizes), -1, -1):
+        smallest = min(sizes)
+        for size in (smallest, *range(min(smallest, _MOST_TRIED))):
             question = Question({place: size + above for place, above in group.items()})
             narrowed = question.applied(leaves)
-            if guards.accepts(narrowed) and not test.accepts(narrowed):
+            if not test.accepts(narrowed) and guards.accepts(narrowed):
                 return question
     return None
 

@@ -371,8 +371,9 @@ def kept(module: nn.Module, *, buffers: bool = False) -> Iterator[None]:
     >>> linear.seen, linear.total, hasattr(linear, "extra")
     ([], tensor([0.]), False)
     """
-    snapshot = Snapshot(module, protect_values=module.buffers() if buffers else ())
-    snapshot._protect(state for state in snapshot._tensors.values() if not state.registered)
+    snapshot = Snapshot(module)
+    written = {id(each) for each in module.buffers()} if buffers else set()  # a script module's have no record
+    snapshot._protect(state for key, state in snapshot._tensors.items() if key in written or not state.registered)
     try:
         with torch.random.fork_rng(devices=[]):
             yield
