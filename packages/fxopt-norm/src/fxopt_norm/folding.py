@@ -151,9 +151,8 @@ class FoldBatchNorm(SitePass[FoldSite]):
         """Yield pairs of a layer and a batch norm."""
         for node in index.nodes:
             norm: BatchNormCall | Obstacle | None = read_batch_norm(index, node)
-            value, written = input_of(node), read_written_batch_norm(index, node) if norm is None else None
-            if written is not None:
-                value, norm = written
+            written = read_written_batch_norm(index, node) if norm is None else None
+            value, norm = (None if norm is None else input_of(node), norm) if written is None else written
             if norm is None or value is None:
                 continue
             layer = self.read_layer(index, value)

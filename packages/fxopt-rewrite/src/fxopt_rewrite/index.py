@@ -16,6 +16,7 @@ from fxopt_core import (
     iter_nodes,
 )
 from fxopt_rewrite.effects.analysis import Effects
+from fxopt_rewrite.effects.modules import tensors_of
 from fxopt_rewrite.ops.vocabulary import says_training
 
 K = TypeVar("K")
@@ -114,8 +115,10 @@ class GraphIndex:
 
     def _tensors(self) -> Iterator[tuple[str, Tensor]]:
         """Yield the parameters and buffers by full name, tied ones once for each of their names."""
-        yield from self.graph_module.named_parameters(remove_duplicate=False)
-        yield from self.graph_module.named_buffers(remove_duplicate=False)
+        for owner, module in self.modules.items():
+            for name, tensor in (*module._parameters.items(), *module._buffers.items()):
+                if tensor is not None:
+                    yield f"{owner}.{name}" if owner else name, tensor
 
     @cached_property
     def _tensor_names(self) -> dict[int, list[str]]:
@@ -144,7 +147,7 @@ class GraphIndex:
             value = self.module_of(node) if node.op == "call_module" else self.attribute_of(node)
             using: Iterable[Node] = node.users if node.op == "get_attr" else (node,)
             # A module that tracing did not enter may read whatever its children hold.
-            for tensor in [*value.parameters(), *value.buffers()] if isinstance(value, nn.Module) else [value]:
+            for tensor in tensors_of(value) if isinstance(value, nn.Module) else [value]:
                 if isinstance(tensor, Tensor):
                     readers.setdefault(id(tensor), {}).update(dict.fromkeys(using))
         return readers

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
+from functools import cache
 from typing import Any, TypeVar
 
 import torch
@@ -100,7 +101,16 @@ def bare_module(cls: type[ModuleT], *args: Any, **kwargs: Any) -> ModuleT:
     Parameter containing:
     tensor(..., device='meta', size=(3, 2), requires_grad=True)
     """
-    return cls(*args, device="meta", **kwargs)
+    hashable: Any = cls  # mypy takes classes of modules for unhashable
+    module: ModuleT = _without_initialisation(hashable)(*args, device="meta", **kwargs)  # type: ignore[assignment]
+    module.__class__ = cls
+    return module
+
+
+@cache
+def _without_initialisation(cls: type[nn.Module]) -> type[nn.Module]:
+    # On the meta device, drawing values takes as long as all the rest.
+    return type(cls.__name__, (cls,), {"reset_parameters": lambda self: None})
 
 
 def module_with(parameters: Mapping[str, nn.Parameter], cls: type[ModuleT], *args: Any, **kwargs: Any) -> ModuleT:

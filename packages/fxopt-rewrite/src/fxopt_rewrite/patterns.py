@@ -23,6 +23,7 @@ from fxopt_rewrite.calls.operation import MODIFIERS, Operation, read_call, read_
 from fxopt_rewrite.calls.records import Obstacle, TensorRef
 from fxopt_rewrite.index import GraphIndex
 from fxopt_rewrite.ops.names import MISSING
+from fxopt_rewrite.ops.vocabulary import called
 
 _Terms: TypeAlias = "tuple[tuple[Any, int], ...]"  # operands with their signs: -1 if they are subtracted or divided by
 _Operands: TypeAlias = "tuple[str, _Terms]"
@@ -134,10 +135,12 @@ class Pattern:
             node: the node.
             read: a cache of what nodes compute; pass the same one for all nodes and patterns.
         """
+        chain, target = self._chains.get(self.root), called(node)
+        if chain is not None and (target is None or _KINDS.get(target.name) != chain.kind):
+            return  # quickly, as for most nodes
         matcher = _Matcher(self, index, {} if read is None else read)
-        chain, (call, operands) = self._chains.get(self.root), matcher.read(node)
-        unlike = chain is not None and (operands is None or operands[0] != chain.kind)
-        if call is None or call.name in self.through or unlike:
+        call, operands = matcher.read(node)
+        if call is None or call.name in self.through or (chain is not None and operands is None):
             return
         # `x * 1` would match `x`, too, whatever computes it.
         for found in (each for each in matcher.match(self.root, node, _Found({}, {})) if node in each.nodes):

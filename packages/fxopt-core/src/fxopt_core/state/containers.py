@@ -66,11 +66,10 @@ class Containers:
     def add(self, values: Iterable[object]) -> list[Any]:
         """Record the containers among some values and those inside of them; return the other objects that they hold."""
         others: list[Any] = []
-        kind: type | None
         waiting: list[Any] = [value for value in values if type(value) not in _LEAVES]
         while waiting:
             value = waiting.pop()
-            kind = type(value)
+            kind: type | None = type(value)
             if kind not in _WALKED:  # a subclass, or no container
                 kind = next((each for each in _WALKED if isinstance(value, each)), None)
             if kind is None:

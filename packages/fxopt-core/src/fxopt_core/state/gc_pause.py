@@ -18,4 +18,7 @@ def collector_paused() -> Iterator[None]:
         yield
     finally:
         if was_running:
+            if not gc.get_freeze_count():
+                gc.freeze()  # moves them to the oldest generation: the next collection would walk through all of them
+                gc.unfreeze()
             gc.enable()

@@ -62,7 +62,7 @@ class _TensorState:
         self.version = None if tensor.is_inference() else tensor._version
         self.requires_grad, self.leaf = tensor.requires_grad, tensor.is_leaf
         self.attributes = dict(vars(tensor))
-        self.hooks = tensor._backward_hooks, dict(tensor._backward_hooks or {})
+        self.hooks = (hooks := tensor._backward_hooks), None if hooks is None else dict(hooks)
         self.grad = tensor.grad if self.leaf else None
 
     def restore_contents(self) -> bool:
@@ -140,8 +140,7 @@ def _place(tensor: Tensor) -> tuple[Any, ...]:
 
 
 def _nbytes(tensor: Tensor) -> int | None:
-    storage = _storage(tensor)
-    return None if storage is None else storage.nbytes()
+    return None if (storage := _storage(tensor)) is None else storage.nbytes()
 
 
 class _ModuleState:
@@ -247,7 +246,12 @@ class Snapshot:
                 if type(value) in ATOMS or (type(value) in _MOSTLY_EMPTY and not value):
                     continue  # settings, and hooks, which need no record to be emptied again
                 if key in _REGISTERED and isinstance(value, dict):  # script modules have none here
-                    state.registered[key] = {each: self._part(item, prefix + each) for each, item in value.items()}
+                    held = state.registered[key] = dict(value)
+                    for each, item in value.items():
+                        if isinstance(item, Tensor):
+                            held[each] = self._tensor(item, prefix + each, registered=True)
+                        elif item is not None:
+                            held[each] = self._module(item, prefix + each)
                 elif isinstance(value, Tensor):
                     state.attributes[key] = self._tensor(value, prefix + key)
                 else:
@@ -255,11 +259,6 @@ class Snapshot:
                         if isinstance(part, Tensor):
                             self._tensor(part, f"{prefix}{key}[...]")
         return state
-
-    def _part(self, item: Any, name: str) -> Any:
-        if isinstance(item, Tensor):
-            return self._tensor(item, name, registered=True)
-        return None if item is None else self._module(item, name)
 
     def _tensor(self, tensor: Tensor, name: str, *, registered: bool = False) -> _TensorState:
         """Record a tensor, the tensors that a subclass keeps in attributes, and its gradient."""

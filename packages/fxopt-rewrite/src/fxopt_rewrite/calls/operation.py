@@ -212,7 +212,9 @@ def input_of(node: Node) -> Node | None:
     if target is not None and target.name in ("addmm", "embedding"):
         value = bind(target, node.args, node.kwargs)[0].get("mat1" if target.name == "addmm" else "input")
     else:
-        value = next(iter((*node.args, *(node.kwargs[name] for name in _INPUTS if name in node.kwargs))), None)
+        value = (
+            node.args[0] if node.args else next((node.kwargs[name] for name in _INPUTS if name in node.kwargs), None)
+        )
     return value if isinstance(value, Node) else None
 
 

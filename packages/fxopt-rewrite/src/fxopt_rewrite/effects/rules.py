@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import inspect
 import operator
-from collections.abc import Callable, Container, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from typing import NamedTuple
@@ -97,9 +97,10 @@ def _is_on(value: object, default: object) -> bool:
     return value is not False and value is not None
 
 
-def _holding_memory(values: Iterable[object], known: Known) -> tuple[Node, ...]:
+def _holding_memory(values: Sequence[object], known: Known) -> tuple[Node, ...]:
     """Return the nodes within the values, each once, except those that hold no memory."""
-    return tuple(dict.fromkeys(node for node in names.nodes_in([*values]) if known(node) not in MEMORY_FREE))
+    nodes = names.nodes_in([*values]) if values else ()
+    return tuple(dict.fromkeys(node for node in nodes if known(node) not in MEMORY_FREE))
 
 
 def _may_be_containers(node: Node, operation: str | None, known: Known) -> bool:

@@ -30,6 +30,7 @@ from fxopt_core import (
     describe,
     editing_run,
     release,
+    set_arguments,
     signature_or_empty,
     tag_of,
 )
@@ -111,7 +112,7 @@ class Editor:
         made = self.edits[first:]
         removed = tuple(edit.row.name for edit in edits.of_kind(made, edits.NodeRemoved))
         added = tuple(edit.row.name for edit in edits.of_kind(made, edits.NodeAdded))
-        rows = [edit.row for edit in made if isinstance(edit, edits.ModuleRemoved | edits.TensorRemoved)]
+        rows = [edit.row for edit in made if type(edit) is edits.ModuleRemoved or type(edit) is edits.TensorRemoved]
         gone = tuple(row.name for row in rows if isinstance(row, edits.TensorRow) or row.cls != _CONTAINER)
         new = tuple(edit.name for edit in edits.of_kind(made, edits.ModuleAdded))
         self._run.rewrites.append(Rewrite(name, removed, added, gone, new, self._note))
@@ -196,7 +197,8 @@ class Editor:
             raise ValueError(f"node `{before.name}` was already removed; insert before a node that is still there")
         args, kwargs = map_arg(args, self.current), map_arg(kwargs, self.current) if kwargs else {}
         with self.graph.inserting_before(before):
-            node = self.graph.create_node(op, target, args, kwargs)
+            node = self.graph.create_node(op, target)
+        set_arguments(node, args, kwargs)  # `create_node` would search them for symbolic numbers, for as long again
         meta = node.meta
         meta.clear()
         meta.update(like[0].meta)

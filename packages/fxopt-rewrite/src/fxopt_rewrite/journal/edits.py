@@ -173,7 +173,8 @@ class EditVisitor:
 
 def of_kind(edits: Iterable[Edit], kind: type[EditT]) -> list[EditT]:
     """Return the edits of one kind, in order."""
-    return [edit for edit in edits if isinstance(edit, kind)]
+    # Not `isinstance`, which is ten times as slow for an ABC.
+    return [edit for edit in edits if type(edit) is kind]
 
 
 @stored
