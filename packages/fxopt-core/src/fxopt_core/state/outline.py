@@ -11,6 +11,7 @@ from torch.fx import GraphModule
 from torch.nn.parameter import is_lazy
 
 from fxopt_core._torch import codegen_of
+from fxopt_core.state.gc_pause import collector_paused
 from fxopt_core.state.graph import GraphRows
 
 
@@ -32,8 +33,9 @@ class Outline:
     """
 
     def __init__(self, graph_module: GraphModule) -> None:
-        self.nodes, self._generator = GraphRows(graph_module.graph), codegen_of(graph_module.graph)
-        self._modules, self._references = _modules(graph_module)
+        with collector_paused():
+            self.nodes, self._generator = GraphRows(graph_module.graph), codegen_of(graph_module.graph)
+            self._modules, self._references = _modules(graph_module)
 
     def shapes(self) -> dict[str, Any]:
         """Return the shapes of all parameters and buffers by full name."""
