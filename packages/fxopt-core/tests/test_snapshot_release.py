@@ -188,3 +188,12 @@ def test_a_plain_attribute_can_be_released() -> None:
     assert reference() is None
     snapshot.restore()
     assert getattr(gm, name).tolist() == [5.0] * 3
+
+
+def test_snapshots_do_not_put_off_full_collections(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gc, "get_freeze_count", lambda: 0)  # the tests freeze what they import
+    gc.collect()
+    for _ in range(3):
+        gc.collect(0)  # a full collection follows ten of generation 1, which follow ten of generation 0
+    Snapshot(nn.Linear(2, 2))
+    assert gc.get_count()[1] >= 3

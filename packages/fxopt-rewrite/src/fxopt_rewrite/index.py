@@ -57,8 +57,7 @@ class GraphIndex:
 
     def tensor_of(self, node: Node) -> Tensor | None:
         """Return the tensor that a ``get_attr`` node reads; None for other nodes."""
-        value = self.attribute_of(node)
-        return value if isinstance(value, Tensor) else None
+        return value if isinstance(value := self.attribute_of(node), Tensor) else None
 
     @cached_property
     def effects(self) -> Effects:

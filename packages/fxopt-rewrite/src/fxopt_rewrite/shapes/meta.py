@@ -40,7 +40,7 @@ def resized_entries(node: Node, last_dim: int) -> Mapping[str, Any]:
     if isinstance(value, Tensor) and value.dim() > 0:
         sizes = (*value.shape[:-1], last_dim)
         if type(value) is FakeTensor:
-            entries["val"] = _fake(value, sizes, strides_in("contiguous", sizes))
+            entries["val"] = with_strides(value, strides_in("contiguous", sizes), sizes)
         else:
             entries["val"] = torch.empty(sizes, dtype=value.dtype, device=value.device)
     if isinstance(described, TensorMetadata) and len(described.shape) > 0:
@@ -76,23 +76,19 @@ def strides_of(value: object) -> tuple[Any, ...] | None:
     return tuple(map(expression, value.stride()))
 
 
-def with_strides(value: FakeTensor, strides: Sequence[Any]) -> FakeTensor:
-    """Return a fake tensor like this one, with these strides."""
-    return _fake(value, value.shape, strides)
-
-
 _ELEMENTS: WeakKeyDictionary[FakeTensorMode, dict[Hashable, Tensor]] = WeakKeyDictionary()
 
 
-def _fake(value: FakeTensor, sizes: Sequence[Any], strides: Sequence[Any]) -> FakeTensor:
+def with_strides(value: FakeTensor, strides: Sequence[Any], sizes: Sequence[Any] | None = None) -> FakeTensor:
+    """Return a fake tensor like this one, with these strides, and these sizes."""
+    sizes = value.shape if sizes is None else sizes
     # One element for each form: torch takes most of a millisecond to make a tensor of symbolic sizes.
     key = value.dtype, *map(expression, (*sizes, *strides))
     made = _ELEMENTS.setdefault(value.fake_mode, {})
     with ONE_AT_A_TIME, no_dispatch():
         if key not in made:
             made[key] = torch.empty_strided(tuple(sizes), tuple(strides), dtype=value.dtype, device="meta")
-        element = made[key].detach()
-    return FakeTensor(value.fake_mode, element, value.device)
+        return FakeTensor(value.fake_mode, made[key].detach(), value.device)
 
 
 def alias_of_fake(value: FakeTensor) -> FakeTensor:
