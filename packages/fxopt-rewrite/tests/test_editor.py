@@ -107,6 +107,21 @@ class TestNodes:
         shapes = [tuple(nodes[name].meta["val"].shape) for name in ("block_wide", "pad", "clone")]
         assert shapes == [(2, 7), (2, 4), (2, 3)]
 
+    def test_values_are_plain_in_inference_mode_and_sizes_that_may_be_zero_count_as_one_in_strides(self) -> None:
+        def widened(exported: Any) -> Tensor:
+            def edits(edit: Editor) -> None:
+                node = nodes_of(edit.graph_module)["linear"]
+                edit.call_function(torch.relu, node, before=node.next, like=[node], last_dim=9)
+
+            value: Tensor = nodes_of(Edit(edits)(exported.module()))["relu"].meta["val"]
+            return value
+
+        with torch.inference_mode():
+            assert not widened(torch.export.export(nn.Linear(3, 3), (torch.randn(2, 3),))).is_inference()
+        chosen = Computes(lambda m, x: m.linear(x[:, (x[0, :, 0] > 0).nonzero().squeeze(1)]), linear=nn.Linear(3, 3))
+        exported = torch.export.export(chosen, (torch.randn(2, 4, 3),))
+        assert str(widened(exported).stride()) == "(9*Max(1, u0), 9, 1)"
+
     def test_that_were_replaced_are_followed(self) -> None:
         def edits(edit: Editor, nodes: dict[str, Node]) -> None:
             old, call = nodes["relu"], nodes["block_k"]

@@ -114,7 +114,7 @@ class GraphIndex:
 
     def _tensors(self) -> Iterator[tuple[str, Tensor]]:
         """Yield the parameters and buffers by full name, tied ones once for each of their names."""
-        for owner, module in self.modules.items():
+        for owner, module in self.graph_module.named_modules(remove_duplicate=False):  # of now, after edits too
             for name, tensor in (*module._parameters.items(), *module._buffers.items()):
                 if tensor is not None:
                     yield f"{owner}.{name}" if owner else name, tensor

@@ -101,14 +101,17 @@ def bare_module(cls: type[ModuleT], *args: Any, **kwargs: Any) -> ModuleT:
     Parameter containing:
     tensor(..., device='meta', size=(3, 2), requires_grad=True)
     """
-    hashable: Any = cls  # mypy takes classes of modules for unhashable
-    module: ModuleT = _without_initialisation(hashable)(*args, device="meta", **kwargs)  # type: ignore[assignment]
+    # Other classes may do more in `reset_parameters`, or notice a subclass.
+    made: Any = cls
+    if cls.__module__.startswith("torch.nn.modules."):
+        made = _without_initialisation(made)
+    module: ModuleT = made(*args, device="meta", **kwargs)
     module.__class__ = cls
     return module
 
 
 @cache
-def _without_initialisation(cls: type[nn.Module]) -> type[nn.Module]:
+def _without_initialisation(cls: Any) -> type[nn.Module]:
     # On the meta device, drawing values takes as long as all the rest.
     return type(cls.__name__, (cls,), {"reset_parameters": lambda self: None})
 

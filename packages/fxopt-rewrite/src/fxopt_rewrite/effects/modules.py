@@ -51,9 +51,8 @@ def rule_of_module(module: object) -> ModuleRule:
 
 def tensors_of(module: nn.Module) -> Iterator[Tensor]:
     """Yield the parameters and buffers of a module and its children."""
-    for each in module.modules():
-        held = (*each._parameters.values(), *each._buffers.values())
-        yield from (tensor for tensor in held if tensor is not None)
+    yield from module.parameters()
+    yield from module.buffers()
 
 
 def is_plain_module(module: nn.Module) -> bool:

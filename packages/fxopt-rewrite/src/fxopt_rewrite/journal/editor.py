@@ -294,10 +294,6 @@ class Editor:
             number, node.op, node.target, args, kwargs, node.name, node.type, before, MappingProxyType(meta), tag
         )
 
-    def _module(self, name: str) -> nn.Module:
-        # The index does not know the modules that the pass has added. torch takes several times as long.
-        return self.index.modules.get(name) or self.graph_module.get_submodule(name)
-
     def add_module(self, beside: str, label: str, module: nn.Module) -> str:
         """Add a module beside another one and return its full name.
 
@@ -307,7 +303,7 @@ class Editor:
             module: the module.
         """
         parent_name = beside.rpartition(".")[0]
-        parent = self._module(parent_name)
+        parent = self.graph_module.get_submodule(parent_name)
         fresh, count = label, self._labels.get((parent_name, label), 0)
         # Any attribute counts: Python would find a method before a child of that name.
         while hasattr(parent, fresh):
@@ -335,7 +331,7 @@ class Editor:
         """
         self._check_unused("call_module", name)
         parent_name, _, key = name.rpartition(".")
-        parent = self._module(parent_name)
+        parent = self.graph_module.get_submodule(parent_name)
         module = parent._modules[key] or parent.get_submodule(key)
         tensors = (*module._parameters, *module._buffers)
         rows = tuple([self._tensor_row(name, module, local, pieces.get(local)) for local in tensors])
@@ -384,7 +380,7 @@ class Editor:
         self._erase_attribute_nodes(name)
         self._check_unused("get_attr", name)
         owner_name, _, key = name.rpartition(".")
-        owner = self._module(owner_name)
+        owner = self.graph_module.get_submodule(owner_name)
         row = self._tensor_row(owner_name, owner, key, piece)
         values: dict[str, Any] = owner._parameters if row.is_parameter else owner._buffers
         row = replace(row, previous=self._orders.of(values).remove(key))
@@ -393,7 +389,7 @@ class Editor:
         self.index.forget(name)
         # Containers that are empty now go, too: copies of torch would not have them.
         while owner_name and not self._targets.of("get_attr", owner_name):
-            owner = self._module(owner_name)
+            owner = self.graph_module.get_submodule(owner_name)
             held = owner._parameters or owner._buffers or len(self.index.module_names(owner)) > 1
             if held or module_problem(owner, (nn.Module,)) is not None:
                 return

@@ -11,6 +11,7 @@ import torch
 from torch import SymInt, Tensor
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx import Node
+from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from torch.fx.passes.shape_prop import TensorMetadata
 
 from fxopt_rewrite._torch import no_dispatch
@@ -39,10 +40,11 @@ def resized_entries(node: Node, last_dim: int) -> Mapping[str, Any]:
     value, described = node.meta.get("val"), node.meta.get("tensor_meta")
     if isinstance(value, Tensor) and value.dim() > 0:
         sizes = (*value.shape[:-1], last_dim)
-        if type(value) is FakeTensor:
+        if type(value) is FakeTensor and not free_unbacked_symbols(sizes):  # those may be 0, and count as 1 then
             entries["val"] = with_strides(value, strides_in("contiguous", sizes), sizes)
         else:
-            entries["val"] = torch.empty(sizes, dtype=value.dtype, device=value.device)
+            with ONE_AT_A_TIME:
+                entries["val"] = value.new_empty(sizes)
     if isinstance(described, TensorMetadata) and len(described.shape) > 0:
         sizes = (*described.shape[:-1], last_dim)
         strides = strides_in("contiguous", sizes)
@@ -82,10 +84,11 @@ _ELEMENTS: WeakKeyDictionary[FakeTensorMode, dict[Hashable, Tensor]] = WeakKeyDi
 def with_strides(value: FakeTensor, strides: Sequence[Any], sizes: Sequence[Any] | None = None) -> FakeTensor:
     """Return a fake tensor like this one, with these strides, and these sizes."""
     sizes = value.shape if sizes is None else sizes
-    # One element for each form: torch takes most of a millisecond to make a tensor of symbolic sizes.
+    # One element for each form, whose memory the tensors share: torch takes most of a millisecond to make one of
+    # symbolic sizes.
     key = value.dtype, *map(expression, (*sizes, *strides))
     made = _ELEMENTS.setdefault(value.fake_mode, {})
-    with ONE_AT_A_TIME, no_dispatch():
+    with ONE_AT_A_TIME, torch.inference_mode(False), no_dispatch():
         if key not in made:
             made[key] = torch.empty_strided(tuple(sizes), tuple(strides), dtype=value.dtype, device="meta")
         return FakeTensor(value.fake_mode, made[key].detach(), value.device)
