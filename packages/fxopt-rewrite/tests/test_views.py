@@ -371,3 +371,10 @@ class TestBareModules:
             assert type(module) is cls
             assert all(parameter.is_meta for parameter in module.parameters())
         assert torch.equal(torch.get_rng_state(), state)
+
+    def test_of_other_classes_run_their_initialisation(self) -> None:
+        class Bounded(nn.Linear):
+            def reset_parameters(self) -> None:
+                self.bound = 1.0
+
+        assert bare_module(Bounded, 2, 3).bound == 1.0

@@ -57,7 +57,8 @@ class GraphIndex:
 
     def tensor_of(self, node: Node) -> Tensor | None:
         """Return the tensor that a ``get_attr`` node reads; None for other nodes."""
-        return value if isinstance(value := self.attribute_of(node), Tensor) else None
+        value = self.attribute_of(node)
+        return value if isinstance(value, Tensor) else None
 
     @cached_property
     def effects(self) -> Effects:
@@ -114,7 +115,7 @@ class GraphIndex:
 
     def _tensors(self) -> Iterator[tuple[str, Tensor]]:
         """Yield the parameters and buffers by full name, tied ones once for each of their names."""
-        for owner, module in self.graph_module.named_modules(remove_duplicate=False):  # of now, after edits too
+        for owner, module in self.graph_module.named_modules(remove_duplicate=False):  # as edited
             for name, tensor in (*module._parameters.items(), *module._buffers.items()):
                 if tensor is not None:
                     yield f"{owner}.{name}" if owner else name, tensor

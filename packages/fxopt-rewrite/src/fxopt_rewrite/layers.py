@@ -101,7 +101,7 @@ def bare_module(cls: type[ModuleT], *args: Any, **kwargs: Any) -> ModuleT:
     Parameter containing:
     tensor(..., device='meta', size=(3, 2), requires_grad=True)
     """
-    # Other classes may do more in `reset_parameters`, or notice a subclass.
+    # Classes from elsewhere may do more in `reset_parameters`, or object to being subclassed.
     made: Any = cls
     if cls.__module__.startswith("torch.nn.modules."):
         made = _without_initialisation(made)

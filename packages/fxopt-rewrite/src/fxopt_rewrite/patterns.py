@@ -137,7 +137,7 @@ class Pattern:
         """
         chain, target = self._chains.get(self.root), called(node)
         if chain is not None and (target is None or _KINDS.get(target.name) != chain.kind):
-            return  # quickly, as for most nodes
+            return  # before making a matcher, as for most nodes
         matcher = _Matcher(self, index, {} if read is None else read)
         call, operands = matcher.read(node)
         if call is None or call.name in self.through or (chain is not None and operands is None):

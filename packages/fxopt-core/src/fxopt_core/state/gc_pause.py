@@ -12,8 +12,8 @@ def collector_paused() -> Iterator[None]:
     """Keep the garbage collector from running while many small objects are made that all stay alive."""
     was_running = gc.isenabled()
     # Each collection would walk through all of them and free none. With collections, a full snapshot cost 89 % of the
-    # time of lint and recompile, without them 24 %. The next collection does walk through them. `gc.freeze` would spare
-    # that, and put off full collections for as long as passes run: 40 passes over ResNet-50 then kept all 40 models.
+    # time of lint and recompile, without them 24 %. The next collection walks through them once. `gc.freeze` would
+    # avoid that, but it resets the counts that trigger full collections: 40 passes over ResNet-50 kept 40 models alive.
     gc.disable()
     try:
         yield

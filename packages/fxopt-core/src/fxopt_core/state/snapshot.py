@@ -62,7 +62,8 @@ class _TensorState:
         self.version = None if tensor.is_inference() else tensor._version
         self.requires_grad, self.leaf = tensor.requires_grad, tensor.is_leaf
         self.attributes = dict(vars(tensor))
-        self.hooks = (hooks := tensor._backward_hooks), None if hooks is None else dict(hooks)
+        hooks = tensor._backward_hooks
+        self.hooks = hooks, None if hooks is None else dict(hooks)
         self.grad = tensor.grad if self.leaf else None
 
     def restore_contents(self) -> bool:

@@ -173,7 +173,7 @@ class EditVisitor:
 
 def of_kind(edits: Iterable[Edit], kind: type[EditT]) -> list[EditT]:
     """Return the edits of exactly this class, in order."""
-    # Not `isinstance`, which is ten times as slow for an ABC.
+    # `isinstance` takes seven times as long for an ABC, and editors ask this at each site.
     return [edit for edit in edits if type(edit) is kind]
 
 

@@ -82,13 +82,13 @@ _ELEMENTS: WeakKeyDictionary[FakeTensorMode, dict[Hashable, Tensor]] = WeakKeyDi
 
 
 def with_strides(value: FakeTensor, strides: Sequence[Any], sizes: Sequence[Any] | None = None) -> FakeTensor:
-    """Return a fake tensor like this one, with these strides, and these sizes."""
+    """Return a fake tensor like this one, with these strides and, if given, these sizes."""
     sizes = value.shape if sizes is None else sizes
-    # One element for each form, whose memory the tensors share: torch takes most of a millisecond to make one of
-    # symbolic sizes.
+    # torch takes most of a millisecond to make an element of symbolic sizes. Values of one form therefore share one,
+    # and with it a storage and a version counter.
     key = value.dtype, *map(expression, (*sizes, *strides))
-    made = _ELEMENTS.setdefault(value.fake_mode, {})
     with ONE_AT_A_TIME, torch.inference_mode(False), no_dispatch():
+        made = _ELEMENTS.setdefault(value.fake_mode, {})
         if key not in made:
             made[key] = torch.empty_strided(tuple(sizes), tuple(strides), dtype=value.dtype, device="meta")
         return FakeTensor(value.fake_mode, made[key].detach(), value.device)
