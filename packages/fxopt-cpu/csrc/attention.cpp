@@ -37,9 +37,9 @@ void set_mask(const char* op, Attention& call, const std::optional<Tensor>& mask
     call.mask = static_cast<const float*>(mask->const_data_ptr());
 }
 
-Tensor attend(const char* op, Attention& call, const std::optional<Tensor>& mask, double scale, bool causal) {
+Tensor attend(const char* op, Attention& call, const std::optional<Tensor>& mask, double scale, bool causal, bool rounded) {
   set_mask(op, call, mask);
-  call.scale = float(scale), call.causal = causal;
+  call.scale = float(scale), call.causal = causal, call.rounded = rounded;
   product(op, {call.batch, call.heads, call.queries, call.value_size});
   within(op, "the number of keys", call.keys, 0), within(op, "the size of a head", call.size, 0);
   const int64_t sizes[3] = {call.batch, call.queries, call.heads * call.value_size};
@@ -58,7 +58,8 @@ const float* heads_of(const char* op, const char* operand, Tensor& tensor, int64
   return static_cast<const float*>(tensor.const_data_ptr());
 }
 
-Tensor attention(Tensor query, Tensor key, Tensor value, std::optional<Tensor> mask, double scale, bool causal) {
+Tensor attention(Tensor query, Tensor key, Tensor value, std::optional<Tensor> mask, double scale, bool causal,
+                 bool rounded) {
   constexpr const char* OP = "fxopt::attention";
   Attention call{};
   call.query = heads_of(OP, "query", query, call.query_strides);
@@ -74,10 +75,11 @@ Tensor attention(Tensor query, Tensor key, Tensor value, std::optional<Tensor> m
     refuse(OP, ": key has shape ", text_of(key.sizes()), ", expected ", text_of({keys, 4}), " as query and value have it");
   if (!value.sizes().equals({values, 4}))
     refuse(OP, ": value has shape ", text_of(value.sizes()), ", expected ", text_of({values, 4}), " as key has it");
-  return attend(OP, call, mask, scale, causal);
+  return attend(OP, call, mask, scale, causal, rounded);
 }
 
-Tensor attention_merged(Tensor merged, int64_t heads, int64_t kv_heads, std::optional<Tensor> mask, double scale, bool causal) {
+Tensor attention_merged(Tensor merged, int64_t heads, int64_t kv_heads, std::optional<Tensor> mask, double scale, bool causal,
+                        bool rounded) {
   constexpr const char* OP = "fxopt::attention_merged";
   check_type(OP, "merged", merged, ScalarType::Float);
   if (kv_heads < 1 || heads < 1 || heads > LARGEST || heads % kv_heads)
@@ -94,7 +96,7 @@ Tensor attention_merged(Tensor merged, int64_t heads, int64_t kv_heads, std::opt
   call.value = call.key + kv_heads * call.size;
   for (auto* strides : {&call.query_strides, &call.key_strides, &call.value_strides})
     (*strides)[0] = merged.stride(0), (*strides)[1] = call.size, (*strides)[2] = merged.stride(1);
-  return attend(OP, call, mask, scale, causal);
+  return attend(OP, call, mask, scale, causal, rounded);
 }
 
 }  // namespace

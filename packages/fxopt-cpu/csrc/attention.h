@@ -5,10 +5,12 @@
 // most lanes empty: there the elements of a head lie in the lanes.
 //
 // A row of the result depends only on its query, keys, values and mask: not on the number of rows, heads or threads. Up to
-// WIDTH / 4 queries and more than that are two code paths, whose sums run in different orders.
+// WIDTH / 4 queries and more than that are two code paths, whose sums run in different orders. `rounded` has a third one, from
+// 3 * WIDTH queries on.
 #pragma once
 
 #include "kernels.h"
+#include "linear.h"
 #include "math.h"
 #include "vector.h"
 
@@ -93,6 +95,43 @@ inline void scores(Lanes<C>& x, const float* key, int64_t stride, int64_t size, 
   if constexpr (ROWS > 1) scores<ROWS / 2>(x, key, stride, size, from, count);
 }
 
+// Sets what is added to the scores of the keys from `start` on, for C * WIDTH queries from `first` on; `rows` is scratch.
+template <int64_t C>
+Summands set_summands(const Attention& a, int64_t batch, int64_t head, int64_t first, int64_t start, int64_t keys, float* summands,
+                      float* rows) {
+  constexpr int64_t COUNT = C * WIDTH;
+  const int64_t count = least(a.queries - first, COUNT);
+  const bool crosses = a.causal && start + keys - 1 > first, masked = a.mask || a.attended;
+  if (!masked && !crosses) return Summands::none;
+  if (masked && a.mask_strides[2] == 0 && !crosses) {
+    mask_row(a, batch, head, first, start, keys, summands);
+    return Summands::keys;
+  }
+  if (masked) {
+    for (int64_t r = 0; r < count; ++r) mask_row(a, batch, head, first + r, start, keys, rows + r * KEYS);
+    transposed(rows, KEYS, count, keys, 1.0f, summands, COUNT);
+  }
+  if (crosses)
+    for (int64_t j = 0; j < keys; ++j)
+      for (int64_t c = 0; c < C; ++c) {
+        float* at = summands + (j * C + c) * WIDTH;
+        store(at, LANES + int(first + c * WIDTH) < int(start + j) ? splat(-INFINITE) : masked ? load(at) : Floats{});
+      }
+  return Summands::all;
+}
+
+// The largest scores before and after some keys become what weights are relative to, and the factors of the sums before.
+template <int64_t C>
+inline void rebase(Floats (&before)[C], const Floats (&top)[C], Floats (&total)[C], float* factors) {
+  for (int64_t c = 0; c < C; ++c) {
+    const Floats base = top[c] == splat(-INFINITE) ? Floats{} : top[c];  // all masked: exp(-inf - 0), never exp(-inf + inf)
+    const Floats factor = exp_or_zero(before[c] - base);
+    total[c] *= factor;
+    store(factors + c * WIDTH, factor);
+    before[c] = base;
+  }
+}
+
 // Sums of weighted values for TILE queries and C vectors of columns. `sums` has those of the blocks before, to be
 // multiplied by `factors` (null: there are none); the new sums, times `last` (null: not yet), go to the first `rows` of `to`.
 template <int64_t C>
@@ -141,35 +180,12 @@ void attend_in_lanes(const Attention& a, int64_t batch, int64_t head, int64_t fi
   const int64_t end = a.causal ? least(a.keys, first + count) : a.keys;  // no query of the block attends later keys
   for (int64_t start = 0; start < end; start += KEYS) {
     const int64_t keys = least(end - start, KEYS);
-    const bool crosses = a.causal && start + keys - 1 > first, masked = a.mask || a.attended;
-    x.kind = Summands::none;
-    if (masked && a.mask_strides[2] == 0 && !crosses) {
-      x.kind = Summands::keys;
-      mask_row(a, batch, head, first, start, keys, summands);
-    } else if (masked || crosses) {
-      x.kind = Summands::all;
-      if (masked) {
-        for (int64_t r = 0; r < count; ++r) mask_row(a, batch, head, first + r, start, keys, rows + r * KEYS);
-        transposed(rows, KEYS, count, keys, 1.0f, summands, COUNT);
-      }
-      if (crosses)
-        for (int64_t j = 0; j < keys; ++j)
-          for (int64_t c = 0; c < C; ++c) {
-            float* at = summands + (j * C + c) * WIDTH;
-            store(at, LANES + int(first + c * WIDTH) < int(start + j) ? splat(-INFINITE) : masked ? load(at) : Floats{});
-          }
-    }
+    x.kind = set_summands<C>(a, batch, head, first, start, keys, summands, rows);
 
     Floats base[C];
     for (int64_t c = 0; c < C; ++c) base[c] = x.top[c];
     scores<TILE>(x, key + start * a.key_strides[2], a.key_strides[2], a.size, 0, keys);
-    for (int64_t c = 0; c < C; ++c) {
-      const Floats top = x.top[c] == splat(-INFINITE) ? Floats{} : x.top[c];  // all masked: exp(-inf - 0), never exp(-inf + inf)
-      const Floats factor = exp_or_zero(base[c] - top);
-      total[c] *= factor;
-      store(factors + c * WIDTH, factor);
-      base[c] = top;
-    }
+    rebase(base, x.top, total, factors);
     for (int64_t j = 0; j < keys; ++j)
       for (int64_t c = 0; c < C; ++c) {
         float* at = weights + (j * C + c) * WIDTH;
@@ -288,23 +304,137 @@ void attend_by_dots(const Attention& a, int64_t batch, int64_t head, int64_t fir
   for (int64_t d = 0; d < a.value_size; ++d) result[d] = out[d] * (1.0f / (total == 0.0f ? 1.0f : total));
 }
 
-// The pieces that the work falls into, in any order and on any thread, and the floats of scratch that one piece needs.
-int64_t attention_pieces(const Attention& a) {
-  return a.batch * a.heads * (few_queries(a) ? a.queries : (a.queries + 2 * WIDTH - 1) / (2 * WIDTH));
+constexpr int64_t EDGE = 2 * WIDTH;     // with bfloat16, keys, queries and elements come in so many, the last ones zeros
+constexpr int64_t MOST_QUERIES = 256;   // for which keys and values are rounded again
+inline int64_t edged(int64_t size) { return divide_up(size, EDGE) * EDGE; }
+
+#if defined(__AVX512BF16__)
+constexpr bool ROUNDS = true;
+
+// Pairs of bfloat16, one pair a lane: of the same lane, or of neighbours, where `count` elements are left.
+inline Floats pairs(Floats even, Floats odd) {
+  const Shorts both = (Shorts)_mm512_cvtne2ps_pbh((__m512)odd, (__m512)even);
+  return (Floats)__builtin_shufflevector(both, both, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23, 8, 24, 9, 25, 10, 26, 11,
+                                         27, 12, 28, 13, 29, 14, 30, 15, 31);
 }
+inline Floats pairs(const float* from, int64_t count, float factor) {
+  const Floats low = load(from, count) * factor, high = count > WIDTH ? load(from + WIDTH, count - WIDTH) * factor : Floats{};
+  return (Floats)_mm512_cvtne2ps_pbh((__m512)high, (__m512)low);
+}
+
+// to = rows @ panels in rows of EDGE, for `count` rows of `steps` pairs and two panels of as many steps.
+inline void multiply_edges(const char* rows, int64_t count, int64_t steps, const char* panels, float* to) {
+  constexpr int64_t ROWS = HAS_TILES ? EDGE : MAX_ROWS - 1;
+  const char* const both[2] = {panels, panels + steps * STEP};
+  for (int64_t r = 0; r < count; r += ROWS) {
+    Tile tile{};
+    tile.row = tile.ahead = rows + r * steps * 4, tile.stride = steps * 4, tile.steps = steps, tile.panels = both;
+    tile.to = to + r * EDGE, tile.width = EDGE;
+    for (int64_t at = 0; at < ROWS * tile.stride; at += STEP) __builtin_prefetch(tile.row + ROWS * tile.stride + at);
+    if constexpr (HAS_TILES)
+      multiply_tiles<BfloatStep>(ROWS, tile, nullptr);
+    else
+      multiply<BfloatStep, ROWS, 2>(tile);
+  }
+}
+
+// Queries first to last of one head, with products of bfloat16: keys times queries, then values times weights.
+void attend_rounded(const Attention& a, int64_t batch, int64_t head, int64_t first, int64_t last, float* scratch) {
+  const int64_t kv_head = head / (a.heads / a.kv_heads), size = edged(a.size), width = edged(a.value_size);
+  const float* key = a.key + batch * a.key_strides[0] + kv_head * a.key_strides[1];
+  const float* value = a.value + batch * a.value_strides[0] + kv_head * a.value_strides[1];
+  const int64_t stride = a.heads * a.value_size, all = a.causal ? least(a.keys, last) : a.keys;
+  float *scores = scratch, *summands = scores + KEYS * EDGE, *rows = summands + KEYS * EDGE, *sums = rows + KEYS * EDGE;
+  float* products = sums + width * EDGE;
+  char* const queries = reinterpret_cast<char*>(products + width * EDGE);  // two panels of steps of two elements
+  char* const weights = queries + size * EDGE * 2;                         // two panels of steps of two keys
+  char* const keys = weights + KEYS * EDGE * 2;                            // rows of elements
+  char* const values = keys + edged(all) * size * 2;                       // for each block of keys, rows of these
+  alignas(64) float factors[EDGE];
+  [[maybe_unused]] const std::conditional_t<HAS_TILES, Tiles, int64_t> shaped(EDGE);
+
+  for (int64_t j = 0; j < all; ++j)
+    for (int64_t d = 0; d < size; d += EDGE)
+      store(keys + (j * size + d) * 2, pairs(key + j * a.key_strides[2] + d, a.size - d, 1.0f));
+  for (int64_t j = 0; j < all; j += EDGE)
+    for (int64_t d = 0; d < width; d += WIDTH) {
+      Floats block[WIDTH] = {};
+      for (int64_t r = 0; r < WIDTH && d < a.value_size; ++r) {
+        const int64_t at = j + 2 * r, left = a.value_size - d;
+        const float* from = value + at * a.value_strides[2] + d;
+        block[r] = pairs(at < all ? load(from, left) : Floats{}, at + 1 < all ? load(from + a.value_strides[2], left) : Floats{});
+      }
+      transpose(block);
+      const int64_t start = j / KEYS * KEYS, padded = least(edged(all - start), KEYS);
+      for (int64_t r = 0; r < WIDTH; ++r) store(values + (start * width + (d + r) * padded + j - start) * 2, block[r]);
+    }
+
+  for (; first < last; first += EDGE) {
+    const int64_t count = least(last - first, EDGE), end = a.causal ? least(all, first + count) : all;
+    const float* query = a.query + batch * a.query_strides[0] + head * a.query_strides[1] + first * a.query_strides[2];
+    for (int64_t d = 0; d < size * 2; d += EDGE) {
+      const int64_t c = d / size * WIDTH, from = d % size;
+      Floats block[WIDTH] = {};
+      for (int64_t r = 0; r < least(count - c, WIDTH); ++r)
+        block[r] = pairs(query + (c + r) * a.query_strides[2] + from, a.size - from, a.scale);
+      transpose(block);
+      for (int64_t r = 0; r < WIDTH; ++r) store(queries + d * 2 * WIDTH + r * STEP, block[r]);
+    }
+    Floats total[2] = {}, top[2] = {splat(-INFINITE), splat(-INFINITE)};
+    for (int64_t start = 0; start < end; start += KEYS) {
+      const int64_t some = least(end - start, KEYS), padded = least(edged(all - start), KEYS);
+      multiply_edges(keys + start * size * 2, padded, size / 2, queries, scores);
+      const Summands kind = set_summands<2>(a, batch, head, first, start, some, summands, rows);
+      Floats base[2] = {top[0], top[1]};
+      for (int64_t j = 0; j < some; ++j)
+        for (int64_t c = 0; c < 2; ++c) {
+          float* const at = scores + j * EDGE + c * WIDTH;
+          if (kind == Summands::keys) store(at, load(at) + splat(summands[j]));
+          if (kind == Summands::all) store(at, load(at) + load(summands + j * EDGE + c * WIDTH));
+          top[c] = most(top[c], load(at));
+        }
+      rebase(base, top, total, factors);
+      for (int64_t j = 0; j < padded; j += 2)
+        for (int64_t c = 0; c < 2; ++c) {
+          const float* const at = scores + j * EDGE + c * WIDTH;
+          const Floats even = j < some ? exp_roughly(load(at) - base[c]) : Floats{};
+          const Floats odd = j + 1 < some ? exp_roughly(load(at + EDGE) - base[c]) : Floats{};
+          total[c] += even + odd;
+          store(weights + (c * padded + j) * 2 * WIDTH, pairs(even, odd));
+        }
+      multiply_edges(values + start * width * 2, width, padded / 2, weights, start ? products : sums);
+      for (int64_t i = 0; i < a.value_size * EDGE && start; i += WIDTH)
+        store(sums + i, load(sums + i) * load(factors + i % EDGE) + load(products + i));
+    }
+    for (int64_t c = 0; c < 2; ++c) store(factors + c * WIDTH, 1.0f / (total[c] == Floats{} ? splat(1.0f) : total[c]));
+    for (int64_t i = 0; i < a.value_size * EDGE; i += WIDTH) store(sums + i, end ? load(sums + i) * load(factors + i % EDGE) : Floats{});
+    transposed(sums, EDGE, a.value_size, count, 1.0f, products, width);
+    float* result = a.result + ((batch * a.queries + first) * a.heads + head) * a.value_size;
+    for (int64_t r = 0; r < count; ++r) std::memcpy(result + r * stride, products + r * width, size_t(a.value_size) * 4);
+  }
+}
+#else
+constexpr bool ROUNDS = false;
+void attend_rounded(const Attention&, int64_t, int64_t, int64_t, int64_t, float*) {}
+#endif
+
+// Fewer queries take longer so than in float32.
+inline bool rounds(const Attention& a) { return ROUNDS && a.rounded && a.queries > 3 * WIDTH; }
+// The pieces that the work falls into, in any order and on any thread, and the floats of scratch that one piece needs.
+inline int64_t queries_of_piece(const Attention& a) { return few_queries(a) ? 1 : rounds(a) ? MOST_QUERIES : 2 * WIDTH; }
+int64_t attention_pieces(const Attention& a) { return a.batch * a.heads * divide_up(a.queries, queries_of_piece(a)); }
 int64_t attention_scratch(const Attention& a) {
   const int64_t width = padded(a.value_size), lanes = few_queries(a) ? 1 : 2 * WIDTH;
+  if (rounds(a))
+    return (7 * KEYS / 2 + 2 * edged(width) + edged(a.size) / 2) * EDGE + edged(a.keys) * (edged(a.size) + edged(width)) / 2;
   return (padded(a.size) + 3 * KEYS + width) * lanes + (lanes > 1 && width != a.value_size ? KEYS * width : 0);
 }
 void attention(const Attention& a, int64_t piece, float* scratch) {
-  const int64_t blocks = attention_pieces(a) / (a.batch * a.heads), block = piece % blocks;
-  const int64_t head = piece / blocks % a.heads, batch = piece / blocks / a.heads;
-  if (few_queries(a))
-    attend_by_dots(a, batch, head, block, scratch);
-  else if (a.queries - block * 2 * WIDTH > WIDTH)
-    attend_in_lanes<2>(a, batch, head, block * 2 * WIDTH, scratch);
-  else
-    attend_in_lanes<1>(a, batch, head, block * 2 * WIDTH, scratch);
+  const int64_t blocks = attention_pieces(a) / (a.batch * a.heads), head = piece / blocks % a.heads, batch = piece / blocks / a.heads;
+  const int64_t each = queries_of_piece(a), first = piece % blocks * each, last = least(first + each, a.queries);
+  if (few_queries(a)) return attend_by_dots(a, batch, head, first, scratch);
+  if (rounds(a)) return attend_rounded(a, batch, head, first, last, scratch);
+  (last - first > WIDTH ? attend_in_lanes<2> : attend_in_lanes<1>)(a, batch, head, first, scratch);
 }
 
 }  // namespace

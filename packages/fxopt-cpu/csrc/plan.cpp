@@ -13,7 +13,7 @@
 namespace {
 
 constexpr const char* OP = "fxopt::run";
-constexpr int64_t FORMAT = 6;
+constexpr int64_t FORMAT = 7;
 enum StepKind : int64_t {
   LINEAR_STEP = 1, ATTENTION_STEP, NORM_STEP, EMBEDDING_STEP, ELEMENTWISE_STEP, CONVOLUTION_STEP, POOL_STEP,
   PICK_STEP, BLOCK_STEP, GROUP_NORM_STEP
@@ -145,7 +145,7 @@ void attention(Reader& plan) {
   Attention call{};
   call.batch = plan.size(), call.heads = plan.size(1), call.kv_heads = plan.size(1, call.heads), call.queries = plan.size();
   call.keys = plan.size(), call.size = plan.size(), call.value_size = plan.size();
-  call.causal = plan.size(0, 1), call.scale = plan.real();
+  call.causal = plan.size(0, 1), call.rounded = plan.size(0, 1), call.scale = plan.real();
   if (call.heads % call.kv_heads) refuse(OP, ": step ", plan.step, " of the plan has heads that do not divide into groups");
   plan.sizes(call.query_strides), plan.sizes(call.key_strides), plan.sizes(call.value_strides), plan.sizes(call.mask_strides);
   const auto rows = [](int64_t batch, int64_t heads, int64_t count, int64_t size, int64_t(&strides)[3]) {

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.fx import GraphModule
 
-from fxopt_core import history, registry, undo
+from fxopt_core import PassOptionError, history, registry, undo
 from fxopt_cpu import FuseAttention, MergedAttention, RowAttention, isa
 from fxopt_testing import assert_rewrites
 from fxopt_testing.rewrites import graph_of, refused
@@ -205,6 +205,18 @@ def test_what_is_not_part_of_the_call(case: str) -> None:
     model = NOT_PART[case]
     graph_module = FuseAttention()(torch.export.export(model, (X,)).module())
     torch.testing.assert_close(graph_module(X), model(X), rtol=1e-4, atol=1e-5)
+
+
+@torch.no_grad()
+def test_products_of_bfloat16_are_an_option() -> None:
+    x = torch.randn(B, 60, 3 * H * E)
+    rounding = FuseAttention(products="bfloat16")
+    graph_module = graph_of(Attend(_chunks, _joined).eval(), "functions", x)
+    expected, result = graph_module(x), rounding(graph_module)(x)
+    assert not rounding.preserves_computation and rounding.promised_sqnr
+    assert "rounded=True" in repr(graph_module) and (result - expected).abs().max() < 0.02
+    with pytest.raises(PassOptionError, match="'float32' or 'bfloat16' as products; not 'int8'"):
+        FuseAttention(products="int8")
 
 
 @torch.no_grad()

@@ -41,7 +41,10 @@ def fxopt_pipelines() -> Mapping[str, str]:
     return {
         "kernels": f"fuse-scaled-dot-product-attention,{fused},fuse-linears",
         "cpu-inference": f"{prepared},{fused},{packed}",
-        **{f"cpu-inference-{name}": f"{prepared},{fused},{first},{packed}" for name, first in rounded.items()},
+        **{
+            f"cpu-inference-{name}": f"{prepared},fuse-attention{{products='bfloat16'}},fuse-norms,{first},{packed}"
+            for name, first in rounded.items()
+        },
     }
 
 

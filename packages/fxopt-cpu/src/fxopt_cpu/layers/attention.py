@@ -27,13 +27,16 @@ class _Attention(Layer):
     own_parameters: ClassVar = frozenset[str]()
     own_buffers: ClassVar = frozenset[str]()
 
+    #: Whether products take bfloat16, from 49 queries on, where the processor has instructions for it.
+    rounded = False
+
     def __init__(self, scale: float, causal: bool) -> None:
         super().__init__()
         self.scale, self.causal = scale, causal
 
     def check_attributes(self) -> None:
         """Raise a ValueError if a file has set values that no operator takes."""
-        check_settings(self, scale=float, causal=bool)
+        check_settings(self, scale=float, causal=bool, rounded=bool)
 
 
 class RowAttention(_Attention):
@@ -56,7 +59,7 @@ class RowAttention(_Attention):
         """Return the rows."""
         fits = query.dim() == 4 and query.shape[-1] <= LARGEST_HEAD and _belong_together(query, key, value)
         if fits and _takes(query, key, value) and _takes_mask(mask):
-            return ATTENTION(query, key, value, mask, self.scale, self.causal)
+            return ATTENTION(query, key, value, mask, self.scale, self.causal, self.rounded)
         return plain_attention(query, key, value, mask, self.scale, self.causal)
 
 
@@ -90,12 +93,13 @@ class MergedAttention(_Attention):
     def forward(self, merged: Tensor, mask: Tensor | None = None) -> Tensor:
         """Return the rows."""
         if _takes(merged) and _takes_mask(mask) and merged.dim() == 3:
-            return ATTENTION_MERGED(merged, self.heads, self.kv_heads, mask, self.scale, self.causal)
+            return ATTENTION_MERGED(merged, self.heads, self.kv_heads, mask, self.scale, self.causal, self.rounded)
         return plain_attention(*split(merged, self.heads, self.kv_heads), mask, self.scale, self.causal)
 
     def extra_repr(self) -> str:
         """Return the settings."""
-        return f"heads={self.heads}, kv_heads={self.kv_heads}, scale={self.scale:g}, causal={self.causal}"
+        rounded = ", rounded=True" if self.rounded else ""
+        return f"heads={self.heads}, kv_heads={self.kv_heads}, scale={self.scale:g}, causal={self.causal}{rounded}"
 
 
 def _takes(*tensors: Tensor) -> bool:

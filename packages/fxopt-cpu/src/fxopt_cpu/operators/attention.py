@@ -1,7 +1,8 @@
 """`fxopt::attention`: `softmax(scale * query @ key.mT + mask) @ value` of every head, its rows side by side.
 
 Query, key and value may be views of any strides, also of one merged product, which `fxopt::attention_merged` takes
-whole. A query whose mask hides every key gives zeros, as torch's `scaled_dot_product_attention` does.
+whole. A query whose mask hides every key gives zeros, as torch's `scaled_dot_product_attention` does. With `rounded`,
+the operands of both products are rounded to bfloat16 where the processor has instructions for it.
 """
 
 from __future__ import annotations
@@ -29,9 +30,9 @@ def split(merged: Tensor, heads: int, kv_heads: int) -> tuple[Tensor, Tensor, Te
 
 
 def plain_attention(
-    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float, causal: bool
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float, causal: bool, rounded: bool = False
 ) -> Tensor:
-    """Compute `fxopt::attention` with torch's own functions."""
+    """Compute `fxopt::attention` with torch's own functions, without rounding."""
     grouped = bool(0 < key.shape[1] != query.shape[1] and query.shape[1] % key.shape[1] == 0)
     settings: dict[str, Any] = {"scale": scale, "enable_gqa": grouped}
     # torch's function refuses a mask together with `is_causal`.
@@ -45,11 +46,12 @@ def plain_attention(
     return rows.transpose(1, 2).flatten(2)
 
 
+_SETTINGS = "Tensor? mask, float scale, bool causal, bool rounded=False) -> Tensor"
 ATTENTION = Operator(
-    "attention(Tensor query, Tensor key, Tensor value, Tensor? mask, float scale, bool causal) -> Tensor",
+    f"attention(Tensor query, Tensor key, Tensor value, {_SETTINGS}",
     plain_attention,
 )
 ATTENTION_MERGED = Operator(
-    "attention_merged(Tensor merged, int heads, int kv_heads, Tensor? mask, float scale, bool causal) -> Tensor",
+    f"attention_merged(Tensor merged, int heads, int kv_heads, {_SETTINGS}",
     lambda merged, heads, kv_heads, *others: plain_attention(*split(merged, heads, kv_heads), *others),
 )

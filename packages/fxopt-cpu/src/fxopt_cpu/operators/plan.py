@@ -24,7 +24,7 @@ from fxopt_cpu.operators.definition import Operator
 from fxopt_cpu.operators.linear import TOGETHER
 
 #: As in csrc/plan.cpp, which refuses plans of another format.
-FORMAT = 6
+FORMAT = 7
 LINEAR, ATTENTION, NORM, EMBEDDING, ELEMENTWISE, CONVOLUTION, POOL, PICK, BLOCK, GROUP_NORM = range(1, 11)
 #: The index is the number of the operation in csrc/kernels.h.
 OPERATIONS = ("copy", "add", "subtract", "multiply", "divide")
@@ -234,15 +234,16 @@ class PlanBuilder:
         return result
 
     def attention(
-        self, query: Value, key: Value, value: Value, *, mask: Value | None = None, scale: float, causal: bool = False
+        self, *operands: Value, mask: Value | None = None, scale: float, causal: bool = False, rounded: bool = False
     ) -> Value:
-        """`fxopt::attention`."""
+        """`fxopt::attention` of query, key and value."""
+        query, key, value = operands
         batch, heads, queries, size = query.shape
         _, kv_heads, keys, value_size = value.shape
         need(key.shape == (batch, kv_heads, keys, size) and value.shape[0] == batch)
         need(kv_heads > 0 and heads % kv_heads == 0)
-        numbers = [batch, heads, kv_heads, queries, keys, size, value_size, int(causal), _bits(scale)]
-        for operand in (query, key, value):
+        numbers = [batch, heads, kv_heads, queries, keys, size, value_size, int(causal), int(rounded), _bits(scale)]
+        for operand in operands:
             need(operand.layout.stride(3) == 1)
             numbers += operand.layout.stride()[:3]
         if mask is not None:
@@ -250,8 +251,8 @@ class PlanBuilder:
         numbers += (0, 0, 0, 0) if mask is None else mask.layout.stride()
         result = self._result((batch, queries, heads * value_size))
         attended = mask is not None and mask.layout.dtype == torch.bool
-        operands: list[int | Value | None] = [query, key, value, int(attended), mask, result]
-        self._step(ATTENTION, numbers, operands, batch * heads * queries * keys * (size + value_size))
+        products = batch * heads * queries * keys * (size + value_size)
+        self._step(ATTENTION, numbers, [*operands, int(attended), mask, result], products)
         return result
 
     def norm(

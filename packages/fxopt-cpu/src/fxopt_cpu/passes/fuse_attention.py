@@ -11,9 +11,10 @@ from typing import Any, ClassVar
 import torch
 from torch.fx import Node
 
-from fxopt_core import Refusal
+from fxopt_core import PassOptionError, Refusal
 from fxopt_cpu.layers.attention import LARGEST_HEAD, MergedAttention, RowAttention
 from fxopt_cpu.passes.layouts import Axis, Layout, heads, layout_of, operation, source_of, step
+from fxopt_cpu.passes.low_precision import PROMISED_SQNR
 from fxopt_cpu.passes.matching import REASONS, kernels_refusal, sole_user, take_out
 from fxopt_cpu.passes.memory_formats import follows_strides, has_strides, hidden_strides
 from fxopt_rewrite import Editor, GraphIndex, ReversibleSitePass, read_operation, same_size, tensor_facts
@@ -68,6 +69,10 @@ class FuseAttention(ReversibleSitePass[AttentionSite]):
     `fuse-scaled-dot-product-attention` has made, and is refused here, is written out again where torch's kernel for it
     is slow on a CPU: of other than four dimensions, or with elements of a head that lie apart.
 
+    Args:
+        products: "float32", or "bfloat16" to round the operands of both products where the processor has instructions
+            for it, from 49 queries on.
+
     Source:
         Dao and others, FlashAttention, https://arxiv.org/abs/2205.14135: blocks over the columns, with a running
         maximum.
@@ -89,6 +94,12 @@ class FuseAttention(ReversibleSitePass[AttentionSite]):
     """
 
     reasons: ClassVar[Mapping[str, str]] = REASONS
+
+    def __init__(self, *, products: str = "float32") -> None:
+        self.products = products
+        if products not in ("float32", "bfloat16"):
+            raise PassOptionError(f"FuseAttention takes 'float32' or 'bfloat16' as products; not {products!r}")
+        self.preserves_computation, self.promised_sqnr = products == "float32", PROMISED_SQNR.get(products)  # type: ignore[misc]  # of the instance
 
     def match(self, index: GraphIndex) -> Iterator[AttentionSite]:
         """Yield the calls of attention."""
@@ -124,6 +135,7 @@ class FuseAttention(ReversibleSitePass[AttentionSite]):
             return
         merged = len(site.operands) == 1
         module = MergedAttention(*site.heads, *site.settings) if merged else RowAttention(*site.settings)
+        module.rounded = self.products == "bfloat16"
         beside = _scope(edit.index, site.node)
         name = edit.add_module(f"{beside}.attention" if beside else "attention", "attention", module.eval())
         inputs = [*site.operands, *([] if site.mask is None else [site.mask])]

@@ -232,7 +232,7 @@ class _Step:
         return self.builder.linear(input, panels, vectors, features=module.features, residual=residual, **settings)
 
     def _attention(self, module: MergedAttention | RowAttention, *operands: Value, mask: Value | None) -> Value:
-        settings: dict[str, Any] = {"mask": mask, "scale": module.scale, "causal": module.causal}
+        settings: Any = {"mask": mask, "scale": module.scale, "causal": module.causal, "rounded": module.rounded}
         need(mask is None or mask.layout.dtype in (torch.bool, torch.float32))
         if isinstance(module, MergedAttention):
             operands = (*operands[0].split(module.heads, module.kv_heads),)
