@@ -144,19 +144,20 @@ def attention(draw: Random) -> list[Any]:
     batch, heads, queries, keys, size = (
         draw.randint(1, 3),
         draw.choice([1, 2, 4]),
-        *(draw.randint(1, 40) for _ in "qks"),
+        *(draw.randint(1, 70) for _ in "qks"),
     )
     kv = draw.choice([each for each in (1, 2, 4) if heads % each == 0])
     mask = draw.choice([None, torch.rand(queries, keys), torch.rand(batch, 1, 1, keys) > 0.5])
     key, value = torch.randn(2, batch, kv, keys, size)
-    return [torch.randn(batch, heads, queries, size), key, value, mask, 0.3, draw.random() < 0.5]
+    return [torch.randn(batch, heads, queries, size), key, value, mask, 0.3, *(draw.random() < 0.5 for _ in "cr")]
 
 
 def attention_merged(draw: Random) -> list[Any]:
-    heads, rows = draw.choice([1, 2, 4]), draw.randint(1, 40)
+    heads, rows = draw.choice([1, 2, 4]), draw.randint(1, 70)
     kv = draw.choice([each for each in (1, 2, 4) if heads % each == 0])
     merged = torch.randn(draw.randint(1, 3), rows, (heads + 2 * kv) * draw.randint(1, 33))
-    return [merged, heads, kv, draw.choice([None, torch.rand(rows, rows)]), 0.3, draw.random() < 0.5]
+    mask = draw.choice([None, torch.rand(rows, rows)])
+    return [merged, heads, kv, mask, 0.3, *(draw.random() < 0.5 for _ in "cr")]
 
 
 def norm(draw: Random) -> list[Any]:
@@ -190,14 +191,14 @@ def conv(draw: Random) -> list[Any]:
 
 def run(draw: Random) -> list[Any]:
     """A plan with every kind of step."""
-    builder, (ids, image) = PlanBuilder(), (torch.randint(5, (2, 6)), torch.randn(1, 3, 9, 9))
+    builder, (ids, image) = PlanBuilder(), (torch.randint(5, (2, 50)), torch.randn(1, 3, 9, 9))
     first, second = builder.input(ids), builder.input(image)
     value = builder.embedding_norm([first, first], [builder.weight(torch.randn(5, 32))] * 2, norm=Norm("layer", 1e-5))
     for kind in ("float", "int8"):
         packed = (pack(torch.randn(96, 32)),) if kind == "float" else pack_bytes(*quantize(torch.randn(96, 32)))
         panels, *integers = packed
         merged = builder.linear(value, panels, (None, *integers), features=96)
-        rows = builder.attention(*merged.split(2, 2), scale=0.3, causal=draw.random() < 0.5)
+        rows = builder.attention(*merged.split(2, 2), scale=0.3, causal=draw.random() < 0.5, rounded=kind == "int8")
         value = builder.norm(rows, value, norm=Norm("rms", 1e-5))
     builder.output(builder.elementwise(value, value.narrow(1, 0, 1), "add", activation=Activation("gelu")))
     pixels = builder.conv(second, pack_convolution(torch.randn(8, 3, 3, 3)), window=Window((3, 3)), features=8)

@@ -306,6 +306,7 @@ void attend_by_dots(const Attention& a, int64_t batch, int64_t head, int64_t fir
 
 constexpr int64_t EDGE = 2 * WIDTH;     // with bfloat16, keys, queries and elements come in so many, the last ones zeros
 constexpr int64_t MOST_QUERIES = 256;   // for which keys and values are rounded again
+constexpr int64_t MOST_ROUNDED = 1 << 17;  // keys
 inline int64_t edged(int64_t size) { return divide_up(size, EDGE) * EDGE; }
 
 #if defined(__AVX512BF16__)
@@ -418,8 +419,10 @@ constexpr bool ROUNDS = false;
 void attend_rounded(const Attention&, int64_t, int64_t, int64_t, int64_t, float*) {}
 #endif
 
-// Fewer queries take longer so than in float32.
-inline bool rounds(const Attention& a) { return ROUNDS && a.rounded && a.queries > 3 * WIDTH; }
+// Fewer queries take longer so than in float32; and rounded keys and values take memory.
+inline bool rounds(const Attention& a) {
+  return ROUNDS && a.rounded && a.queries > 3 * WIDTH && a.keys <= MOST_ROUNDED;
+}
 // The pieces that the work falls into, in any order and on any thread, and the floats of scratch that one piece needs.
 inline int64_t queries_of_piece(const Attention& a) { return few_queries(a) ? 1 : rounds(a) ? MOST_QUERIES : 2 * WIDTH; }
 int64_t attention_pieces(const Attention& a) { return a.batch * a.heads * divide_up(a.queries, queries_of_piece(a)); }
