@@ -305,11 +305,10 @@ void attend_by_dots(const Attention& a, int64_t batch, int64_t head, int64_t fir
 }
 
 constexpr int64_t EDGE = 2 * WIDTH;     // with bfloat16, keys, queries and elements come in so many, the last ones zeros
-constexpr int64_t MOST_QUERIES = 256;   // for which keys and values are rounded again
-constexpr int64_t MOST_ROUNDED = 1 << 17;  // keys
+constexpr double MOST_ROUNDED = 1 << 26;  // elements of the keys and values of a head, which take memory
 inline int64_t edged(int64_t size) { return divide_up(size, EDGE) * EDGE; }
 
-#if defined(__AVX512BF16__)
+#if defined(__AMX_BF16__)
 constexpr bool ROUNDS = true;
 
 // Pairs of bfloat16, one pair a lane: of the same lane, or of neighbours, where `count` elements are left.
@@ -323,19 +322,15 @@ inline Floats pairs(const float* from, int64_t count, float factor) {
   return (Floats)_mm512_cvtne2ps_pbh((__m512)high, (__m512)low);
 }
 
-// to = rows @ panels in rows of EDGE, for `count` rows of `steps` pairs and two panels of as many steps.
-inline void multiply_edges(const char* rows, int64_t count, int64_t steps, const char* panels, float* to) {
-  constexpr int64_t ROWS = HAS_TILES ? EDGE : MAX_ROWS - 1;
+// to = rows @ panels in rows of EDGE, for `count` rows, `stride` bytes apart, and two panels of `steps` pairs.
+inline void multiply_edges(const char* rows, int64_t stride, int64_t count, int64_t steps, const char* panels, float* to) {
   const char* const both[2] = {panels, panels + steps * STEP};
-  for (int64_t r = 0; r < count; r += ROWS) {
+  for (int64_t r = 0; r < count; r += EDGE) {
     Tile tile{};
-    tile.row = tile.ahead = rows + r * steps * 4, tile.stride = steps * 4, tile.steps = steps, tile.panels = both;
+    tile.row = rows + r * stride, tile.stride = stride, tile.steps = steps, tile.panels = both;
     tile.to = to + r * EDGE, tile.width = EDGE;
-    for (int64_t at = 0; at < ROWS * tile.stride; at += STEP) __builtin_prefetch(tile.row + ROWS * tile.stride + at);
-    if constexpr (HAS_TILES)
-      multiply_tiles<BfloatStep>(ROWS, tile, nullptr);
-    else
-      multiply<BfloatStep, ROWS, 2>(tile);
+    for (int64_t at = 0; at < EDGE * stride; at += STEP) __builtin_prefetch(tile.row + EDGE * stride + at);
+    multiply_tiles<BfloatStep>(EDGE, tile, nullptr);
   }
 }
 
@@ -352,7 +347,7 @@ void attend_rounded(const Attention& a, int64_t batch, int64_t head, int64_t fir
   char* const keys = weights + KEYS * EDGE * 2;                            // rows of elements
   char* const values = keys + edged(all) * size * 2;                       // for each block of keys, rows of these
   alignas(64) float factors[EDGE];
-  [[maybe_unused]] const std::conditional_t<HAS_TILES, Tiles, int64_t> shaped(EDGE);
+  const Tiles shaped(EDGE);
 
   for (int64_t j = 0; j < all; ++j)
     for (int64_t d = 0; d < size; d += EDGE)
@@ -383,8 +378,8 @@ void attend_rounded(const Attention& a, int64_t batch, int64_t head, int64_t fir
     }
     Floats total[2] = {}, top[2] = {splat(-INFINITE), splat(-INFINITE)};
     for (int64_t start = 0; start < end; start += KEYS) {
-      const int64_t some = least(end - start, KEYS), padded = least(edged(all - start), KEYS);
-      multiply_edges(keys + start * size * 2, padded, size / 2, queries, scores);
+      const int64_t some = least(end - start, KEYS), padded = edged(some);
+      multiply_edges(keys + start * size * 2, size * 2, padded, size / 2, queries, scores);
       const Summands kind = set_summands<2>(a, batch, head, first, start, some, summands, rows);
       Floats base[2] = {top[0], top[1]};
       for (int64_t j = 0; j < some; ++j)
@@ -400,10 +395,12 @@ void attend_rounded(const Attention& a, int64_t batch, int64_t head, int64_t fir
           const float* const at = scores + j * EDGE + c * WIDTH;
           const Floats even = j < some ? exp_roughly(load(at) - base[c]) : Floats{};
           const Floats odd = j + 1 < some ? exp_roughly(load(at + EDGE) - base[c]) : Floats{};
-          total[c] += even + odd;
-          store(weights + (c * padded + j) * 2 * WIDTH, pairs(even, odd));
+          const Floats both = pairs(even, odd);
+          total[c] += bits(bits(both) << 16) + bits(bits(both) & int32_t(0xffff0000));  // as rounded
+          store(weights + (c * padded + j) * 2 * WIDTH, both);
         }
-      multiply_edges(values + start * width * 2, width, padded / 2, weights, start ? products : sums);
+      const int64_t held = least(edged(all - start), KEYS);
+      multiply_edges(values + start * width * 2, held * 2, width, padded / 2, weights, start ? products : sums);
       for (int64_t i = 0; i < a.value_size * EDGE && start; i += WIDTH)
         store(sums + i, load(sums + i) * load(factors + i % EDGE) + load(products + i));
     }
@@ -419,12 +416,15 @@ constexpr bool ROUNDS = false;
 void attend_rounded(const Attention&, int64_t, int64_t, int64_t, int64_t, float*) {}
 #endif
 
-// Fewer queries take longer so than in float32; and rounded keys and values take memory.
+// Fewer queries take longer so than in float32.
 inline bool rounds(const Attention& a) {
-  return ROUNDS && a.rounded && a.queries > 3 * WIDTH && a.keys <= MOST_ROUNDED;
+  return ROUNDS && a.rounded && a.queries > 3 * WIDTH && double(a.keys) * double(a.size + a.value_size) <= MOST_ROUNDED;
 }
 // The pieces that the work falls into, in any order and on any thread, and the floats of scratch that one piece needs.
-inline int64_t queries_of_piece(const Attention& a) { return few_queries(a) ? 1 : rounds(a) ? MOST_QUERIES : 2 * WIDTH; }
+inline int64_t queries_of_piece(const Attention& a) {
+  if (few_queries(a)) return 1;
+  return !rounds(a) ? 2 * WIDTH : a.batch * a.heads < 16 ? 2 * EDGE : 8 * EDGE;  // keys and values are rounded for each piece
+}
 int64_t attention_pieces(const Attention& a) { return a.batch * a.heads * divide_up(a.queries, queries_of_piece(a)); }
 int64_t attention_scratch(const Attention& a) {
   const int64_t width = padded(a.value_size), lanes = few_queries(a) ? 1 : 2 * WIDTH;

@@ -89,7 +89,7 @@ struct Attention {
   int64_t query_strides[3], key_strides[3], value_strides[3], mask_strides[4];
   float scale;
   bool causal;
-  bool rounded;  // products of bfloat16, where the unit has instructions for them
+  bool rounded;  // products of bfloat16, where the unit has tiles for them
 };
 
 // result = norm(input + residual), and their sum.

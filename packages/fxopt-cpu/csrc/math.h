@@ -32,7 +32,7 @@ inline Floats exp(Floats x) {
 inline Floats exp_or_zero(Floats x) {
   return select(x < -87.f, Floats{}, exp(at_least(x, splat(-87.f))));
 }
-// The same to 7.5e-5 of the result, for x <= 0, where the result is rounded to bfloat16; zero from 2^-125 down.
+// The same to 8e-5 of the result, for x <= 0, where the result is rounded to bfloat16; zero from 2^-125 down.
 inline Floats exp_roughly(Floats x) {
   const Floats exponent = at_least(x * 1.44269504f, splat(-125.f)), n = nearest(exponent), f = exponent - n;
   Floats p = splat(0.0551716685f);  // 2^f for |f| <= 1/2

@@ -27,7 +27,7 @@ class _Attention(Layer):
     own_parameters: ClassVar = frozenset[str]()
     own_buffers: ClassVar = frozenset[str]()
 
-    #: Whether products take bfloat16, from 49 queries on, where the processor has instructions for it.
+    #: Whether products take bfloat16, from 49 queries on, where the processor has AMX.
     rounded = False
 
     def __init__(self, scale: float, causal: bool) -> None:

@@ -2,7 +2,7 @@
 
 Query, key and value may be views of any strides, also of one merged product, which `fxopt::attention_merged` takes
 whole. A query whose mask hides every key gives zeros, as torch's `scaled_dot_product_attention` does. With `rounded`,
-the operands of both products are rounded to bfloat16 where the processor has instructions for it.
+the operands of both products are rounded to bfloat16 where the processor has AMX.
 """
 
 from __future__ import annotations

@@ -13,8 +13,8 @@ from torch.fx import Node
 
 from fxopt_core import PassOptionError, Refusal
 from fxopt_cpu.layers.attention import LARGEST_HEAD, MergedAttention, RowAttention
+from fxopt_cpu.library import isa
 from fxopt_cpu.passes.layouts import Axis, Layout, heads, layout_of, operation, source_of, step
-from fxopt_cpu.passes.low_precision import PROMISED_SQNR
 from fxopt_cpu.passes.matching import REASONS, kernels_refusal, sole_user, take_out
 from fxopt_cpu.passes.memory_formats import follows_strides, has_strides, hidden_strides
 from fxopt_rewrite import Editor, GraphIndex, ReversibleSitePass, read_operation, same_size, tensor_facts
@@ -70,8 +70,8 @@ class FuseAttention(ReversibleSitePass[AttentionSite]):
     is slow on a CPU: of other than four dimensions, or with elements of a head that lie apart.
 
     Args:
-        products: "float32", or "bfloat16" to round the operands of both products where the processor has instructions
-            for it, from 49 queries on.
+        products: "float32", or "bfloat16" to round the operands of both products where the processor has AMX, from 49
+            queries on.
 
     Source:
         Dao and others, FlashAttention, https://arxiv.org/abs/2205.14135: blocks over the columns, with a running
@@ -99,7 +99,8 @@ class FuseAttention(ReversibleSitePass[AttentionSite]):
         self.products = products
         if products not in ("float32", "bfloat16"):
             raise PassOptionError(f"FuseAttention takes 'float32' or 'bfloat16' as products; not {products!r}")
-        self.preserves_computation, self.promised_sqnr = products == "float32", PROMISED_SQNR.get(products)  # type: ignore[misc]  # of the instance
+        self._rounds = products == "bfloat16" and isa() == "amx"
+        self.preserves_computation, self.promised_sqnr = not self._rounds, 30.0 if self._rounds else None  # type: ignore[misc]  # of the instance
 
     def match(self, index: GraphIndex) -> Iterator[AttentionSite]:
         """Yield the calls of attention."""
@@ -135,7 +136,7 @@ class FuseAttention(ReversibleSitePass[AttentionSite]):
             return
         merged = len(site.operands) == 1
         module = MergedAttention(*site.heads, *site.settings) if merged else RowAttention(*site.settings)
-        module.rounded = self.products == "bfloat16"
+        module.rounded = self._rounds
         beside = _scope(edit.index, site.node)
         name = edit.add_module(f"{beside}.attention" if beside else "attention", "attention", module.eval())
         inputs = [*site.operands, *([] if site.mask is None else [site.mask])]
