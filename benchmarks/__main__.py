@@ -84,7 +84,7 @@ def measure(name: str, options: argparse.Namespace) -> Results | None:
     path = options.out / f"{name}.json"
     former = read(path) if path.exists() and (options.resume or options.only) else None
     there, facts = former.tables if former else (), machine.facts(threads)
-    here = f" Measured on another processor than the rest: {facts['processor']}, {facts['instructions']}."
+    here = f" Measured at {facts['commit']} on another processor than the rest: {facts['processor']}, {facts['instructions']}."
     if former is None or former.machine["processor"] == facts["processor"]:
         here = ""
     else:

@@ -5,8 +5,8 @@
 // most lanes empty: there the elements of a head lie in the lanes.
 //
 // A row of the result depends only on its query, keys, values and mask: not on the number of rows, heads or threads. Up to
-// WIDTH / 4 queries and more than that are two code paths, whose sums run in different orders. `rounded` has a third one, from
-// 3 * WIDTH queries on.
+// WIDTH / 4 queries and more than that are two code paths, whose sums run in different orders. `rounded` has a third one, for
+// more than 3 * WIDTH.
 #pragma once
 
 #include "kernels.h"
@@ -304,14 +304,14 @@ void attend_by_dots(const Attention& a, int64_t batch, int64_t head, int64_t fir
   for (int64_t d = 0; d < a.value_size; ++d) result[d] = out[d] * (1.0f / (total == 0.0f ? 1.0f : total));
 }
 
-constexpr int64_t EDGE = 2 * WIDTH;     // with bfloat16, keys, queries and elements come in so many, the last ones zeros
+constexpr int64_t EDGE = 2 * WIDTH;       // with bfloat16, keys, queries and elements come in so many, the last ones zeros
 constexpr double MOST_ROUNDED = 1 << 26;  // elements of the keys and values of a head, which take memory
 inline int64_t edged(int64_t size) { return divide_up(size, EDGE) * EDGE; }
 
 #if defined(__AMX_BF16__)
 constexpr bool ROUNDS = true;
 
-// Pairs of bfloat16, one pair a lane: of the same lane, or of neighbours, where `count` elements are left.
+// Pairs of bfloat16, one pair in each lane: of the same lane of both, or of neighbours of a row with `count` elements left.
 inline Floats pairs(Floats even, Floats odd) {
   const Shorts both = (Shorts)_mm512_cvtne2ps_pbh((__m512)odd, (__m512)even);
   return (Floats)__builtin_shufflevector(both, both, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23, 8, 24, 9, 25, 10, 26, 11,
@@ -329,7 +329,7 @@ inline void multiply_edges(const char* rows, int64_t stride, int64_t count, int6
     Tile tile{};
     tile.row = rows + r * stride, tile.stride = stride, tile.steps = steps, tile.panels = both;
     tile.to = to + r * EDGE, tile.width = EDGE;
-    for (int64_t at = 0; at < EDGE * stride; at += STEP) __builtin_prefetch(tile.row + EDGE * stride + at);
+    for (int64_t at = 0; at < EDGE * stride; at += STEP) __builtin_prefetch(tile.row + EDGE * stride + at);  // the next rows
     multiply_tiles<BfloatStep>(EDGE, tile, nullptr);
   }
 }
@@ -349,9 +349,7 @@ void attend_rounded(const Attention& a, int64_t batch, int64_t head, int64_t fir
   alignas(64) float factors[EDGE];
   const Tiles shaped(EDGE);
 
-  for (int64_t j = 0; j < all; ++j)
-    for (int64_t d = 0; d < size; d += EDGE)
-      store(keys + (j * size + d) * 2, pairs(key + j * a.key_strides[2] + d, a.size - d, 1.0f));
+  for (int64_t j = 0; j < all; ++j) convert_bfloat(key + j * a.key_strides[2], keys + j * size * 2, a.size);
   for (int64_t j = 0; j < all; j += EDGE)
     for (int64_t d = 0; d < width; d += WIDTH) {
       Floats block[WIDTH] = {};
@@ -399,7 +397,7 @@ void attend_rounded(const Attention& a, int64_t batch, int64_t head, int64_t fir
           total[c] += bits(bits(both) << 16) + bits(bits(both) & int32_t(0xffff0000));  // as rounded
           store(weights + (c * padded + j) * 2 * WIDTH, both);
         }
-      const int64_t held = least(edged(all - start), KEYS);
+      const int64_t held = least(edged(all - start), KEYS);  // of the block: with `causal`, more than these queries attend
       multiply_edges(values + start * width * 2, held * 2, width, padded / 2, weights, start ? products : sums);
       for (int64_t i = 0; i < a.value_size * EDGE && start; i += WIDTH)
         store(sums + i, load(sums + i) * load(factors + i % EDGE) + load(products + i));

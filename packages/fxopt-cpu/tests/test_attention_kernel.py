@@ -17,6 +17,7 @@ from fxopt_cpu.library import isa
 from fxopt_cpu.operators.attention import ATTENTION, ATTENTION_MERGED, split
 
 INFINITY = math.inf
+X = torch.ones(1, 1, 49, 256)
 needs_library = pytest.mark.skipif(isa() is None, reason="the library was not built")
 
 
@@ -100,9 +101,10 @@ def test_long_rows_in_blocks(instructions: str, queries: int, keys: int) -> None
         close(result, eager(query.double(), key.double(), value.double()), rounded)
 
 
-@pytest.mark.parametrize("queries, rounded", [(1, False), (3, False), (20, False), (40, False), (60, True)])
-def test_what_is_not_finite_comes_out_as_in_eager(instructions: str, queries: int, rounded: bool) -> None:
+@pytest.mark.parametrize("queries", [1, 3, 20, 40, 60])
+def test_what_is_not_finite_comes_out_as_in_eager(instructions: str, queries: int) -> None:
     torch.manual_seed(0)
+    rounded = queries == 60
     query, key, value = (torch.randn(1, 2, rows, 32) for rows in (queries, 140, 140))
     allowed = torch.rand(queries, 140) > 0.5
     allowed[0] = False
@@ -151,21 +153,29 @@ def test_merged_products_are_split_within(instructions: str, heads: int, kv_head
 
 
 @needs_library
-@pytest.mark.parametrize(
-    "queries, rounded", [(1, False), (2, False), (17, False), (33, False), (70, False), (270, True)]
-)
-def test_a_row_is_the_same_whatever_the_others_are(instructions: str, queries: int, rounded: bool) -> None:
+@pytest.mark.parametrize("queries", [1, 2, 17, 33, 70, 270])
+def test_a_row_is_the_same_whatever_the_others_are(instructions: str, queries: int) -> None:
     torch.manual_seed(0)
-    query, key, value = (torch.randn(3, 4, rows, 32) for rows in (queries, 150, 150))
-    mask = torch.randn(3, 1, queries, 150)
+    rounded = queries == 270  # 16 heads take other pieces than the four of one batch
+    query, key, value = (torch.randn(4, 4, rows, 32) for rows in (queries, 150, 150))
+    mask = torch.randn(4, 1, queries, 150)
     whole = attention(query, key, value, mask, False, rounded)
-    for one in range(3):
+    for one in range(4):
         part = slice(one, one + 1)
         assert torch.equal(attention(query[part], key[part], value[part], mask[part], False, rounded), whole[part])
     # Fewer are another regime.
     least = 49 if rounded else {"avx2": 3, "avxvnni": 3, "portable": 2, "none": 1}.get(instructions, 5)
     for some in (slice(0, least), slice(-least, None)) if queries > least else ():
         assert torch.equal(attention(query[:, :, some], key, value, mask[:, :, some], False, rounded), whole[:, some])
+
+
+@needs_library
+def test_rounding_needs_little_memory_and_reads_no_values_of_later_blocks(instructions: str) -> None:
+    long = torch.randn(1, 1, 1, 256).expand(1, 1, 2**17 + 1, 256)
+    assert torch.equal(attention(X, long, long, None, False, True), attention(X, long, long))
+    value = torch.randn(1, 1, 120, 256)
+    value[:, :, 100:] = INFINITY
+    assert attention(torch.randn(1, 1, 120, 256), value.clamp(-1, 1), value, None, True, True)[:, :96].isfinite().all()
 
 
 @needs_library

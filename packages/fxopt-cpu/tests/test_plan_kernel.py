@@ -52,10 +52,9 @@ class Layer:
             result: Tensor = ops.linear(operand, *self.products[which], bias.numel(), *kinds, False, None)
             return result
 
+        heads = self.heads
         found: Tensor = self.computed(
-            linear,
-            lambda merged: ops.attention_merged(merged, self.heads, self.heads, mask, 0.2, False, self.rounded),
-            value,
+            linear, lambda merged: ops.attention_merged(merged, heads, heads, mask, 0.2, False, self.rounded), value
         )
         return found
 
@@ -65,12 +64,9 @@ class Layer:
             vectors = (bias, scale, sums, None, *(self.norms[which // 2] if norm.eps else ()))
             return builder.linear(operand, panels, vectors, features=bias.numel(), norm=norm, **settings)
 
+        heads, given = self.heads, {"scale": 0.2, "rounded": self.rounded}
         found: Value = self.computed(
-            linear,
-            lambda merged: builder.attention(
-                *merged.split(self.heads, self.heads), mask=mask, scale=0.2, rounded=self.rounded
-            ),
-            value,
+            linear, lambda merged: builder.attention(*merged.split(heads, heads), mask=mask, **given), value
         )
         return found
 

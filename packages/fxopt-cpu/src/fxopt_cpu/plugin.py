@@ -29,7 +29,7 @@ def fxopt_pipelines() -> Mapping[str, str]:
     prepared = "fuse-scaled-dot-product-attention,fold-batch-norm,simplify,fuse-activations,merge-linears"
     # These passes are from other families. A missing one is an error, so that the name of a pipeline has one meaning.
     prepared = f"remove-no-ops,fold-weights,fuse-products,{prepared}"
-    fused = "fuse-attention,fuse-norms"
+    fused, half = "fuse-attention,fuse-norms", "fuse-attention{products='bfloat16'},fuse-norms"
     packed = "fuse-linears,fuse-convolutions,plan-regions"
     rounded = {
         "int8": "fuse-linears{weights='int8'},fuse-convolutions{weights='int8'}",
@@ -41,10 +41,7 @@ def fxopt_pipelines() -> Mapping[str, str]:
     return {
         "kernels": f"fuse-scaled-dot-product-attention,{fused},fuse-linears",
         "cpu-inference": f"{prepared},{fused},{packed}",
-        **{
-            f"cpu-inference-{name}": f"{prepared},fuse-attention{{products='bfloat16'}},fuse-norms,{first},{packed}"
-            for name, first in rounded.items()
-        },
+        **{f"cpu-inference-{name}": f"{prepared},{half},{first},{packed}" for name, first in rounded.items()},
     }
 
 

@@ -47,10 +47,7 @@ def plain_attention(
 
 
 _SETTINGS = "Tensor? mask, float scale, bool causal, bool rounded=False) -> Tensor"
-ATTENTION = Operator(
-    f"attention(Tensor query, Tensor key, Tensor value, {_SETTINGS}",
-    plain_attention,
-)
+ATTENTION = Operator(f"attention(Tensor query, Tensor key, Tensor value, {_SETTINGS}", plain_attention)
 ATTENTION_MERGED = Operator(
     f"attention_merged(Tensor merged, int heads, int kv_heads, {_SETTINGS}",
     lambda merged, heads, kv_heads, *others: plain_attention(*split(merged, heads, kv_heads), *others),
