@@ -84,7 +84,8 @@ def measure(name: str, options: argparse.Namespace) -> Results | None:
     path = options.out / f"{name}.json"
     former = read(path) if path.exists() and (options.resume or options.only) else None
     there, facts = former.tables if former else (), machine.facts(threads)
-    here = f" Measured at {facts['commit']} on another processor than the rest: {facts['processor']}, {facts['instructions']}."
+    processor = f"{facts['processor']}, {facts['instructions']}"
+    here = f" Measured at {facts['commit']} on another processor than the rest: {processor}."
     if former is None or former.machine["processor"] == facts["processor"]:
         here = ""
     else:

@@ -64,7 +64,8 @@ class Layer:
             vectors = (bias, scale, sums, None, *(self.norms[which // 2] if norm.eps else ()))
             return builder.linear(operand, panels, vectors, features=bias.numel(), norm=norm, **settings)
 
-        heads, given = self.heads, {"scale": 0.2, "rounded": self.rounded}
+        heads = self.heads
+        given: Any = {"scale": 0.2, "rounded": self.rounded}
         found: Value = self.computed(
             linear, lambda merged: builder.attention(*merged.split(heads, heads), mask=mask, **given), value
         )
