@@ -62,6 +62,7 @@ class Containers:
 
     def __init__(self) -> None:
         self._held: dict[int, tuple[Any, Any]] = {}  # by id: a container, and a plain copy of it; a tuple twice
+        self._kinds: dict[type, type | None] = {}  # the one of `_WALKED` that a class derives from
 
     def add(self, values: Iterable[object]) -> list[Any]:
         """Record the containers among some values and those inside of them; return the other objects that they hold."""
@@ -69,9 +70,10 @@ class Containers:
         waiting: list[Any] = [value for value in values if type(value) not in _LEAVES]
         while waiting:
             value = waiting.pop()
-            kind: type | None = type(value)
-            if kind not in _WALKED:  # a subclass, or no container
-                kind = next((each for each in _WALKED if isinstance(value, each)), None)
+            cls = type(value)
+            if cls not in self._kinds:
+                self._kinds[cls] = next((each for each in _WALKED if issubclass(cls, each)), None)
+            kind = self._kinds[cls]
             if kind is None:
                 others.append(value)
             elif id(value) not in self._held:
