@@ -108,8 +108,9 @@ class EmbeddingNorm(_Normed):
         """Raise a ValueError if a file has set values that no operator takes."""
         super().check_attributes()
         check_settings(self, entries=(0, ...), padding=(-1, ...))
-        if not 1 <= len(self.entries) == len(self.padding) <= MOST_TABLES:
-            raise ValueError(f"there are {len(self.entries)} tables, and {len(self.padding)} numbers for their padding")
+        fit = all(row < rows for row, rows in zip(self.padding, self.entries, strict=False))
+        if not fit or not 1 <= len(self.entries) == len(self.padding) <= MOST_TABLES:
+            raise ValueError(f"there are tables of {self.entries} rows, of which {self.padding} are padding")
 
     @property
     def tables(self) -> list[nn.Parameter | None]:
