@@ -29,6 +29,8 @@ struct Linear {
   bool adds_first;        // the residual before the activation
   float* output;          // rows of `features` elements
   int64_t output_stride;  // from row to row, in elements
+  // Bytes of a row of `input` or `output` that is rounded to bfloat16 already, as `linear_convert` does it; else 0.
+  int64_t rounded_input, rounded_output;
 };
 
 // Rows in the form that the unit multiplies: where they begin, and their stride in bytes.

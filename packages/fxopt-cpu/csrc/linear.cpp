@@ -31,14 +31,15 @@ void run_linear(const Linear& call) {
 
 void run_linear(const Linear& call, const Convert& convert) {
   const Kernels& unit = kernels();
-  const int64_t row_bytes = unit.linear_row_bytes(call), all_panels = divide_up(call.features, 16);
+  const int64_t row_bytes = call.rounded_input ? 0 : unit.linear_row_bytes(call), all_panels = divide_up(call.features, 16);
   const double weights = double(call.depth) * double(call.features) * (call.gated ? 2 : 1);
   const int64_t most_rows = unit.most_rows[call.format];
   const double slow = call.format == FLOAT32 ? 50 : call.format == BFLOAT16 ? 75 : 150;  // products a nanosecond
   const double speed = most_rows > 16 ? slow * 8 : slow;                                 // AMX
   const double nanoseconds = weights * double(call.rows) / speed + weights * (4 >> call.format) / 20;
   const int64_t threads = threads_for(nanoseconds);
-  const int64_t bytes = row_bytes ? row_bytes : call.depth * 4;
+  const int64_t lying = call.rounded_input ? call.rounded_input : call.input_stride * 4;  // bytes of a row as it lies
+  const int64_t bytes = row_bytes ? row_bytes : call.rounded_input ? call.rounded_input : call.depth * 4;
   const int64_t fitting = BLOCK_BYTES / (bytes ? bytes : 1), twice = fitting < FEW_ROWS && has_large_cache() ? 2 : 1;
   const int64_t wanted = fitting * twice / most_rows * most_rows;
   const int64_t part = wanted < 2 * most_rows ? 2 * most_rows : wanted;  // rows that one piece takes
@@ -71,8 +72,7 @@ void run_linear(const Linear& call, const Convert& convert) {
       const int64_t which = piece / column_pieces, panel = piece % column_pieces * columns;
       const int64_t from = which * row_size, to = from + row_size < rows ? from + row_size : rows;
       if (from >= to) return;
-      Rows converted{reinterpret_cast<const char*>(call.input + (first + from) * call.input_stride), call.input_stride * 4,
-                     nullptr};
+      Rows converted{reinterpret_cast<const char*>(call.input) + (first + from) * lying, lying, nullptr};
       if (row_bytes) converted = {data + from * row_bytes, row_bytes, scales + from};
       unit.linear_tiles(call, converted, first + from, first + to, panel,
                         panel + columns < all_panels ? panel + columns : all_panels);

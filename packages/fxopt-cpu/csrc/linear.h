@@ -337,17 +337,18 @@ int64_t linear_row_bytes(const Linear& call) {
   return crowded(bytes) ? bytes + 128 : bytes;
 }
 
-inline void convert_bfloat(const float* from, char* to, int64_t depth) {
-  for (int64_t k = 0; k < depth; k += WIDTH) {
-    const Floats value = load(from + k, depth - k);
+inline void store_rounded(char* to, Floats value) {
 #if defined(__AVX512BF16__)
-    store(to + k * 2, _mm512_cvtneps_pbh((__m512)value));
+  store(to, _mm512_cvtneps_pbh((__m512)value));
 #else
-    const Ints word = bits(value);
-    const Ints rounded = (word + 0x7fff + (word >> 16 & 1)) & int32_t(0xffff0000);
-    store(to + k * 4, value != value ? value : bits(rounded));
+  const Ints word = bits(value);
+  const Ints rounded = (word + 0x7fff + (word >> 16 & 1)) & int32_t(0xffff0000);
+  store(to, value != value ? value : bits(rounded));
 #endif
-  }
+}
+
+inline void convert_bfloat(const float* from, char* to, int64_t depth) {
+  for (int64_t k = 0; k < depth; k += WIDTH) store_rounded(to + k * (BfloatStep::BYTES / 2), load(from + k, depth - k));
   if (const int64_t written = divide_up(depth, WIDTH) * WIDTH; HAS_TILES && written % 32)
     std::memset(to + written * 2, 0, 32);  // tiles multiply it by zeros
 }
@@ -432,6 +433,7 @@ struct Epilogue {
     for (int64_t r = 0; r < rows; ++r) {
       const float* from = sums + r * width;
       float* to = call.output + (row + r) * call.output_stride + column;
+      char* const rounded = reinterpret_cast<char*>(call.output) + (row + r) * call.rounded_output + column * 2;
       const float* residual = call.residual ? call.residual + (row + r) * call.residual_stride + column : nullptr;
       for (int64_t c = 0; c < columns; c += WIDTH) {
         Floats value = load(from + c);
@@ -444,7 +446,10 @@ struct Epilogue {
           value *= factor;
         }
         if (residual && !call.adds_first) value += load(residual + c, columns - c);
-        store(to + c, value, columns - c);
+        if (call.rounded_output)
+          store_rounded(rounded + c * 2, value);
+        else
+          store(to + c, value, columns - c);
       }
     }
   }
@@ -480,9 +485,10 @@ void tiles(const Linear& call, Rows rows, int64_t first, int64_t last, int64_t f
       if (Step::TILED) row = least(first + t * height, last - height), some = height;
       const float* row_scales = call.format == INT8 ? rows.scales + (row - first) : nullptr;
       // Else a quarter of the time of 1,024 to 3,072 features would go into waiting for memory to write to.
+      const int64_t pitch = call.rounded_output ? call.rounded_output : call.output_stride * 4;
       for (int64_t r = 0; Step::TILED && r < some; ++r)
-        for (int64_t c = 0; c < group * PANEL; c += PANEL)
-          __builtin_prefetch(call.output + (row + r) * call.output_stride + panel * PANEL + c, 1);
+        for (int64_t c = 0, size = call.rounded_output ? 2 : 4; c < group * PANEL * size; c += 64)
+          __builtin_prefetch(reinterpret_cast<char*>(call.output) + (row + r) * pitch + panel * PANEL * size + c, 1);
       for (int64_t i = 0; i < group * halves; i += at_once) {
         // Each tile asks for its share of the next panels; a single one looks farther ahead in its own.
         const char* ahead = along > 1 ? panels[i] + group * panel_bytes + t * at_once * panel_bytes / along : rows.data;

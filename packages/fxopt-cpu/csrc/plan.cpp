@@ -13,7 +13,7 @@
 namespace {
 
 constexpr const char* OP = "fxopt::run";
-constexpr int64_t FORMAT = 7;
+constexpr int64_t FORMAT = 8;
 enum StepKind : int64_t {
   LINEAR_STEP = 1, ATTENTION_STEP, NORM_STEP, EMBEDDING_STEP, ELEMENTWISE_STEP, CONVOLUTION_STEP, POOL_STEP,
   PICK_STEP, BLOCK_STEP, GROUP_NORM_STEP
@@ -115,8 +115,17 @@ class Reader {
   }
 };
 
+// The bytes of a row of so many floats once it is rounded, or 0 where it does not become smaller or would need padding.
+int64_t rounded_row(int64_t features) {
+  Linear next{};
+  next.format = BFLOAT16, next.depth = features;
+  const int64_t bytes = features % 32 ? 0 : kernels().linear_row_bytes(next);
+  return bytes < features * 4 ? bytes : 0;
+}
+
 void linear(Reader& plan) {
   Linear call{};
+  const bool rounded_input = plan.size(0, 1), rounded_output = plan.size(0, 1);
   call.format = Format(plan.size(0, 2));
   call.rows = plan.size(), call.depth = plan.size(0, call.format == INT8 ? MOST_DEPTH : LARGEST), call.features = plan.size(1);
   call.activation = plan.size(0, 13), call.alpha = plan.real(), call.beta = plan.real();
@@ -138,6 +147,10 @@ void linear(Reader& plan) {
   call.norm_weight = plan.floats(call.features, true);
   call.norm_bias = plan.floats(call.features, true);
   call.output = plan.result(product({call.rows, call.features})), call.output_stride = call.features;
+  if ((rounded_input && (call.format != BFLOAT16 || call.input_stride != call.depth)) || (rounded_output && call.norm))
+    refuse(OP, ": step ", plan.step, " of the plan has rows that cannot be rounded");
+  if (rounded_input) call.rounded_input = rounded_row(call.depth);
+  if (rounded_output) call.rounded_output = rounded_row(call.features);
   if (call.rows) run_linear(call);
 }
 

@@ -110,6 +110,49 @@ def test_an_encoder_gives_the_bits_of_its_operators(
     assert torch.equal(plan(ids.t().contiguous().t(), mask)[0], expected)
 
 
+@pytest.mark.parametrize("rows, hidden", [(1, 128), (5, 384), (70, 2048), (300, 160), (9, 100)])
+@pytest.mark.parametrize("read_twice", [False, True])
+def test_what_the_next_product_alone_reads_is_rounded_once(
+    instructions: str, rows: int, hidden: int, read_twice: bool
+) -> None:
+    torch.manual_seed(0)
+    first, second = (Layer.packed(*sizes, torch.bfloat16) for sizes in ((hidden, 64), (64, hidden)))
+    value = torch.randn(rows, 64)
+    value[rows // 2, :2] = torch.tensor([float("inf"), 3e38])
+    settings = (CODES["gelu"], 0.0, 0.0, None, 0, None, None, EPSILON, False, None)
+    between = ops.linear(value, *first, hidden, *settings)
+    expected = ops.linear(between, *second, 64, *settings)
+    builder = PlanBuilder()
+    operand = builder.input(value)
+    for panels, _, _, bias in (first, second):
+        kept = operand
+        operand = builder.linear(operand, panels, (bias,), features=bias.numel(), activation=Activation("gelu"))
+    builder.output(operand)
+    if read_twice:
+        builder.output(builder.elementwise(kept))
+    plan = builder.build()
+    start = 6 + 3 * (2 + read_twice)  # of the first step, after two-dimensional inputs and outputs
+    assert plan.steps[start : start + 3].tolist() == [1, 0, int(not read_twice)]
+    results = plan(value)
+    for result, wanted in zip(results, [expected, between], strict=False):
+        torch.testing.assert_close(result, wanted, rtol=0, atol=0, equal_nan=True)
+    with threads(2):
+        torch.testing.assert_close(plan(value)[0], expected, rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("which", [1, 2])
+def test_only_products_of_bfloat16_take_rounded_rows(which: int) -> None:
+    builder = PlanBuilder()
+    norm = (None,) * 4 + (torch.ones(64),)
+    builder.output(
+        builder.linear(builder.input(torch.ones(2, 64)), pack(torch.ones(64, 64)), norm, features=64, norm=LAYER)
+    )
+    plan = builder.build()
+    plan.steps[6 + 3 * 2 + which] = 1
+    with pytest.raises(RuntimeError, match="step 0 of the plan has rows that cannot be rounded"):
+        plan(torch.ones(2, 64))
+
+
 @pytest.fixture
 def two_threads() -> Iterator[None]:
     with threads(2):
@@ -224,13 +267,13 @@ def test_an_arena_larger_than_what_threads_keep() -> None:
     assert plan(ones)[0].eq(8).all()
 
 
-def encoder() -> tuple[Plan, list[Tensor]]:
+def encoder(dtype: torch.dtype) -> tuple[Plan, list[Tensor]]:
     torch.manual_seed(0)
     ids, mask = torch.randint(20, (2, 5)), torch.zeros(2, 1, 1, 5)
     builder = PlanBuilder()
     first, second = builder.input(ids), builder.input(mask)
     value = builder.embedding_norm([first], [builder.weight(torch.randn(20, 32))], norm=LAYER)
-    value = Layer(32, 64, 2, torch.float32).steps(builder, value, second)
+    value = Layer(32, 64, 2, dtype).steps(builder, value, second)
     builder.output(builder.norm(value, norm=LAYER))
     return builder.build(), [ids, mask]
 
@@ -240,7 +283,7 @@ def encoder() -> tuple[Plan, list[Tensor]]:
 )
 def test_changed_plans_raise_or_stay_within_their_memory(seed: int) -> None:
     """Under AddressSanitizer, this is what shows that nothing is read out of bounds."""
-    plan, inputs = encoder()
+    plan, inputs = encoder(torch.bfloat16 if seed % 2 else torch.float32)
     draw = random.Random(seed)
     steps = plan.steps.clone()
     for _ in range(draw.choice([1, 1, 2, 5])):
@@ -258,7 +301,7 @@ def test_a_plan_that_rounds_rows_takes_no_rounding() -> None:
     value = builder.input(torch.empty(2, 8))
     builder.output(builder.linear(value, ints, (None, factors, sums, rounding), features=16))
     plan = builder.build()
-    at = 12 + 11  # behind the header and two shapes, and the numbers of the step before it
+    at = 12 + 13  # behind the header and two shapes, and the numbers of the step before it
     assert plan.steps[at] == 1 and plan(torch.zeros(2, 8))[0].eq(0).all()
     plan.steps[at] = 0
     with pytest.raises(RuntimeError, match="step 0 of the plan rounds rows, and has an operand that rounds them"):

@@ -23,11 +23,7 @@ from fxopt_core.errors import CheckpointError
 
 
 def load_original_state_dict(
-    graph_module: GraphModule,
-    state_dict: Mapping[str, Any],
-    strict: bool = True,
-    *,
-    protect_values: bool = True,
+    graph_module: GraphModule, state_dict: Mapping[str, Any], strict: bool = True, *, protect_values: bool = True
 ) -> IncompatibleKeys:
     """Load a checkpoint of the original model into a rewritten one.
 

@@ -6,12 +6,4 @@ from fxopt_compile.torch_passes import as_inductor_pass, as_pass_base
 
 __version__ = "0.1.0"
 
-__all__ = [
-    "CompileHistory",
-    "GraphHistory",
-    "as_inductor_pass",
-    "as_pass_base",
-    "fxopt",
-    "history",
-    "undo",
-]
+__all__ = ["CompileHistory", "GraphHistory", "as_inductor_pass", "as_pass_base", "fxopt", "history", "undo"]

@@ -49,11 +49,7 @@ class Binding:
     """
 
     def __init__(
-        self,
-        graph_module: GraphModule,
-        weights: Sequence[Weight],
-        tensors: Sequence[Tensor],
-        passes: Transformation,
+        self, graph_module: GraphModule, weights: Sequence[Weight], tensors: Sequence[Tensor], passes: Transformation
     ) -> None:
         with plainly():
             aliases = {weight: alias_of(tensor) for weight, tensor in zip(weights, tensors, strict=True)}

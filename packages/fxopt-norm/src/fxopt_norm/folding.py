@@ -215,11 +215,7 @@ class FoldBatchNorm(SitePass[FoldSite]):
 
 
 def _site(
-    layer: Layer | Obstacle,
-    norm: BatchNormCall | Obstacle,
-    norm_first: bool,
-    node: Node,
-    rows: Node | None = None,
+    layer: Layer | Obstacle, norm: BatchNormCall | Obstacle, norm_first: bool, node: Node, rows: Node | None = None
 ) -> FoldSite | Refusal:
     if isinstance(layer, Obstacle):
         return Refusal(layer.site, layer.reason, f"{layer.message}; the batch norm `{node.name}` stays", (node.name,))

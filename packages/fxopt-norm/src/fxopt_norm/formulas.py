@@ -217,11 +217,7 @@ def merge_branches(*, eps: tuple[float | None, ...], **tensors: Tensor | None) -
 
 
 def restore_branches(
-    weight: Tensor,
-    bias: Tensor | None,
-    *,
-    eps: tuple[float | None, ...],
-    shapes: Mapping[str, tuple[int, ...] | None],
+    weight: Tensor, bias: Tensor | None, *, eps: tuple[float | None, ...], shapes: Mapping[str, tuple[int, ...] | None]
 ) -> dict[str, Tensor]:
     """Return tensors from which `merge_branches` computes this weight and bias again, up to rounding.
 

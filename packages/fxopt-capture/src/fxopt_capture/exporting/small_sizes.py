@@ -166,12 +166,7 @@ def _same(left: object, right: object) -> bool:
 
 
 def is_equal(
-    model: nn.Module,
-    form: CallForm,
-    graph_module: nn.Module,
-    inputs: Mapping[str, object],
-    *,
-    lenient: bool = False,
+    model: nn.Module, form: CallForm, graph_module: nn.Module, inputs: Mapping[str, object], *, lenient: bool = False
 ) -> bool:
     """Return whether model and graph give the same; if one of them raises, return ``lenient``."""
     try:

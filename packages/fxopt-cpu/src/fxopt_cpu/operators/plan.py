@@ -24,7 +24,7 @@ from fxopt_cpu.operators.definition import Operator
 from fxopt_cpu.operators.linear import TOGETHER
 
 #: As in csrc/plan.cpp, which refuses plans of another format.
-FORMAT = 7
+FORMAT = 8
 LINEAR, ATTENTION, NORM, EMBEDDING, ELEMENTWISE, CONVOLUTION, POOL, PICK, BLOCK, GROUP_NORM = range(1, 11)
 #: The index is the number of the operation in csrc/kernels.h.
 OPERATIONS = ("copy", "add", "subtract", "multiply", "divide")
@@ -177,6 +177,8 @@ class PlanBuilder:
         # Steps that copy a value into a channel of a concatenation: left out where the value may lie there itself.
         self._parts: list[tuple[int, _Buffer, _Buffer, int]] = []
         self._layers: dict[int, _Layer] = {}
+        # Products whose input is the result of the product before, in bfloat16: rounded once if nothing else reads it.
+        self._rounded: list[tuple[int, _Buffer]] = []
         self._nanoseconds = 0.0
 
     def input(self, like: Tensor) -> Value:
@@ -224,8 +226,13 @@ class PlanBuilder:
         depth, rows = input.shape[-1], math.prod(input.shape[:-1])
         input, input_stride = self._in_rows(input)
         residual, residual_stride = (None, 0) if residual is None else self._in_rows(residual)
+        buffer, before = self._buffers[input.buffer], self._steps[-1] if self._steps else [0]
+        between = before[0] == LINEAR and before[-1] is input is not residual and before[10] == NORM_CODES["none"]
+        if between and panels.dtype is torch.bfloat16 and buffer.shape == input.shape:
+            self._rounded.append((len(self._steps), buffer))
         result = self._result((*input.shape[:-1], features))
         numbers = [
+            0, 0,  # whether input and result are rounded, see `build`
             list(TOGETHER).index(panels.dtype), rows, depth, features, *_codes(activation), *_codes(norm),
             int(gated), int(rounding is not None), input_stride, residual_stride,
         ]  # fmt: skip
@@ -443,6 +450,9 @@ class PlanBuilder:
         """Return the plan, with places in the arena by the lifetimes of values."""
         # Blocks first: values between their layers get no memory, so they have no place in a concatenation.
         left_out = self._join() | self._unite()
+        for place, buffer in self._rounded:
+            if buffer.kind == "arena" and buffer.last == place:
+                self._steps[place][1] = self._steps[place - 1][2] = 1
         arena = self._place()
         counts = [len(self._inputs), len(self._outputs), len(self._weights)]
         numbers = [FORMAT, arena, int(self._nanoseconds), *counts]

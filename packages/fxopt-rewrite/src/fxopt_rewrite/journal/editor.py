@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import reduce
 from types import MappingProxyType
 from typing import Any
 
@@ -443,9 +444,7 @@ class Editor:
 
 def _submodule(module: nn.Module, name: str) -> nn.Module:
     """Return what `get_submodule` does, in a tenth of its time."""
-    for key in name.split(".") if name else ():
-        module = module._modules.get(key) or module.get_submodule(key)
-    return module
+    return reduce(lambda each, key: each._modules.get(key) or each.get_submodule(key), name.split("."), module)
 
 
 def _resize(node: Node, value_of: Node, last_dim: int | None) -> Node:

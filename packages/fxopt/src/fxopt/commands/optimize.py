@@ -44,8 +44,7 @@ VerifyOption = Annotated[
     bool, typer.Option("--verify/--no-verify", help="Whether to compare the result with SOURCE before it is saved.")
 ]
 ReportOption = Annotated[
-    str | None,
-    typer.Option("--report", metavar="FILE", help="Also write a report: an .html file for a browser."),
+    str | None, typer.Option("--report", metavar="FILE", help="Also write a report: an .html file for a browser.")
 ]
 
 

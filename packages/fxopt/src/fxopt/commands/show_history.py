@@ -20,11 +20,7 @@ if TYPE_CHECKING:
 VerboseOption = Annotated[bool, typer.Option("--verbose", "-v", help="List every site, and passes that found none.")]
 
 
-def show_history(
-    archive: ArchiveArgument,
-    verbose: VerboseOption = False,
-    as_json: JsonOption = False,
-) -> None:
+def show_history(archive: ArchiveArgument, verbose: VerboseOption = False, as_json: JsonOption = False) -> None:
     """Show what passes rewrote in an archive, and what they refused."""
 
     def work(terminal: Terminal) -> Answer:

@@ -22,10 +22,7 @@ PageOption = Annotated[
 
 
 def view(
-    archive: ArchiveArgument,
-    output: PageOption = None,
-    force: ForceOption = False,
-    as_json: JsonOption = False,
+    archive: ArchiveArgument, output: PageOption = None, force: ForceOption = False, as_json: JsonOption = False
 ) -> None:
     """Show the graph of an archive in the browser.
 
