@@ -59,7 +59,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--busy", action="store_true", help="one thread and its processor seconds, where others work too"
     )
-    only = "efficiency: tables with such titles; encoders, plans, never-slower: such models"
+    only = "efficiency: tables with such titles; encoders, plans, never-slower, architectures: such models"
     parser.add_argument("--only", nargs="+", default=[], metavar="WORD", help=only)
     parser.add_argument("--seconds", type=float, help="efficiency: of one pass of a row: 1, or 0.1 if quick")
     parser.add_argument(

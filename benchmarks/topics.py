@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from benchmarks import (
+    architectures,
     calls,
     capture,
     correctness,
@@ -30,6 +31,7 @@ TOPICS: Mapping[str, Topic] = {
     "encoders": encoders.tables,
     "plans": plans.tables,
     "never-slower": never_slower.tables,
+    "architectures": architectures.tables,
     "merging": merging.tables,
     "memory": memory.tables,
     "passes": passes.tables,

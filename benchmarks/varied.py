@@ -190,6 +190,32 @@ class Waves(nn.Sequential):
         super().__init__(*layers)
 
 
+class TextReader(nn.Module):
+    """A small CRNN: convolutions halve an image of a line of text to columns, which a recurrent layer reads."""
+
+    def __init__(self, width: int = 64, letters: int = 97) -> None:
+        super().__init__()
+        sizes = ((1, width), (width, 2 * width), (2 * width, 4 * width))
+        self.columns = nn.Sequential(*(part for size in sizes for part in (block(*size), nn.MaxPool2d(2))))
+        self.steps = nn.LSTM(4 * width * 4, 2 * width, num_layers=2, bidirectional=True, batch_first=True)
+        self.letters = nn.Linear(4 * width, letters)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(batch, 1, 32, width) to (batch, width / 8, letters)."""
+        steps, _ = self.steps(self.columns(x).flatten(1, 2).transpose(1, 2))
+        letters: Tensor = self.letters(steps)
+        return letters
+
+
+def normed_vocoder() -> nn.Module:
+    """`Vocoder` with weight norm, as it is trained."""
+    vocoder = Vocoder()
+    for module in list(vocoder.modules()):
+        if isinstance(module, nn.Conv1d | nn.ConvTranspose1d):
+            nn.utils.parametrizations.weight_norm(module)
+    return vocoder
+
+
 def own(cls: Callable[[], nn.Module], *size: int) -> Given:
     """A model of this file with random weights, and a random input."""
     torch.manual_seed(0)
@@ -207,16 +233,28 @@ def timm(name: str, size: int = 224) -> Maker:
     return partial(images, partial(from_timm, name, size))
 
 
-def text(kind: str, tokens: int, **sizes: int) -> Given | Absent:
+def text(kind: str, tokens: int, **settings: object) -> Given | Absent:
     """An encoder of transformers with random weights, given tokens and a mask of ones."""
+    model = of_transformers(kind, settings)
+    ids = torch.randint(1000, 20000, (1, tokens))
+    return model if isinstance(model, Absent) else (model, (ids, torch.ones_like(ids)))
+
+
+def sound(kind: str, samples: int, **settings: object) -> Given | Absent:
+    """A model of transformers with random weights, given sound."""
+    model = of_transformers(kind, settings)
+    return model if isinstance(model, Absent) else (model, (torch.randn(1, samples),))
+
+
+def of_transformers(kind: str, settings: Mapping[str, object]) -> nn.Module | Absent:
+    """A model of transformers with random weights."""
     transformers = peer("transformers")
     if isinstance(transformers, Absent):
         return transformers
     torch.manual_seed(0)
-    config = getattr(transformers, f"{kind.replace('Encoder', '')}Config")(**sizes)
+    config = getattr(transformers, f"{kind.replace('Encoder', '')}Config")(**settings)
     model: nn.Module = getattr(transformers, f"{kind}Model")(config)
-    ids = torch.randint(1000, 20000, (1, tokens))
-    return model.eval(), (ids, torch.ones_like(ids))
+    return model.eval()
 
 
 _SMALL = {"hidden_size": 384, "num_attention_heads": 12, "intermediate_size": 1536}
@@ -266,6 +304,21 @@ MORE: Mapping[str, Maker] = {
     "Llama, 2 layers, 64 tokens": partial(text, "Llama", 64, num_hidden_layers=2, use_cache=False, **_SMALL),
 }  # fmt: skip
 """Further models of the topic `never-slower`."""
+_RELATIVE = {"relative_attention": True, "pos_att_type": ["p2c", "c2p"], "position_buckets": 64, "share_att_key": True}
+NAMED: Mapping[str, Maker] = {
+    "DeBERTa-v2, 2 layers, 16 tokens": partial(
+        text, "DebertaV2", 16, num_hidden_layers=2, vocab_size=20000, norm_rel_ebd="layer_norm", **_RELATIVE, **_SMALL
+    ),
+    "Conformer, 2 layers, 1 s": partial(
+        sound, "Wav2Vec2Conformer", 16000, num_hidden_layers=2, hidden_size=256, num_attention_heads=4,
+        intermediate_size=1024,
+    ),
+    "vocoder with weight norm, 50 frames": partial(own, normed_vocoder, 1, 80, 50),
+    "CRNN, 32 x 256": partial(own, TextReader, 1, 1, 32, 256),
+    "NFNet (nf_regnet_b0), 192": timm("nf_regnet_b0", 192),
+    "RepViT-M0.9, 224": timm("repvit_m0_9"),
+}  # fmt: skip
+"""Further models of the topic `architectures`."""
 QUICK: Mapping[str, Mapping[str, Maker]] = {
     "Small": {
         "three convolutions": partial(images, small_convolutions),
@@ -276,4 +329,4 @@ QUICK: Mapping[str, Mapping[str, Maker]] = {
 
 def made(label: str) -> Given | Absent:
     """Make a model by its label."""
-    return next(makers[label] for makers in (*PLANS.values(), *QUICK.values(), MORE) if label in makers)()
+    return next(makers[label] for makers in (*PLANS.values(), *QUICK.values(), MORE, NAMED) if label in makers)()

@@ -140,6 +140,18 @@ def test_what_the_next_product_alone_reads_is_rounded_once(
         torch.testing.assert_close(plan(value)[0], expected, rtol=0, atol=0, equal_nan=True)
 
 
+def test_a_hidden_layer_that_is_added_too_stays_in_float32(instructions: str) -> None:
+    torch.manual_seed(0)
+    value, settings = torch.randn(6, 64), (0, 0.0, 0.0)
+    panels, _, _, bias = Layer.packed(64, 64, torch.bfloat16)
+    hidden = ops.linear(value, panels, None, None, bias, 64, *settings, None, 0, None, None, EPSILON, False, None)
+    expected = ops.linear(hidden, panels, None, None, bias, 64, *settings, hidden, 0, None, None, EPSILON, False, None)
+    builder = PlanBuilder()
+    between = builder.linear(builder.input(value), panels, (bias,), features=64)
+    builder.output(builder.linear(between, panels, (bias,), features=64, residual=between.view(6, 64)))
+    assert torch.equal(builder.build()(value)[0], expected)
+
+
 @pytest.mark.parametrize("which", [1, 2])
 def test_only_products_of_bfloat16_take_rounded_rows(which: int) -> None:
     builder = PlanBuilder()

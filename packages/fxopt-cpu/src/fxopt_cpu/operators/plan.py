@@ -227,8 +227,9 @@ class PlanBuilder:
         input, input_stride = self._in_rows(input)
         residual, residual_stride = (None, 0) if residual is None else self._in_rows(residual)
         buffer, before = self._buffers[input.buffer], self._steps[-1] if self._steps else [0]
-        between = before[0] == LINEAR and before[-1] is input is not residual and before[10] == NORM_CODES["none"]
-        if between and panels.dtype is torch.bfloat16 and buffer.shape == input.shape:
+        between = before[0] == LINEAR and before[-1] is input and before[10] == NORM_CODES["none"]
+        alone = residual is None or residual.buffer != input.buffer
+        if between and alone and panels.dtype is torch.bfloat16 and buffer.shape == input.shape:
             self._rounded.append((len(self._steps), buffer))
         result = self._result((*input.shape[:-1], features))
         numbers = [
