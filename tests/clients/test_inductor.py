@@ -59,8 +59,7 @@ def compiled(transformation: Transformation, place: str = "post_grad_custom_pre_
 @pytest.mark.parametrize(
     "place",
     mostly_nightly(
-        ["joint_custom_pre_pass", "post_grad_custom_pre_pass", "post_grad_custom_post_pass"],
-        ["joint_custom_pre_pass"],
+        ["joint_custom_pre_pass", "post_grad_custom_pre_pass", "post_grad_custom_post_pass"], ["joint_custom_pre_pass"]
     ),
 )
 def test_a_pass_of_a_family_at_places_that_know_dtypes(place: str) -> None:

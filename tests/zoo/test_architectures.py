@@ -43,11 +43,7 @@ def named(architecture: Architecture) -> str:
 
 @pytest.mark.parametrize(
     "architecture",
-    mostly_nightly(
-        ARCHITECTURES,
-        ["BERT", "Mixtral", "CLIP", "timm ResNet-18", "plain: attention"],
-        named,
-    ),
+    mostly_nightly(ARCHITECTURES, ["BERT", "Mixtral", "CLIP", "timm ResNet-18", "plain: attention"], named),
 )
 def test_architecture(architecture: Architecture, library: ModuleType | None) -> None:
     """Captured, equal at five sizes, merged, undone exactly and folded, with the caller's model left as it was."""
@@ -86,8 +82,7 @@ HALVES = ("BERT", "GPT-2", "Llama", "Gemma 2", "Mixtral", "T5", "ResNet", "CLIP"
 
 
 @pytest.mark.parametrize(
-    "architecture",
-    mostly_nightly((each for each in ARCHITECTURES if each.name in HALVES), ["Gemma 2"], named),
+    "architecture", mostly_nightly((each for each in ARCHITECTURES if each.name in HALVES), ["Gemma 2"], named)
 )
 def test_bfloat16(architecture: Architecture, library: ModuleType | None) -> None:
     """Models in half the precision are captured bit for bit."""

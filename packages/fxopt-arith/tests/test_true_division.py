@@ -143,10 +143,7 @@ def test_constants_without_a_safe_inverse_stay(constant: float) -> None:
 )
 def test_the_limits_are_those_of_the_computation(dtype: torch.dtype, constant: float, sites: int) -> None:
     rewritten = assert_rewrites(
-        ChangeTrueDivToMulByInverse(),
-        Called(lambda x: x / constant),
-        torch.ones(3, dtype=dtype),
-        count=sites,
+        ChangeTrueDivToMulByInverse(), Called(lambda x: x / constant), torch.ones(3, dtype=dtype), count=sites
     )
     assert [reason for _, reason in refused(rewritten)] == ["unsafe-constant"] * (1 - sites)
 
@@ -162,10 +159,7 @@ def test_half_precision_in_the_default_dtype() -> None:
     try:
         torch.set_default_dtype(torch.float64)
         assert_rewrites(
-            ChangeTrueDivToMulByInverse(),
-            Called(lambda x: x / 1e300),
-            torch.ones(3, dtype=torch.int64),
-            count=1,
+            ChangeTrueDivToMulByInverse(), Called(lambda x: x / 1e300), torch.ones(3, dtype=torch.int64), count=1
         )
     finally:
         torch.set_default_dtype(torch.float32)

@@ -288,10 +288,7 @@ def test_any_reader_of_safetensors_finds_the_tensors(tmp_path: Path, captured: G
 
 @pytest.mark.parametrize(
     ("tensor", "words"),
-    [
-        (torch.ones(2, device="meta"), "on the meta device"),
-        (torch.ones(2).to_sparse(), "sparse, nested or quantized"),
-    ],
+    [(torch.ones(2, device="meta"), "on the meta device"), (torch.ones(2).to_sparse(), "sparse, nested or quantized")],
 )
 def test_tensors_that_are_not_plain(tensor: Tensor, words: str, tmp_path: Path) -> None:
     graph_module = symbolic_trace(nn.Identity())

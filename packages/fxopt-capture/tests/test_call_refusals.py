@@ -204,11 +204,7 @@ def test_any_call_gives_the_same_either_way(
 
 @pytest.mark.parametrize(
     ("wrong", "message"),
-    [
-        (ones(4, 3, dtype=torch.int64), "has dtype torch.int64"),
-        (ones(3), "has 1 dimensions"),
-        (1.0, "is a float"),
-    ],
+    [(ones(4, 3, dtype=torch.int64), "has dtype torch.int64"), (ones(3), "has 1 dimensions"), (1.0, "is a float")],
 )
 def test_what_is_wrong_is_said_after_many_right_calls(wrong: object, message: str) -> None:
     captured = CAPTURES["layer"]()

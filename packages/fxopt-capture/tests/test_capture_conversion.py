@@ -68,10 +68,7 @@ class Explicit(Zeros):
 
 
 REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
-    "creation": (
-        Zeros,
-        r"`zeros` has torch\.float32 in it, perhaps from .*_conversion\.py:\d+, in forward",
-    ),
+    "creation": (Zeros, r"`zeros` has torch\.float32 in it, perhaps from .*_conversion\.py:\d+, in forward"),
     "limit": (Lowest, r"`masked_fill` has -3\.4\d+e\+38 in it, perhaps from .*test_capture_conversion\.py:\d+"),
     "input": (Entering, r"`x` is converted there as a tensor of torch\.float32"),
     "there and back": (Wide, r"`linear(_1)?` is converted there as a tensor of torch\.float32"),

@@ -82,11 +82,7 @@ REFUSED: dict[str, tuple[Callable[[], object], Callable[[], object], str]] = {
     "field": (lambda: Optional(one()), lambda: Optional(one(), one()), "Optional of 2, where"),
     "named": (lambda: Point(one(), one()), lambda: Place(one(), one()), "is a Place of 2, .* with a Point"),
     "list as tuple": (lambda: (one(),), lambda: [one()], "is a list of 1, where it was captured with a tuple of 1"),
-    "named as tuple": (
-        lambda: (one(), one()),
-        lambda: Point(one(), one()),
-        "is a Point of 2, .* a tuple of 2",
-    ),
+    "named as tuple": (lambda: (one(), one()), lambda: Point(one(), one()), "is a Point of 2, .* a tuple of 2"),
     "order": (
         lambda: {"a": one(), "b": one()},
         lambda: {"b": one(), "a": one()},

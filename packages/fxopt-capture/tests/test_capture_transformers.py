@@ -50,11 +50,7 @@ MODELS: dict[str, tuple[dict[str, Any], list[str], dict[str, int]]] = {
         {"Conv2d": 8, "BatchNorm2d": 8},
     ),
     "CLIPModel": (
-        {
-            "text_config": {**SMALL, "eos_token_id": 2},
-            "vision_config": PATCHES,
-            "projection_dim": 16,
-        },
+        {"text_config": {**SMALL, "eos_token_id": 2}, "vision_config": PATCHES, "projection_dim": 16},
         ["input_ids", "pixel_values", "attention_mask"],
         {"Conv2d": 1, "Linear": 14, "LayerNorm": 7, "Embedding": 3},
     ),

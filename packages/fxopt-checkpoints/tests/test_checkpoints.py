@@ -413,10 +413,7 @@ class TestChangesByOtherMeans:
         ("change", "found"),
         [
             (lambda gm: gm.delete_submodule("joined"), "module `joined` is gone"),
-            (
-                lambda gm: setattr(gm, "joined", nn.Linear(4, 5)),
-                r"`joined` has weight \(5, 4\), bias \(5,\), expected",
-            ),
+            (lambda gm: setattr(gm, "joined", nn.Linear(4, 5)), r"`joined` has weight \(5, 4\), bias \(5,\), expected"),
             (lambda gm: setattr(gm.joined, "bias", None), r"`joined` has weight \(12, 4\), expected"),
             (lambda gm: setattr(gm.joined, "more", nn.Parameter(torch.ones(1))), r"`joined` has .*more \(1,\)"),
             (lambda gm: setattr(gm, "q", nn.Linear(4, 8)), "there is another `q`"),

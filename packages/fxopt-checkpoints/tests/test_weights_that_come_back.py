@@ -57,10 +57,7 @@ WRONG: dict[str, tuple[Back, str]] = {
     ),
     "no tensor": (changed("mean", lambda x: 0.0), r"gives a float as `mean` .*, expected \(6,\)"),
     "no mapping": (lambda found: tuple(found.values()), "gives a tuple, expected a mapping of names to tensors"),
-    "one wrong channel": (
-        changed("bias", lambda x: x + (torch.arange(6) == 3)),
-        "1 of 6 elements differs, by up to 1",
-    ),
+    "one wrong channel": (changed("bias", lambda x: x + (torch.arange(6) == 3)), "1 of 6 elements differs, by up to 1"),
     "another scale": (changed("var", lambda x: x * 4), r"a `mid_folded\.weight`.*48 of 48"),
 }
 

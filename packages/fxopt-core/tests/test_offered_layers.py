@@ -86,10 +86,7 @@ def local_class() -> type[nn.Module]:
         (Offering(layers=[GraphModule]), "expected a subclass of torch.nn.Module"),
         (Offering(layers=[local_class()]), "Hidden, which files cannot name; define it at the top of a module"),
         (Offering(functions=[lambda x: x]), "which files cannot name; define it at the top of a module"),
-        (
-            Offering(functions=halve),
-            "test_offered_layers.halve, expected an iterable",
-        ),
+        (Offering(functions=halve), "test_offered_layers.halve, expected an iterable"),
         (Offering(functions=[Doubled]), "expected a function or an operator"),
     ],
 )

@@ -141,8 +141,7 @@ BARE: list[tuple[nn.Module, list[str]]] = [(Branches(affine=False), STATISTICS),
 
 @torch.no_grad()
 @pytest.mark.parametrize(
-    ("made", "model", "names"),
-    [*((planned, *each) for each in WHOLE), *((traced, *each) for each in (*WHOLE, *BARE))],
+    ("made", "model", "names"), [*((planned, *each) for each in WHOLE), *((traced, *each) for each in (*WHOLE, *BARE))]
 )
 def test_layers_of_torch_are_planned_and_their_changes_seen(made: Make, model: nn.Module, names: list[str]) -> None:
     model, x = copy.deepcopy(model).eval(), torch.randn(2, 3, 8, 8)

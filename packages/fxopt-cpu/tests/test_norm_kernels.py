@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from fxopt_cpu.layers.norms import EmbeddingNorm
 from fxopt_cpu.library import isa
 from fxopt_cpu.operators.norms import EMBEDDING_NORM, NORM
 
@@ -116,3 +117,9 @@ def test_bad_operands_are_named() -> None:
     for call, message in calls:
         with pytest.raises(RuntimeError, match=message):
             call()
+
+
+def test_a_padding_row_is_one_of_its_table() -> None:
+    EmbeddingNorm((4, 2), 8, padding=(-1, 1)).check_attributes()
+    with pytest.raises(ValueError, match=r"tables of \(4, 2\) rows, of which \(-1, 2\) are padding"):
+        EmbeddingNorm((4, 2), 8, padding=(-1, 2)).check_attributes()

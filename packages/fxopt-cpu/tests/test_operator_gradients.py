@@ -36,10 +36,7 @@ CALLS: dict[str, tuple[Callable[[Tensor], list[Any]], Tensor]] = {
     "attention_merged": (lambda x: [x, 2, 1, None, 0.5, False], row(1, 5, 32)),
     "norm": (lambda x: [x, None, None, None, EPSILON, 2], row(3, 8)),
     "embedding_norm": (lambda table: [[IDS], [table], None, None, EPSILON, 1], row(3, 8)),
-    "conv": (
-        lambda x: [x, KERNEL, None, 4, [3, 3], [1, 1], [1] * 4, [1, 1], 1, 1, 0.0, 0.0, None],
-        row(1, 3, 5, 5),
-    ),
+    "conv": (lambda x: [x, KERNEL, None, 4, [3, 3], [1, 1], [1] * 4, [1, 1], 1, 1, 0.0, 0.0, None], row(1, 3, 5, 5)),
 }
 
 

@@ -27,10 +27,7 @@ from fxopt_rewrite import (
     is_plain_path,
     plain_name,
 )
-from fxopt_rewrite.plain_names import (
-    is_plain_attribute,
-    plain_function,
-)
+from fxopt_rewrite.plain_names import is_plain_attribute, plain_function
 from fxopt_rewrite.plain_operators import is_plain_operator, plain_operators
 
 WORDS = {
@@ -183,9 +180,7 @@ class TestGraphs:
             check_values(graph)
 
     @pytest.mark.parametrize(
-        "given",
-        [{"base": 3, "exp": 10**7}, {"exp": 10**7, "base": 3}, {"mod": None, "exp": 10**7, "base": 3}],
-        ids=str,
+        "given", [{"base": 3, "exp": 10**7}, {"exp": 10**7, "base": 3}, {"mod": None, "exp": 10**7, "base": 3}], ids=str
     )
     def test_powers_by_name_are_bounded_in_any_order(self, given: dict[str, Any]) -> None:
         graph = Graph()

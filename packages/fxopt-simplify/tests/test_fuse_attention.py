@@ -189,10 +189,7 @@ LEFT_ALONE: dict[str, tuple[str, Weights]] = {
         "other-attention",
         lambda q, k, x: torch.softmax((q @ k.mT).masked_fill(x[:, None, :, :1] > 0, -1e4), -1),
     ),
-    "a scale after the mask": (
-        "",
-        lambda q, k, x: torch.softmax((q @ k.mT + x[:, :1, :1, None].clamp(0, 1)) * 2, -1),
-    ),
+    "a scale after the mask": ("", lambda q, k, x: torch.softmax((q @ k.mT + x[:, :1, :1, None].clamp(0, 1)) * 2, -1)),
     "rows of -inf": (
         "masked-rows",
         lambda q, k, x: torch.softmax((q @ k.mT).masked_fill(x[:, None, :, :1] > 0, -math.inf), -1),

@@ -140,10 +140,7 @@ def test_a_module_that_refuses_its_inputs_afterwards_does_not_stand() -> None:
     def broken(x: Tensor, y: Tensor) -> Tensor:
         raise RuntimeError("no such kernel")
 
-    with (
-        instrumented(Verify(X)),
-        pytest.raises(VerificationError, match="refuses inputs that it took") as caught,
-    ):
+    with instrumented(Verify(X)), pytest.raises(VerificationError, match="refuses inputs that it took") as caught:
         Replace(broken)(traced())
     assert isinstance(caught.value.__cause__, RuntimeError) and "no such kernel" in str(caught.value)
     gate = Verify(X, on_failure="veto")

@@ -20,11 +20,7 @@ WRONG = [
     # what is typed, exit code, what is said
     (["optimize", "shop.py", "-o", "out.fxopt"], 3, "in it that makes the model: shop:FUNCTION"),
     (["optimize", "gpt2", "-o", "out.fxopt"], 3, "Hugging Face format, owner/name on the Hub, or package"),
-    (
-        ["optimize", "shop:make", "-o", "out.fxopt", "--inputs", "input.pt"],
-        3,
-        "no file 'input.pt' with inputs",
-    ),
+    (["optimize", "shop:make", "-o", "out.fxopt", "--inputs", "input.pt"], 3, "no file 'input.pt' with inputs"),
     (["optimize", "shop:make", "-o", "out.fxopt", "--inputs", "sub"], 3, "no file 'sub' with inputs; expected a file"),
     (["verify", "shop:make", "modle.fxopt"], 3, "there is no file or folder 'modle.fxopt'"),
     (["verify", "modle.fxopt", "shop:make"], 3, "there is no file or folder 'modle.fxopt'"),
