@@ -21,8 +21,8 @@ from fxopt_rewrite import GraphIndex, read_convolution, read_linear
 TEXT = """{count} models, one call each in float32. {note} Each engine has a process of its own, and is verified \
 before it is timed; speeds are times as fast as eager, and a value whose quartiles are more than 15 % of it apart is \
 not shown. Calls are those of the graph before and after `cpu-inference`, sites what its passes rewrote. Products are \
-linear layers and convolutions; packed are those that it left to fxopt's own layers, merged those that became one with \
-a neighbour, and in int8 the packed layers whose weights `cpu-inference-int8` rounds."""
+linear layers and convolutions; packed are those of which no plain layer is left, merged those that `merge-linears` \
+joined, and in int8 the packed layers whose weights `cpu-inference-int8` rounds."""
 FLOATS, INTEGERS = "cpu-inference", "cpu-inference-int8"
 COUNTS = ("calls", "sites", "products", "packed", "merged")
 

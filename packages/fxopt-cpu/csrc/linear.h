@@ -484,7 +484,7 @@ void tiles(const Linear& call, Rows rows, int64_t first, int64_t last, int64_t f
       // All of one shape, some rows computed twice: to change the shape takes as long as a product.
       if (Step::TILED) row = least(first + t * height, last - height), some = height;
       const float* row_scales = call.format == INT8 ? rows.scales + (row - first) : nullptr;
-      // Else a quarter of the time of 1,024 to 3,072 features would go into waiting for memory to write to.
+      // Memory to write to comes while the product runs: an eighth of the time less from 1,024 features to 3,072.
       const int64_t pitch = call.rounded_output ? call.rounded_output : call.output_stride * 4;
       for (int64_t r = 0; Step::TILED && r < some; ++r)
         for (int64_t c = 0, size = call.rounded_output ? 2 : 4; c < group * PANEL * size; c += 64)

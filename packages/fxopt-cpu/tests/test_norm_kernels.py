@@ -121,5 +121,5 @@ def test_bad_operands_are_named() -> None:
 
 def test_a_padding_row_is_one_of_its_table() -> None:
     EmbeddingNorm((4, 2), 8, padding=(-1, 1)).check_attributes()
-    with pytest.raises(ValueError, match=r"tables of \(4, 2\) rows, of which \(-1, 2\) are padding"):
+    with pytest.raises(ValueError, match=r"tables have \(4, 2\) rows, and their padding is \(-1, 2\)"):
         EmbeddingNorm((4, 2), 8, padding=(-1, 2)).check_attributes()

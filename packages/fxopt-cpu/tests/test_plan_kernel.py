@@ -111,22 +111,24 @@ def test_an_encoder_gives_the_bits_of_its_operators(
 
 
 @pytest.mark.parametrize("rows, hidden", [(1, 128), (5, 384), (70, 2048), (300, 160), (9, 100)])
-@pytest.mark.parametrize("read_twice", [False, True])
+@pytest.mark.parametrize("read_twice, gated", [(False, False), (True, False), (False, True)])
 def test_what_the_next_product_alone_reads_is_rounded_once(
-    instructions: str, rows: int, hidden: int, read_twice: bool
+    instructions: str, rows: int, hidden: int, read_twice: bool, gated: bool
 ) -> None:
     torch.manual_seed(0)
     first, second = (Layer.packed(*sizes, torch.bfloat16) for sizes in ((hidden, 64), (64, hidden)))
+    if gated:
+        first = (first[0].repeat(2, 1, 1, 1), None, None, first[3].repeat(2))
     value = torch.randn(rows, 64)
     value[rows // 2, :2] = torch.tensor([float("inf"), 3e38])
-    settings = (CODES["gelu"], 0.0, 0.0, None, 0, None, None, EPSILON, False, None)
-    between = ops.linear(value, *first, hidden, *settings)
-    expected = ops.linear(between, *second, 64, *settings)
+    settings = (CODES["gelu"], 0.0, 0.0, None, 0, None, None, EPSILON)
+    between = ops.linear(value, *first, hidden, *settings, gated, None)
+    expected = ops.linear(between, *second, 64, *settings, False, None)
     builder = PlanBuilder()
     operand = builder.input(value)
-    for panels, _, _, bias in (first, second):
-        kept = operand
-        operand = builder.linear(operand, panels, (bias,), features=bias.numel(), activation=Activation("gelu"))
+    given: Any = {"activation": Activation("gelu")}
+    kept = builder.linear(operand, first[0], (first[3],), features=hidden, gated=gated, **given)
+    operand = builder.linear(kept, second[0], (second[3],), features=64, **given)
     builder.output(operand)
     if read_twice:
         builder.output(builder.elementwise(kept))

@@ -12,6 +12,7 @@ from types import BuiltinFunctionType, FunctionType
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx import Node
@@ -62,7 +63,6 @@ class Containers:
 
     def __init__(self) -> None:
         self._held: dict[int, tuple[Any, Any]] = {}  # by id: a container, and a plain copy of it; a tuple twice
-        self._kinds: dict[type, type | None] = {}  # the one of `_WALKED` that a class derives from
 
     def add(self, values: Iterable[object]) -> list[Any]:
         """Record the containers among some values and those inside of them; return the other objects that they hold."""
@@ -70,10 +70,9 @@ class Containers:
         waiting: list[Any] = [value for value in values if type(value) not in _LEAVES]
         while waiting:
             value = waiting.pop()
-            cls = type(value)
-            if cls not in self._kinds:
-                self._kinds[cls] = next((each for each in _WALKED if issubclass(cls, each)), None)
-            kind = self._kinds[cls]
+            kind: type | None = type(value)
+            if kind not in _WALKED:  # a subclass, or no container; most are tensors
+                kind = None if isinstance(value, Tensor) else next((c for c in _WALKED if isinstance(value, c)), None)
             if kind is None:
                 others.append(value)
             elif id(value) not in self._held:

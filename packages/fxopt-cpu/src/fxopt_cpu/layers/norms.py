@@ -110,7 +110,8 @@ class EmbeddingNorm(_Normed):
         check_settings(self, entries=(0, ...), padding=(-1, ...))
         fit = all(row < rows for row, rows in zip(self.padding, self.entries, strict=False))
         if not fit or not 1 <= len(self.entries) == len(self.padding) <= MOST_TABLES:
-            raise ValueError(f"there are tables of {self.entries} rows, of which {self.padding} are padding")
+            found = f"tables have {self.entries} rows, and their padding is {self.padding}"
+            raise ValueError(f"{found}, expected one of its rows, or -1, for each of 1 to {MOST_TABLES} tables")
 
     @property
     def tables(self) -> list[nn.Parameter | None]:

@@ -177,7 +177,9 @@ class PlanBuilder:
         # Steps that copy a value into a channel of a concatenation: left out where the value may lie there itself.
         self._parts: list[tuple[int, _Buffer, _Buffer, int]] = []
         self._layers: dict[int, _Layer] = {}
-        # Products whose input is the result of the product before, in bfloat16: rounded once if nothing else reads it.
+        # Results of linear layers that no norm follows, by step; and the steps that read such a result of the last step
+        # in bfloat16, with its buffer: it is rounded as it is written if nothing else reads it.
+        self._products: dict[int, Value] = {}
         self._rounded: list[tuple[int, _Buffer]] = []
         self._nanoseconds = 0.0
 
@@ -226,12 +228,12 @@ class PlanBuilder:
         depth, rows = input.shape[-1], math.prod(input.shape[:-1])
         input, input_stride = self._in_rows(input)
         residual, residual_stride = (None, 0) if residual is None else self._in_rows(residual)
-        buffer, before = self._buffers[input.buffer], self._steps[-1] if self._steps else [0]
-        between = before[0] == LINEAR and before[-1] is input and before[10] == NORM_CODES["none"]
-        alone = residual is None or residual.buffer != input.buffer
-        if between and alone and panels.dtype is torch.bfloat16 and buffer.shape == input.shape:
-            self._rounded.append((len(self._steps), buffer))
+        place, alone = len(self._steps), residual is None or residual.buffer != input.buffer
+        if self._products.get(place - 1) is input and alone and panels.dtype is torch.bfloat16:
+            self._rounded.append((place, self._buffers[input.buffer]))
         result = self._result((*input.shape[:-1], features))
+        if norm.name == NO_NORM.name:
+            self._products[place] = result
         numbers = [
             0, 0,  # whether input and result are rounded, see `build`
             list(TOGETHER).index(panels.dtype), rows, depth, features, *_codes(activation), *_codes(norm),

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import reduce
 from types import MappingProxyType
 from typing import Any
 
@@ -444,7 +443,9 @@ class Editor:
 
 def _submodule(module: nn.Module, name: str) -> nn.Module:
     """Return what `get_submodule` does, in a tenth of its time."""
-    return reduce(lambda each, key: each._modules.get(key) or each.get_submodule(key), name.split("."), module)
+    for key in name.split("."):  # the dictionaries of script modules have no `get`
+        module = (key in module._modules and module._modules[key]) or module.get_submodule(key)
+    return module
 
 
 def _resize(node: Node, value_of: Node, last_dim: int | None) -> Node:
