@@ -106,7 +106,7 @@ ALIASES: list[tuple[Any, list[str]]] = [
     (lambda x, y: F.dropout2d(x, 0.5, False), ["x"]),
     (lambda x, y: torch.dropout(x, 0.5, False), ["x"]),
     (lambda x, y: torch.einsum("ij->ji", x), ["x"]),
-    (lambda x, y: x.type_as(y), ["x", "y"]),
+    (lambda x, y: x.type_as(y), ["x"]),
     (lambda x, y: +x, ["x"]),
     (lambda x, y: torch.flatten(x, 1), ["x"]),
     (lambda x, y: aten.view.default(x, [2, -1]), ["x"]),

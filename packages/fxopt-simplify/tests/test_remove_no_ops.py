@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from simplify_models import X
-from site_passes import Called
+from site_passes import Called, Computes
 from torch import Tensor, nn
 
 from fxopt_core import iter_nodes
@@ -108,6 +108,13 @@ def test_a_call_that_does_something_stays(name: str) -> None:
     reasons = [WHY[name]] if name in WHY else None
     model = Called(STAY[name])
     assert_rewrites(RemoveNoOps(), model, X, count=0, refused=reasons, gradients=False, exact=True)
+
+
+def test_only_constants_are_not_detached() -> None:
+    """A copy of a constant needs no ``detach_``; a value that gradients reach does."""
+    model = Computes(lambda m, x: (x * m.scale).detach_() * torch.tensor(2.0), scale=nn.Parameter(torch.ones(4)))
+    found = assert_rewrites(RemoveNoOps(), model, X, count=1, form="export", exact=True)
+    assert sum("detach_" in str(node.target) for node in iter_nodes(found.graph)) == 1
 
 
 def test_shapes_of_an_example_are_no_proof() -> None:

@@ -22,7 +22,7 @@ from torch.nn.utils.parametrizations import weight_norm
 from fxopt_capture import capture, load, save
 from fxopt_core import FxoptError, history, iter_nodes, registry, undo
 from fxopt_rewrite import infer_shapes
-from fxopt_simplify import CacheShapeTables, FoldConstants, ShapeTables
+from fxopt_simplify import CacheShapeTables, FoldConstants, RemoveNoOps, ShapeTables
 from fxopt_testing import assert_rewrites
 from fxopt_testing.forms import Form
 from fxopt_testing.rewrites import graph_of, refused
@@ -36,7 +36,7 @@ def rotary() -> GraphModule:
 
 
 def tables_of(graph_module: GraphModule) -> ShapeTables:
-    (found,) = [module for module in graph_module.modules() if isinstance(module, ShapeTables)]
+    found, *_ = [module for module in graph_module.modules() if isinstance(module, ShapeTables)]
     return found
 
 
@@ -210,6 +210,30 @@ def test_a_long_chain_of_writes_is_walked_once(steps_of: Callable[[Callable[[], 
     assert four < 6 * one
 
 
+def distances_in_buckets(x: Tensor) -> Tensor:
+    """Scores with logarithms of distances, as DeBERTa has them: constants are made in the forward."""
+    places = torch.arange(x.shape[0])
+    distances = places[:, None] - places[None, :]
+    near = torch.where(distances.abs() < 2, torch.tensor(1).type_as(distances), distances.abs())
+    buckets = (near / 2).log() / torch.log(torch.tensor(7 / 2)) * distances.sign()
+    return x @ x.mT / torch.sqrt(torch.tensor(4) * 3) + buckets.type_as(x)
+
+
+def test_constants_that_a_forward_makes_are_part_of_one_table() -> None:
+    """torch.export writes ``torch.tensor(...)`` as a copy of a buffer, and detaches the copy in place."""
+    model, others = Called(distances_in_buckets), [(X[:2],), (torch.cat([X, X]),)]
+    graph_module = RemoveNoOps()(graph_of(model, "export-dynamic", X))
+    found = CacheShapeTables()(graph_module, expect=1)
+    targets = [str(node.target) for node in iter_nodes(found.graph)]
+    assert not [target for target in targets if any(each in target for each in ("detach", "lift_", "log", "sqrt"))]
+    for (x,) in ((X,), *others):
+        torch.testing.assert_close(found(x), model(x))
+    four = next(each for each in vars(found).values() if isinstance(each, Tensor) and each.ndim == 0 and each == 4)
+    four.fill_(16)  # as loading would
+    torch.testing.assert_close(found(X), model(X) + X @ X.mT * (48**-0.5 - 12**-0.5))
+    torch.testing.assert_close(undo(found)(X), found(X))
+
+
 def test_positions_that_are_added_to_inputs_stay_with_their_layer() -> None:
     model = Computes(lambda m, x: x + m.places(torch.arange(x.shape[0]) + 2), places=nn.Embedding(8, 4))
     found = CacheShapeTables()(graph_of(model, "export-dynamic", X))
@@ -264,7 +288,8 @@ def weighed(request: pytest.FixtureRequest) -> tuple[nn.Module, GraphModule, Ten
     """A model, its graph after the pass, and an input."""
     torch.manual_seed(0)
     model, x = WEIGHED.get(request.param, Relative)().eval(), torch.randn(2, 4, 8)
-    return model, CacheShapeTables()(capture(model, (x,)), expect=1), x
+    sites = 2 if request.param == "layers" else 1  # the keys, and what the batch repeats of them
+    return model, CacheShapeTables()(capture(model, (x,)), expect=sites), x
 
 
 def test_a_weight_of_weights_is_computed_once(weighed: tuple[nn.Module, GraphModule, Tensor]) -> None:

@@ -11,10 +11,10 @@ class CacheShapeTables(TablesPass):
     """``scores + mask(x.shape[1])`` -> ``scores + tables(x.shape[1])``: masks and positions are computed once per size.
 
     One `ShapeTables` computes what depends only on sizes, literals and buffers, and keeps it for the sizes of the last
-    calls: positions, causal masks, rotary tables, and what capture makes of an absent mask. It also keeps
-    weights that sums or products compute from parameters only: weight norm, weight standardisation, the ``B @ A`` of
-    LoRA. Buffers and parameters may change: loading or writing one is noticed, and where gradients flow, each call
-    computes the weights. Layers that read such a weight are not packed.
+    calls: positions, causal masks, rotary tables, and what capture makes of an absent mask. It also keeps weights that
+    sums or products compute from parameters only, and what sizes repeat of them: weight norm, weight standardisation,
+    the ``B @ A`` of LoRA, DeBERTa's projected positions. Buffers and parameters may change: loading or writing one is
+    noticed, and where gradients flow, each call computes the weights. Layers that read such a weight are not packed.
 
     Refused where the tensor is returned, as it is the same one in each call; what is written in place is not a table.
     A single operation on sizes is left as it is: making a small tensor is as quick as looking it up.
@@ -44,3 +44,4 @@ class CacheShapeTables(TablesPass):
     """
 
     takes_sizes: ClassVar[bool] = True
+    repeats = True  # what sizes make of a weight of weights is kept beside it

@@ -59,6 +59,8 @@ class NoOpReader:
 
     def read(self, node: Node) -> NoOp | Refusal | None:
         """Read a call that changes nothing; None if it does something, a refusal if it only seems to do nothing."""
+        if node.target is torch.ops.aten.detach_.default:
+            return self._without_detaching(node)
         call = read_operation(self._index, node)
         if call is None or call.name not in _READ:  # before its arguments are bound, which takes longest
             return None
@@ -200,6 +202,15 @@ class NoOpReader:
         return NoOp(node, node, args, {key: each for key, each in node.kwargs.items() if key != "attn_mask"})
 
     # -- copies
+
+    def _without_detaching(self, node: Node) -> NoOp | Refusal | None:
+        """Read ``detach_`` of a constant's copy: torch.export writes ``torch.tensor(...)`` in a forward so."""
+        copy = node.args[0]
+        if not isinstance(copy, Node) or copy.target is not torch.ops.aten.lift_fresh_copy.default:
+            return None
+        constant = copy.args[0]
+        tensor = self._index.tensor_of(constant) if isinstance(constant, Node) else None
+        return None if tensor is None or tensor.requires_grad else self._replaced(NoOp(node, copy))
 
     def _may_share(self, node: Node, value: Node) -> bool:
         """Return whether no reader of a copy may notice the strides of the original."""

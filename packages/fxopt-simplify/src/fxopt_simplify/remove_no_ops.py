@@ -17,7 +17,7 @@ class RemoveNoOps(ReversibleSitePass[NoOp]):
       input: as ``torch.export`` proves it, or by their arguments alone.
     - Conversions (``to``, ``float()``) to the dtype and device that a value has for every input, as comparisons,
       ``arange`` and earlier conversions do. Inputs and weights may come in another dtype, so their conversions stay.
-    - ``clone`` where it makes no difference.
+    - ``clone`` where it makes no difference, and ``detach_`` of the copies that ``torch.tensor(...)`` makes.
     - ``nn.Identity``, and dropout that does not train: afterwards the graph is for inference, and ``train()`` turns no
       dropout on. Dropout that trains is refused.
     - ``x * 1``, ``x / 1`` and ``x ** 1``, where ``x`` is floating-point for every input, as in captured graphs, which

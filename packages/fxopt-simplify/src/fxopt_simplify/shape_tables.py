@@ -81,6 +81,7 @@ class ShapeTables(nn.Module):
     (tensor([[0, 1, 2]]), True)
     """
 
+    only_computes = shares_inputs = True
     # In slots and not in vars(), so that copies, pickles and archives start without them.
     __slots__ = ("_kept", "_program")
 

@@ -37,11 +37,11 @@ _MADE = FACTORIES | FACTORIES_LIKE
 _COMPUTED = SAME_ELEMENTS | words(
     """
     tile repeat_interleave chunk split meshgrid stack cat concat flip roll unbind to _to_copy type float half double
-    bfloat16 long int short bool add sub rsub mul div truediv floordiv floor_divide remainder mod neg abs pow reciprocal
-    sqrt rsqrt exp exp2 log log2 log1p sin cos tan tanh sigmoid floor ceil round trunc sign clamp clamp_min clamp_max
-    min minimum max maximum eq ne lt le gt ge and_ or_ xor invert __and__ __or__ __xor__ bitwise_and bitwise_or
-    bitwise_xor bitwise_not logical_and logical_or logical_xor logical_not isin where masked_fill tril triu cumsum any
-    all gather index index_select take_along_dim one_hot
+    bfloat16 long int short bool type_as add sub rsub mul div truediv floordiv floor_divide remainder mod neg abs pow
+    reciprocal sqrt rsqrt exp exp2 log log2 log1p sin cos tan tanh sigmoid floor ceil round trunc sign clamp clamp_min
+    clamp_max min minimum max maximum eq ne lt le gt ge and_ or_ xor invert __and__ __or__ __xor__ bitwise_and
+    bitwise_or bitwise_xor bitwise_not logical_and logical_or logical_xor logical_not isin where masked_fill tril triu
+    cumsum any all gather index index_select take_along_dim one_hot
     """
 )
 #: Sums and products. A weight that one of these computes is worth keeping; ``1 + weight`` is not, and norms read it.
@@ -63,7 +63,7 @@ class TablesSite:
 
     Attributes:
         outputs: the nodes that give them.
-        inputs: what they depend on; parameters of layers by their full names.
+        inputs: what they depend on; parameters and buffers by their full names.
         region: the nodes that compute them, in order.
         before: the first reader of one of them.
         graph: the computation.
@@ -116,6 +116,7 @@ class TablesPass(ReversibleSitePass[TablesSite]):
 
     def rewrite(self, site: TablesSite, edit: Editor) -> None:
         """Insert one module, and erase what nothing reads any more."""
+        read = [value for node in site.region for value in node.all_input_nodes if value.op == "get_attr"]
         tables = ShapeTables.of(site.graph, site.roles).train(edit.graph_module.training)
         name = edit.add_module("", "shape_tables", tables)
         inputs = [
@@ -136,7 +137,7 @@ class TablesPass(ReversibleSitePass[TablesSite]):
             ]
         for output, result in zip(site.outputs, results, strict=True):
             edit.replace(output, result)
-        for node in reversed(site.region):
+        for node in dict.fromkeys((*reversed(site.region), *read)):
             if not edit.is_stale([node]) and not node.users:
                 edit.erase(node)
 
@@ -216,7 +217,8 @@ class Tables:
                 del self._computed[node]  # so that what only sizes decide is still kept
 
     def _last_input(self, value: Node) -> int:
-        return self._computed.get(value, self.index.position[value])
+        # A parameter or buffer is read again where the table is computed.
+        return self._computed.get(value, -1 if value.op == "get_attr" else self.index.position[value])
 
     def is_computed(self, node: Node) -> bool:
         """Return whether looking a node's value up may pay: more than one call makes it, or a weight is reduced."""
@@ -240,7 +242,7 @@ class Tables:
         return name in _READ_SIZES or all(value in self._sizes for value in node.all_input_nodes)
 
     def _is_table(self, node: Node) -> bool:
-        if node.op not in ("call_function", "call_method"):
+        if node.op not in ("call_function", "call_method") or self._is_kept(node):
             return False
         name, target = self.index.effects.effect(node).operation or "", node.target
         written = self.index.effects.writes(node)
@@ -323,10 +325,17 @@ class Tables:
         # Watched, not folded, so that loading, training and undoing go on with the tensors of the model.
         if value.op == "get_attr":
             return BUFFER if self._is_watched(value) else None
+        if self._is_kept(value):
+            return BUFFER if self.takes_sizes else None
         # The first argument of ``ones_like``; as a fill value, say, its numbers would count, too.
         is_like = name in FACTORIES_LIKE and node.args[:1] == (value,) and self._purity.kind(value) is Kind.TENSOR
         fits = is_like and self.takes_sizes and value not in (*node.args[1:], *node.kwargs.values())
         return LIKE if fits else None
+
+    def _is_kept(self, node: Node) -> bool:
+        """Return whether a table was put in for a value before, as for a weight of weights that sizes repeat."""
+        call = node.args[0] if node.target is operator.getitem else node
+        return isinstance(call, Node) and isinstance(self.index.module_of(call), ShapeTables)
 
     def _is_watched(self, node: Node) -> bool:
         tensor = self.index.tensor_of(node)
@@ -364,7 +373,8 @@ class Tables:
                 if value not in self._computed:
                     role = BUFFER if tensors else self._role(node, name, value)
                     assert role is not None  # else the node would not be in the region
-                    if roles.setdefault(value, role) != role:
+                    key = str(value.target) if value.op == "get_attr" else value
+                    if roles.setdefault(key, role) != role:
                         return None
         graph = graph_of(region, tuple(roles), outputs, self._calls)
         before = self.index.nodes[min(output.first_use for output in group)]
@@ -400,10 +410,10 @@ def graph_of(
     copies: dict[Any, Node] = {value: graph.placeholder(f"input_{place}") for place, value in enumerate(inputs)}
     for node in region:
         function, args, kwargs = calls.get(node) or _Call(node.target, node.args, node.kwargs)
-        args = tuple(copies[each.name] if isinstance(each, TensorRef) else each for each in args)
         op = "call_method" if isinstance(function, str) else "call_function"
-        given: Any = map_arg((args, kwargs), lambda each: copies.get(each, each))
-        copies[node] = graph.create_node(op, function, *given)
+        given: Any = map_arg((args, kwargs), lambda each: copies.get(each) or copies[each.target])
+        args = tuple(copies[each.name] if isinstance(each, TensorRef) else each for each in given[0])
+        copies[node] = graph.create_node(op, function, args, given[1])
     results: Any = tuple(copies[node] for node in outputs)
     graph.output(results if len(results) > 1 else results[0])
     return graph

@@ -1,8 +1,8 @@
 """What calling a module may write, and what its result may share memory with.
 
-Exact types of ``torch.nn`` are in `fxopt_rewrite.ops.tables`. fxopt's layers whose results are new tensors set
-``only_computes``. Every other module, and any with hooks, is opaque: it may write and share its inputs, parameters and
-buffers.
+Exact types of ``torch.nn`` are in `fxopt_rewrite.ops.tables`. fxopt's layers that write nothing set ``only_computes``,
+and ``shares_inputs`` unless their results are new tensors. Every other module, and any with hooks, is opaque: it may
+write and share its inputs, parameters and buffers.
 """
 
 from __future__ import annotations
@@ -43,7 +43,8 @@ def rule_of_module(module: object) -> ModuleRule:
     known = getattr(cls, "only_computes", False) or cls in _KNOWN or cls is conv1d_class()
     if not known or not is_plain_module(module):
         return ModuleRule(OPAQUE, tuple(tensors_of(module)))
-    rule = Rule(f"nn.{cls.__name__}", aliases_all=cls in tables.ALIASING_MODULES)
+    shares = cls in tables.ALIASING_MODULES or getattr(cls, "shares_inputs", False)
+    rule = Rule(f"nn.{cls.__name__}", aliases_all=shares)
     if module.__dict__.get("inplace", getattr(cls, "inplace", False)):
         rule = Rule(rule.operation, writes=(_INPUT,), aliases=(_INPUT,))
     return ModuleRule(rule, tuple(_written(module)))

@@ -27,7 +27,7 @@ FRESH_OF_SEVERAL = words("chain_matmul einsum")
 #: Operators that may return their input's memory though neither their schema nor a tag of torch says so.
 SILENT_ALIASES = words("""
     _mkldnn_reshape _mkldnn_transpose _unsafe_view broadcast_tensors chalf data dequantize flatten_dense_tensors
-    get_gradients histogramdd lift meshgrid nested_to_padded_tensor sum_to_size type_as unflatten_dense_tensors
+    get_gradients histogramdd lift meshgrid nested_to_padded_tensor sum_to_size unflatten_dense_tensors
     unsafe_split unsafe_split_with_sizes
 """)
 
