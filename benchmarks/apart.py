@@ -17,7 +17,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -107,14 +107,21 @@ class Worker:
         self.process.join()
 
 
-def rounds_apart(makes: Mapping[str, Make], settings: Settings) -> dict[str, Timed | Absent]:
+def rounds_apart(makes: Mapping[str, Make], settings: Settings, *, calls: int = CALLS) -> dict[str, Timed | Absent]:
     """Prepare each engine in a process of its own, and measure all in shuffled rounds, after one that is not counted.
 
     Args:
         makes: functions that prepare the engines, by name.
         settings: how many rounds, the threads of each engine, which clock, the seed of the order.
+        calls: how many calls a block has at least.
     """
-    return {name: found[""] for name, found in cases_apart(makes, [""], settings).items()}
+    return {name: found[""] for name, found in cases_apart(makes, [""], settings, calls=calls).items()}
+
+
+def fastest(make: Make) -> Ready | Absent:
+    """Prepare an engine whose blocks answer with their fastest call, since other work on the machine only adds time."""
+    found = make()
+    return found if isinstance(found, Absent) else replace(found, share=0.0)
 
 
 def cases_apart(

@@ -11,7 +11,7 @@ from torch.fx import GraphModule
 
 import fxopt
 from benchmarks import varied
-from benchmarks.apart import Make, Note, Ready, Timed, rounds_apart
+from benchmarks.apart import Make, Note, Ready, Timed, fastest, rounds_apart
 from benchmarks.plans import ENGINES, cells, eager, exported
 from benchmarks.suite import Absent, Cell, Row, Settings, Table
 from fxopt_core import iter_nodes
@@ -19,10 +19,11 @@ from fxopt_cpu.layers.packed_layer import PackedLayer
 from fxopt_rewrite import GraphIndex, read_convolution, read_linear
 
 TEXT = """{count} models, one call each in float32. {note} Each engine has a process of its own, and is verified \
-before it is timed; speeds are times as fast as eager, and a value whose quartiles are more than 15 % of it apart is \
-not shown. Calls are those of the graph before and after `cpu-inference`, sites what its passes rewrote. Products are \
-linear layers and convolutions; packed are those of which no plain layer is left, merged those that `merge-linears` \
-joined, and in int8 the packed layers whose weights `cpu-inference-int8` rounds."""
+before it is timed. Each round takes the fastest of at least 12 calls; speeds are times as fast as eager within \
+rounds, and a value whose quartiles are more than 15 % of it apart is not shown. Calls are those of the graph before \
+and after `cpu-inference`, sites what its passes rewrote. Products are linear layers and convolutions; packed are \
+those of which no plain layer is left, merged those that `merge-linears` joined, and in int8 the packed layers whose \
+weights `cpu-inference-int8` rounds."""
 FLOATS, INTEGERS = "cpu-inference", "cpu-inference-int8"
 COUNTS = ("calls", "sites", "products", "packed", "merged")
 
@@ -42,7 +43,7 @@ def row(label: str, settings: Settings) -> Row:
     makes: dict[str, Make] = {"eager": partial(eager, label)}
     makes |= {pipeline: partial(counted, label, pipeline) for pipeline in (FLOATS, INTEGERS)}
     makes |= {engine: partial(exported, label, engine) for engine in ENGINES}
-    found = rounds_apart(makes, settings)
+    found = rounds_apart({name: partial(fastest, make) for name, make in makes.items()}, settings, calls=12)
     seconds, *speeds = cells(found)
     notes = [each.note if isinstance(each, Timed) else {} for each in (found[FLOATS], found[INTEGERS])]
     counts: list[Cell] = [notes[0].get(name, "-") for name in COUNTS]

@@ -304,10 +304,11 @@ MORE: Mapping[str, Maker] = {
     "Llama, 2 layers, 64 tokens": partial(text, "Llama", 64, num_hidden_layers=2, use_cache=False, **_SMALL),
 }  # fmt: skip
 """Further models of the topic `never-slower`."""
-_RELATIVE = {"relative_attention": True, "pos_att_type": ["p2c", "c2p"], "position_buckets": 64, "share_att_key": True}
+_RELATIVE = {"relative_attention": True, "pos_att_type": ["p2c", "c2p"], "position_buckets": 256, "share_att_key": True}
 NAMED: Mapping[str, Maker] = {
-    "DeBERTa-v2, 2 layers, 16 tokens": partial(
-        text, "DebertaV2", 16, num_hidden_layers=2, vocab_size=20000, norm_rel_ebd="layer_norm", **_RELATIVE, **_SMALL
+    "DeBERTa-v3-base, 4 of 12 layers, 16 tokens": partial(
+        text, "DebertaV2", 16, num_hidden_layers=4, hidden_size=768, num_attention_heads=12, intermediate_size=3072,
+        vocab_size=20000, norm_rel_ebd="layer_norm", **_RELATIVE,
     ),
     "Conformer, 2 layers, 1 s": partial(
         sound, "Wav2Vec2Conformer", 16000, num_hidden_layers=2, hidden_size=256, num_attention_heads=4,

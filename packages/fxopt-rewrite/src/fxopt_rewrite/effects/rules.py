@@ -142,7 +142,8 @@ def rule_of_aten(name: str) -> Rule:
 
 def _joined(name: str | None, overloads: Iterable[OpOverload], trusted: bool) -> Rule:
     writes: dict[Argument, None] = {}
-    aliases: dict[Argument, None] = {}
+    # Of the other operand of `type_as`, only the dtype counts.
+    aliases: dict[Argument, None] = {_SELF: None} if name == "type_as" else {}
     switches: list[Switch] = []
     aliases_all = False
     for overload in overloads:
@@ -157,10 +158,7 @@ def _joined(name: str | None, overloads: Iterable[OpOverload], trusted: bool) ->
         # `_native_batch_norm_legit` declares its writes; `batch_norm` and `native_batch_norm` do not.
         if places.get("running_mean") not in writes:
             switches += _statistics_switches(name or "", places)
-        if name == "type_as":  # only the dtype of the other counts
-            aliases[_SELF] = None
-        else:
-            aliases_all = aliases_all or (returns and _shares_silently(overload, name or "", trusted))
+        aliases_all = aliases_all or (returns and _shares_silently(overload, name or "", trusted))
     every = (*dict.fromkeys(switches), Switch(_OUT, None, (_OUT,), True))
     if name in tables.FRESH_OF_SEVERAL:
         return Rule(name, aliases_one=True, switches=every)
