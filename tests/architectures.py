@@ -16,28 +16,15 @@ Inputs = dict[str, Tensor]
 
 VOCABULARY = 99
 SPECIAL = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
-ENCODER = {
-    "hidden_size": 32,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 4,
-    "intermediate_size": 64,
-    "vocab_size": VOCABULARY,
-    "max_position_embeddings": 64,
-}
+PATCHES = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4, "intermediate_size": 64}
+ENCODER = {**PATCHES, "vocab_size": VOCABULARY, "max_position_embeddings": 64}
 DECODER = {**ENCODER, **SPECIAL, "num_key_value_heads": 2}
-PATCHES = {**{name: ENCODER[name] for name in list(ENCODER)[:4]}, "image_size": 32, "patch_size": 8}
+PATCHES |= {"image_size": 32, "patch_size": 8}
+SIDES = {"layers": 1, "attention_heads": 4, "ffn_dim": 64}
 SEQ2SEQ = {
-    **SPECIAL,
-    "d_model": 32,
-    "encoder_layers": 1,
-    "decoder_layers": 1,
-    "encoder_attention_heads": 4,
-    "decoder_attention_heads": 4,
-    "encoder_ffn_dim": 64,
-    "decoder_ffn_dim": 64,
-    "vocab_size": VOCABULARY,
-    "decoder_start_token_id": 1,
-}
+    **{f"{side}_{name}": size for side in ("encoder", "decoder") for name, size in SIDES.items()},
+    **SPECIAL, "d_model": 32, "vocab_size": VOCABULARY, "decoder_start_token_id": 1,
+}  # fmt: skip
 TWO = {"num_hidden_layers": 2}
 GPT_2 = {**SPECIAL, "n_embd": 32, "n_layer": 1, "n_head": 4, "vocab_size": VOCABULARY}
 

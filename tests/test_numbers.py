@@ -33,6 +33,7 @@ from fxopt_cpu import (
     MergedAttention,
     PackedConv2d,
     PanelLinear,
+    QuantizedConv1d,
     QuantizedConv2d,
     RowAttention,
     SumNorm,
@@ -255,6 +256,7 @@ def model() -> GraphModule:
         ),
         "pointwise": (PackedConv2d(3, 4, (1, 1)), (torch.randn(1, 3, 9, 9),)),
         "rounded": (QuantizedConv2d(3, 4, (3, 2), rounding=True), (torch.randn(1, 3, 9, 9),)),
+        "sound": (QuantizedConv1d(3, 4, (1, 3), stride=(1, 2)), (torch.randn(1, 3, 9),)),
         "tables": (ShapeTables.of(tables, ["size"]), (5,)),
     }
     graph, root, results = Graph(), nn.Module(), []

@@ -23,29 +23,14 @@ from fxopt_core.errors import CaptureError
 
 VOCABULARY = 99
 SPECIAL = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
-LLAMA = {
-    "hidden_size": 32,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "intermediate_size": 64,
-    "vocab_size": VOCABULARY,
-    **SPECIAL,
-}
+SIZES = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4, "vocab_size": VOCABULARY, **SPECIAL}
+LLAMA = {**SIZES, "num_key_value_heads": 2, "intermediate_size": 64}
 SEQ2SEQ = {"d_model": 32, "vocab_size": VOCABULARY, "decoder_start_token_id": 1, **SPECIAL}
 MODELS: dict[str, dict[str, Any]] = {
     "LlamaForCausalLM": LLAMA,
     "Gemma2ForCausalLM": {**LLAMA, "num_hidden_layers": 2, "head_dim": 8, "sliding_window": 8},
     "GPT2LMHeadModel": {"n_embd": 32, "n_layer": 1, "n_head": 4, "vocab_size": VOCABULARY, **SPECIAL},
-    "OPTForCausalLM": {
-        "hidden_size": 32,
-        "num_hidden_layers": 1,
-        "num_attention_heads": 4,
-        "ffn_dim": 64,
-        "word_embed_proj_dim": 32,
-        "vocab_size": VOCABULARY,
-        **SPECIAL,
-    },
+    "OPTForCausalLM": {**SIZES, "ffn_dim": 64, "word_embed_proj_dim": 32},
     "T5ForConditionalGeneration": {**SEQ2SEQ, "d_kv": 8, "num_layers": 1, "num_heads": 4, "d_ff": 64},
 }
 

@@ -1,4 +1,4 @@
-"""Convolutions in int8: the operator, `QuantizedConv2d`, and `FuseConvolutions(weights="int8")`."""
+"""Convolutions in int8: the operator, `QuantizedConv2d` and `1d`, and `FuseConvolutions(weights="int8")`."""
 
 from __future__ import annotations
 
@@ -235,6 +235,45 @@ def test_a_file_cannot_set_groups() -> None:
     layer.groups = 2
     with pytest.raises(ValueError, match="groups is 2, expected 1"):
         layer.check_attributes()
+
+
+# --- One dimension
+
+
+class Sounds(nn.Module):
+    """The layers of wav2vec 2.0 in small: one channel at first, strides, a sum, and groups at the end."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Conv1d(1, 16, 10, stride=5), nn.Conv1d(32, 32, 7, padding="same", groups=4)
+        self.one, self.two = nn.Conv1d(16, 32, 3, stride=2), nn.Conv1d(32, 32, 3, padding=2, dilation=2)
+
+    def forward(self, x: Tensor) -> Any:
+        y = self.one(F.gelu(self.first(x)))
+        return F.gelu(self.last(F.relu(self.two(y) + y)))
+
+
+@pytest.mark.parametrize("kind", ["dynamic", "static"])
+@pytest.mark.parametrize("form", FORMS)
+@torch.no_grad()
+def test_layers_over_one_dimension(kind: str, form: Form) -> None:
+    """Those that cannot be rounded are packed after them, so that a plan holds all."""
+    torch.manual_seed(0)
+    model, x = Sounds().eval(), torch.randn(3, 1, 2000) * torch.tensor([1.0, 10, 0.1]).view(3, 1, 1)
+    graph_module = graph_of(model, form, x)
+    with calibrated(graph_module, [x]):
+        rounded = FuseConvolutions(weights="int8", min_weights=1, activations=kind)(graph_module, expect=2)
+    assert dict(refused(rounded)) == {"first": "too-small", "last": "not-in-int8"}
+    assert sqnr(FuseConvolutions()(rounded, expect=2), model, x) > 28
+    found, planned = rounded(x), PlanRegions()(rounded)
+    for _ in range(2):
+        torch.testing.assert_close(planned(x), found)
+    first, x[1, 0, 500] = planned(x)[0], NAN
+    assert torch.equal(planned(x)[0], first)  # no input changes another's bits
+    assert torch.equal(planned(x).isnan(), model(x).isnan())
+    if kind == "dynamic":
+        load_original_state_dict(planned, {key: each * 2 for key, each in model.state_dict().items()})
+        assert not torch.allclose(planned(x)[0], found[0])
 
 
 # --- What reaches a layer

@@ -5,7 +5,7 @@ from fxopt_cpu.layers.epilogue import Activation
 from fxopt_cpu.layers.norms import EmbeddingNorm, SumNorm
 from fxopt_cpu.layers.packed_conv import PackedConv1d, PackedConv2d
 from fxopt_cpu.layers.panel_linear import PanelLinear
-from fxopt_cpu.layers.quantized_conv import QuantizedConv2d
+from fxopt_cpu.layers.quantized_conv import QuantizedConv1d, QuantizedConv2d
 from fxopt_cpu.library import isa
 from fxopt_cpu.passes.calibration import calibrated
 from fxopt_cpu.passes.fuse_attention import FuseAttention
@@ -28,6 +28,7 @@ __all__ = [
     "PackedConv2d",
     "PanelLinear",
     "PlanRegions",
+    "QuantizedConv1d",
     "QuantizedConv2d",
     "RowAttention",
     "SumNorm",

@@ -85,12 +85,15 @@ class PackedConv2d(PackedLayer):
         self._activation = tuple(Activation(*activation))
 
     def check_attributes(self) -> None:
-        """Raise a ValueError if a file has set values that no operator takes."""
+        """Raise a ValueError if a file has set values that no operator takes, or several rows for one dimension."""
         check_epilogue(self.activation, Norm())
         sizes = {"kernel_size": (1, 1), "stride": (1, 1), "dilation": (1, 1), "padding": ((0, 0), (0, 0))}
         check_settings(self, in_channels=1, out_channels=0, groups=1, **sizes)
         if self.memory_format not in _FORMATS:
             raise ValueError(f"memory_format is {self.memory_format!r:.40}, expected one of {', '.join(_FORMATS)}")
+        rows = (self.kernel_size[0], self.stride[0], self.dilation[0], self.padding[0])
+        if self.dims == 1 and rows != (1, 1, 1, (0, 0)):
+            raise ValueError(f"kernel size, stride, dilation and padding of rows are {rows}, expected 1, 1, 1 and none")
 
     @property
     def weight_shape(self) -> tuple[int, ...]:
@@ -222,13 +225,6 @@ class PackedConv1d(PackedConv2d):
 
     __slots__ = ()
     dims = 1
-
-    def check_attributes(self) -> None:
-        """Raise a ValueError if a file has set values that no operator takes, or more than one row."""
-        super().check_attributes()
-        rows = (self.kernel_size[0], self.stride[0], self.dilation[0], self.padding[0])
-        if rows != (1, 1, 1, (0, 0)):
-            raise ValueError(f"kernel size, stride, dilation and padding of rows are {rows}, expected 1, 1, 1 and none")
 
     def forward(self, input: Tensor, other: Tensor | None = None) -> Tensor:
         """Return the result for an input and, optionally, a value to add."""

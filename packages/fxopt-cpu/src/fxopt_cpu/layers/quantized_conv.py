@@ -1,4 +1,4 @@
-"""`QuantizedConv2d`: a convolution with an int8 weight, a sum and an activation in one operator."""
+"""`QuantizedConv2d` and `QuantizedConv1d`: convolution with an int8 weight, sum and activation in one operator."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from fxopt_cpu.layers.epilogue import CODES
-from fxopt_cpu.layers.packed_conv import PackedConv2d
+from fxopt_cpu.layers.packed_conv import PackedConv2d, window_of
 from fxopt_cpu.operators.definition import without_gradient
 from fxopt_rewrite import is_plain_tensor, needs_gradient, runs_plainly
 
@@ -84,7 +84,7 @@ class QuantizedConv2d(PackedConv2d):
         return self._in_format(result, input)
 
     def _plain_weight(self, input: Tensor) -> Tensor:
-        weight = self.weight.float() * self.scale.view(-1, 1, 1, 1)
+        weight = window_of(self.weight).float() * self.scale.view(-1, 1, 1, 1)
         # Inputs are not rounded here, so the weight gets back the factors that it was divided by.
         rounding = self._buffers.get("rounding")
         return (weight if rounding is None else weight * rounding[0].view(-1, 1, 1)).to(input.dtype)
@@ -92,3 +92,24 @@ class QuantizedConv2d(PackedConv2d):
     def extra_repr(self) -> str:
         """Return the settings in the form of ``nn.Conv2d``."""
         return super().extra_repr() + (", static" if "rounding" in self._buffers else "")
+
+
+class QuantizedConv1d(QuantizedConv2d):
+    """``activation(conv1d(pad(x), weight * scale, bias) + other)`` of integers; ``other`` is optional.
+
+    ``x`` is (N, in_channels, L), ``weight`` (out_channels, in_channels, width) in int8; each of the N inputs is rounded
+    in steps of its own. The settings are those of a `QuantizedConv2d` over one row: kernel, stride and dilation of the
+    row are 1.
+
+    >>> conv = QuantizedConv1d(1, 1, (1, 2), bias=False)
+    >>> _ = conv.weight.fill_(100), conv.scale.fill_(0.01)
+    >>> conv(torch.tensor([[[1.27, -1.0, 0.5]]])).round(decimals=4)
+    tensor([[[ 0.2700, -0.5000]]])
+    """
+
+    __slots__ = ()
+    dims = 1
+
+    def forward(self, input: Tensor, other: Tensor | None = None) -> Tensor:
+        """Return the result for an input and, optionally, a value to add."""
+        return super().forward(input.unsqueeze(-2), None if other is None else other.unsqueeze(-2)).squeeze(-2)

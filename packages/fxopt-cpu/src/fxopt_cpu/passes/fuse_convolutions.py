@@ -13,7 +13,7 @@ from torch.fx import Node
 from fxopt_core import Refusal
 from fxopt_cpu.layers.epilogue import NONE, Activation
 from fxopt_cpu.layers.packed_conv import PackedConv1d, PackedConv2d, Pair, sides_of
-from fxopt_cpu.layers.quantized_conv import QuantizedConv2d
+from fxopt_cpu.layers.quantized_conv import QuantizedConv1d, QuantizedConv2d
 from fxopt_cpu.library import isa
 from fxopt_cpu.operators.linear import quantize
 from fxopt_cpu.operators.onednn import ALTER_EXTREMES, HIDE_NAN, why_unsupported
@@ -97,7 +97,7 @@ class FuseConvolutions(low_precision.Options, ReversibleSitePass[ConvolutionSite
     With ``weights="int8"``, weights are rounded, with one scale for each channel of the result, and inputs at each
     call: the pass approximates, by no more than `promised_sqnr`. Each image is rounded with its own scale, so that it
     changes no result of another image; or, with ``activations="static"``, each channel has a range taken from data
-    (`calibrated`). Convolutions of images in one group of channels become `QuantizedConv2d`.
+    (`calibrated`). Convolutions in one group of channels become `QuantizedConv2d` or `QuantizedConv1d`.
 
     Refused: other dtypes and devices, processors without the operators, for int8 those without VNNI, static ranges
     from fewer than 512 places in images, and shared, tied and mutated tensors.
@@ -152,8 +152,8 @@ class FuseConvolutions(low_precision.Options, ReversibleSitePass[ConvolutionSite
         "since fewer gain too little in a plan. Nothing to do: plans or torch compute the others.",
         "padding-mode": "The convolution pads by reflection, replication or circularly, and the operators pad with "
         "zeros. Nothing to do: one operator cannot do both.",
-        "not-in-int8": "In int8, only convolutions of images with one group of channels are computed. Nothing to do: "
-        "the pipelines pack the others in float32.",
+        "not-in-int8": "In int8, only convolutions with one group of channels are computed. Nothing to do: the "
+        "pipelines pack the others in float32.",
         **low_precision.REASONS,
     }
     kinds: ClassVar = {"float32": (torch.float32, torch.bfloat16), "int8": (torch.float32,)}
@@ -184,8 +184,9 @@ class FuseConvolutions(low_precision.Options, ReversibleSitePass[ConvolutionSite
         taken: set[Node] = set()  # sums
         sites: list[ConvolutionSite | Refusal] = []
         calls = {node: call for node in index.nodes if (call := read_convolution(index, node)) is not None}
-        plain = (call for call in calls.values() if isinstance(call, ConvolutionCall) and not call.transposed)
-        lines = sum(call.dims == 1 for call in plain)
+        plain = [call for call in calls.values() if isinstance(call, ConvolutionCall) and not call.transposed]
+        packed = [each for each in index.modules.values() if isinstance(each, PackedConv2d)]  # by a pass before
+        lines = sum(call.dims == 1 for call in plain) + sum(each.dims == 1 for each in packed)
         for node, call in reversed(calls.items()):  # of two convolutions, the later one takes their sum
             if isinstance(call, Obstacle):
                 sites.append(Refusal(call.site, call.reason, f"{call.message}; it stays as it is", (node.name,)))
@@ -222,8 +223,8 @@ class FuseConvolutions(low_precision.Options, ReversibleSitePass[ConvolutionSite
         unsupported = why_unsupported(weight.dtype, weight.device)
         if unsupported is not None or self.weights != "int8":
             return unsupported
-        if call.dims != 2 or call.groups != 1:
-            return "not-in-int8", f"has {call.dims} dimensions and {call.groups} groups, expected 2 and 1"
+        if call.groups != 1:
+            return "not-in-int8", f"has {call.groups} groups, expected 1"
         if call.in_channels < self.min_channels:
             return "too-small", f"has {call.in_channels} input channels, fewer than min_channels={self.min_channels}"
         if weight.numel() > MOST_DEPTH * call.out_channels:
@@ -329,8 +330,8 @@ def _packed(site: ConvolutionSite, is_int8: bool) -> PackedConv2d:
     }  # fmt: skip
     if is_int8:
         settings["rounding"] = site.ends is not None
-    layer = QuantizedConv2d if is_int8 else PackedConv1d if call.dims == 1 else PackedConv2d
-    return layer(call.in_channels, call.out_channels, kernel, device="meta", **settings)
+    layers = (PackedConv1d, PackedConv2d, QuantizedConv1d, QuantizedConv2d)
+    return layers[2 * is_int8 + call.dims - 1](call.in_channels, call.out_channels, kernel, device="meta", **settings)
 
 
 def _padding_of(call: ConvolutionCall) -> tuple[Pair, Pair]:

@@ -12,7 +12,7 @@ from fxopt_cpu.layers.attention import MergedAttention, RowAttention
 from fxopt_cpu.layers.norms import EmbeddingNorm, SumNorm
 from fxopt_cpu.layers.packed_conv import PackedConv1d, PackedConv2d
 from fxopt_cpu.layers.panel_linear import PanelLinear
-from fxopt_cpu.layers.quantized_conv import QuantizedConv2d
+from fxopt_cpu.layers.quantized_conv import QuantizedConv1d, QuantizedConv2d
 from fxopt_cpu.passes.layouts import CASTS, SPLITS, STEPS, operation
 from fxopt_cpu.passes.matching import is_float
 from fxopt_cpu.regions.images import (
@@ -38,7 +38,7 @@ from fxopt_rewrite import (
 )
 
 LAYERS = (PanelLinear, MergedAttention, RowAttention, SumNorm, EmbeddingNorm)
-CONVOLUTIONS = (PackedConv1d, PackedConv2d, QuantizedConv2d)
+CONVOLUTIONS = (PackedConv1d, PackedConv2d, QuantizedConv1d, QuantizedConv2d)
 ELEMENTWISE = {"add": "add", "sub": "subtract", "mul": "multiply", "div": "divide"}
 _MORE_VIEWS = {"squeeze", "movedim", "moveaxis", "t", "mT", "view_as", "expand_as"}
 VIEWS = frozenset(STEPS) - {"clone", "contiguous"} | SPLITS | _MORE_VIEWS
