@@ -39,11 +39,13 @@ class Ready:
         task: one call of the engine.
         note: what a table says about it, by name.
         share: the quantile of the calls' seconds that answers a block.
+        least: how many seconds a block takes at least.
     """
 
     task: Task
     note: Note
     share: float = 0.5
+    least: float = BLOCK
 
 
 Make = Callable[[], "Ready | Absent"]
@@ -88,7 +90,7 @@ class Worker:
         """Ask for a block of so many calls or more, after a pause; return the seconds of one, or why there are none."""
         time.sleep(PAUSE)
         with suppress(OSError):  # the answer says how the process ended
-            self.pipe.send((case, BLOCK, calls))
+            self.pipe.send((case, calls))
         found: float | Absent = self._answer()
         return found
 
@@ -107,21 +109,20 @@ class Worker:
         self.process.join()
 
 
-def rounds_apart(makes: Mapping[str, Make], settings: Settings, *, calls: int = CALLS) -> dict[str, Timed | Absent]:
+def rounds_apart(makes: Mapping[str, Make], settings: Settings) -> dict[str, Timed | Absent]:
     """Prepare each engine in a process of its own, and measure all in shuffled rounds, after one that is not counted.
 
     Args:
         makes: functions that prepare the engines, by name.
         settings: how many rounds, the threads of each engine, which clock, the seed of the order.
-        calls: how many calls a block has at least.
     """
-    return {name: found[""] for name, found in cases_apart(makes, [""], settings, calls=calls).items()}
+    return {name: found[""] for name, found in cases_apart(makes, [""], settings).items()}
 
 
 def fastest(make: Make) -> Ready | Absent:
-    """Prepare an engine whose blocks answer with their fastest call, since other work on the machine only adds time."""
+    """Prepare an engine that takes the fastest call of half a second: other work on the machine only adds time."""
     found = make()
-    return found if isinstance(found, Absent) else replace(found, share=0.0)
+    return found if isinstance(found, Absent) else replace(found, share=0.0, least=0.5)
 
 
 def cases_apart(
@@ -193,15 +194,15 @@ def serve(make: MakeCases, threads: int, clock: Clock, pipe: Connection) -> None
         with suppress(EOFError, BrokenPipeError):  # the asking process is done
             pipe.send(answer)
             while ready:
-                case, least, calls = pipe.recv()
-                pipe.send(one_call(ready[case], least, clock, calls))
+                case, calls = pipe.recv()
+                pipe.send(one_call(ready[case], clock, calls))
 
 
-def one_call(ready: Ready, least: float, clock: Clock, calls: int = CALLS) -> float:
-    """Call a task for this many seconds, at least `calls` times; return the quantile of its calls."""
+def one_call(ready: Ready, clock: Clock, calls: int) -> float:
+    """Call a task for as many seconds as it asks for, at least `calls` times; return the quantile of its calls."""
     found: list[float] = []
     started = clock()
-    while len(found) < calls or clock() - started < least:
+    while len(found) < calls or clock() - started < ready.least:
         before = clock()
         ready.task()
         found.append(clock() - before)

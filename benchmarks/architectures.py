@@ -19,7 +19,7 @@ from fxopt_cpu.layers.packed_layer import PackedLayer
 from fxopt_rewrite import GraphIndex, read_convolution, read_linear
 
 TEXT = """{count} models, one call each in float32. {note} Each engine has a process of its own, and is verified \
-before it is timed. Each round takes the fastest of at least 12 calls; speeds are times as fast as eager within \
+before it is timed. Each round takes the fastest call of half a second; speeds are times as fast as eager within \
 rounds, and a value whose quartiles are more than 15 % of it apart is not shown. Calls are those of the graph before \
 and after `cpu-inference`, sites what its passes rewrote. Products are linear layers and convolutions; packed are \
 those of which no plain layer is left, merged those that `merge-linears` joined, and in int8 the packed layers whose \
@@ -43,7 +43,7 @@ def row(label: str, settings: Settings) -> Row:
     makes: dict[str, Make] = {"eager": partial(eager, label)}
     makes |= {pipeline: partial(counted, label, pipeline) for pipeline in (FLOATS, INTEGERS)}
     makes |= {engine: partial(exported, label, engine) for engine in ENGINES}
-    found = rounds_apart({name: partial(fastest, make) for name, make in makes.items()}, settings, calls=12)
+    found = rounds_apart({name: partial(fastest, make) for name, make in makes.items()}, settings)
     seconds, *speeds = cells(found)
     notes = [each.note if isinstance(each, Timed) else {} for each in (found[FLOATS], found[INTEGERS])]
     counts: list[Cell] = [notes[0].get(name, "-") for name in COUNTS]
