@@ -165,16 +165,10 @@ def _beside_another(x: Tensor, _: Tensor) -> Tensor:
         lambda x, places: (x + places[:, None]) * places.add_(1).cos()[:, None],
     ],
     ids=[
-        "beside another",
-        "read again",
-        "viewed later",
-        "returned",
-        "viewed before",
-        "by data",
-        "by data in the end",
+        "beside another", "read again", "viewed later", "returned", "viewed before", "by data", "by data in the end",
         "read before",
     ],
-)
+)  # fmt: skip
 def test_what_is_written_in_place_and_seen_by_others_is_no_table(function: Callable[[Tensor, Tensor], Any]) -> None:
     graph_module = graph_of(Called(lambda x: function(x, torch.arange(x.shape[0]) * 2)), "export-dynamic", X)
     expected = graph_module(X)
@@ -221,12 +215,11 @@ def distances_in_buckets(x: Tensor) -> Tensor:
 
 def test_constants_that_a_forward_makes_are_part_of_one_table() -> None:
     """torch.export writes ``torch.tensor(...)`` as a copy of a buffer, and detaches the copy in place."""
-    model, others = Called(distances_in_buckets), [(X[:2],), (torch.cat([X, X]),)]
-    graph_module = RemoveNoOps()(graph_of(model, "export-dynamic", X))
-    found = CacheShapeTables()(graph_module, expect=1)
+    model = Called(distances_in_buckets)
+    found = CacheShapeTables()(RemoveNoOps()(graph_of(model, "export-dynamic", X)), expect=1)
     targets = [str(node.target) for node in iter_nodes(found.graph)]
     assert not [target for target in targets if any(each in target for each in ("detach", "lift_", "log", "sqrt"))]
-    for (x,) in ((X,), *others):
+    for x in (X, X[:2], torch.cat([X, X])):
         torch.testing.assert_close(found(x), model(x))
     four = next(each for each in vars(found).values() if isinstance(each, Tensor) and each.ndim == 0 and each == 4)
     four.fill_(16)  # as loading would
@@ -283,11 +276,19 @@ class Relative(nn.Module):
         return scores.softmax(-1)
 
 
-@pytest.fixture(params=[*WEIGHED, "layers"])
+def biased() -> nn.Module:
+    """Attention with a learned number for each distance, looked up by a buffer, as Swin, BEiT and LeViT have it."""
+    places, table = torch.arange(4), nn.Parameter(torch.randn(2, 7))
+    distances = (places[:, None] - places[None, :]).abs()
+    return Computes(lambda m, x: (x @ x.mT)[:, None] + m.table[:, m.distances], table=table, distances=distances)
+
+
+@pytest.fixture(params=[*WEIGHED, "layers", "lookups"])
 def weighed(request: pytest.FixtureRequest) -> tuple[nn.Module, GraphModule, Tensor]:
     """A model, its graph after the pass, and an input."""
     torch.manual_seed(0)
-    model, x = WEIGHED.get(request.param, Relative)().eval(), torch.randn(2, 4, 8)
+    makes = {**WEIGHED, "layers": Relative, "lookups": biased}
+    model, x = makes[request.param]().eval(), torch.randn(2, 4, 8)
     sites = 2 if request.param == "layers" else 1  # the keys, and what the batch repeats of them
     return model, CacheShapeTables()(capture(model, (x,)), expect=sites), x
 

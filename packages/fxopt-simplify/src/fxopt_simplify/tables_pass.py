@@ -34,23 +34,21 @@ from fxopt_simplify.purity import FACTORIES, FACTORIES_LIKE, SAME_ELEMENTS, Puri
 from fxopt_simplify.shape_tables import BUFFER, LIKE, SIZE, ShapeTables
 
 _MADE = FACTORIES | FACTORIES_LIKE
-_COMPUTED = SAME_ELEMENTS | words(
-    """
+_COMPUTED = SAME_ELEMENTS | words("""
     tile repeat_interleave chunk split meshgrid stack cat concat flip roll unbind to _to_copy type float half double
     bfloat16 long int short bool type_as add sub rsub mul div truediv floordiv floor_divide remainder mod neg abs pow
     reciprocal sqrt rsqrt exp exp2 log log2 log1p sin cos tan tanh sigmoid floor ceil round trunc sign clamp clamp_min
     clamp_max min minimum max maximum eq ne lt le gt ge and_ or_ xor invert __and__ __or__ __xor__ bitwise_and
     bitwise_or bitwise_xor bitwise_not logical_and logical_or logical_xor logical_not isin where masked_fill tril triu
     cumsum any all gather index index_select take_along_dim one_hot
-    """
-)
-#: Sums and products. A weight that one of these computes is worth keeping; ``1 + weight`` is not, and norms read it.
-_REDUCED = words(
-    """
-    _weight_norm _weight_norm_interface norm linalg_vector_norm norm_except_dim var std var_mean std_mean mean sum amax
-    amin batch_norm layer_norm linear addmm matmul mm bmm mv dot vdot einsum outer
-    """
-)
+""")
+#: Sums, products, and lookups as of Swin's biases of attention. A weight that one of these computes is worth keeping;
+#: ``1 + weight`` is not, and norms read it.
+_REDUCED = words("""
+    index index_select gather take_along_dim _weight_norm _weight_norm_interface norm linalg_vector_norm norm_except_dim
+    var std var_mean std_mean mean sum amax amin batch_norm layer_norm linear addmm matmul mm bmm mv dot vdot einsum
+    outer
+""")
 _KEPT = _MADE | _COMPUTED | _REDUCED
 _READ_SIZES = words("size sym_size numel dim ndim nelement len sym_numel builtins.getattr builtins.len")
 #: Calls that a lookup has to save at least: looking a small tensor up takes as long as making it by one call.
