@@ -18,7 +18,7 @@ from fxopt_core import iter_nodes
 from fxopt_cpu.layers.packed_layer import PackedLayer
 from fxopt_rewrite import GraphIndex, read_convolution, read_linear
 
-TEXT = """{count} models, one call each in float32. {note} Each engine has a process of its own, and is verified \
+TEXT = """One call of each model in float32. {note} Each engine has a process of its own, and is verified \
 before it is timed. Each round takes the fastest call of half a second; speeds are times as fast as eager within \
 rounds, and a value whose quartiles are more than 15 % of it apart is not shown. Calls are those of the graph before \
 and after `cpu-inference`, sites what its passes rewrote. Products are linear layers and convolutions; packed are \
@@ -35,7 +35,7 @@ def tables(settings: Settings) -> Iterator[Table]:
     given = replace(settings, threads=1, rounds=settings.fewer_rounds(7))
     columns = ("", "eager, 1 call", *COUNTS, "in int8", FLOATS, INTEGERS, *ENGINES)
     rows = tuple(row(label, given) for label in labels)
-    yield Table("Calls, products and speed", columns, rows, TEXT.format(count=len(rows), note=given.note))
+    yield Table("Calls, products and speed", columns, rows, TEXT.format(note=given.note))
 
 
 def row(label: str, settings: Settings) -> Row:
