@@ -201,8 +201,7 @@ def test_static_ranges_are_those_of_the_calls(form: Form) -> None:
     torch.manual_seed(0)
     model = Net().eval()
     x = torch.randn(8, 16, 12, 11) * torch.logspace(-1, 1, 16).view(-1, 1, 1) + torch.randn(16, 1, 1)
-    graph_module = graph_of(model, form, x)
-    with calibrated(graph_module, [x, (x.flip(0),)]):
+    with calibrated(graph_of(model, form, x), [x, (x.flip(0),)]) as graph_module:
         graph_module = STATIC(graph_module)
     assert len(layers(graph_module)) == 4 and all(hasattr(layer, "rounding") for layer in layers(graph_module))
     assert sqnr(graph_module, model, x) > 30
@@ -215,8 +214,7 @@ def test_static_ranges_are_those_of_the_calls(form: Form) -> None:
 def test_ranges_of_images_without_a_batch_are_those_of_channels() -> None:
     model = nn.Sequential(nn.Conv2d(16, 32, 3, padding=1)).eval()
     x = torch.randn(4, 16, 16, 16) * torch.logspace(-2, 2, 16).view(16, 1, 1)
-    graph_module = torch.fx.symbolic_trace(model)
-    with calibrated(graph_module, x.unbind()):
+    with calibrated(torch.fx.symbolic_trace(model), x.unbind()) as graph_module:
         graph_module = STATIC(graph_module)
     assert sqnr(graph_module, model, x) > 35
 
@@ -255,8 +253,7 @@ def test_layers_over_one_dimension(kind: str, form: Form) -> None:
     layers = {"first": nn.Conv1d(1, 16, 10, stride=5), "last": nn.Conv1d(32, 32, 7, padding="same", groups=4)}
     layers |= {"one": nn.Conv1d(16, 32, 3, stride=2), "two": nn.Conv1d(32, 32, 3, padding=2, dilation=2)}
     model, x = Computes(_sounds, **layers).eval(), torch.randn(3, 1, 2000) * torch.tensor([1.0, 10, 0.1]).view(3, 1, 1)
-    graph_module = graph_of(model, form, x)
-    with calibrated(graph_module, [x]):
+    with calibrated(graph_of(model, form, x), [x]) as graph_module:
         rounded = FuseConvolutions(weights="int8", min_weights=1, activations=kind)(graph_module, expect=2)
     assert dict(refused(rounded)) == {"first": "too-small", "last": "not-in-int8"}
     assert sqnr(FuseConvolutions()(rounded, expect=2), model, x) > 28

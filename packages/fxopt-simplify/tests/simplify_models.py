@@ -22,8 +22,7 @@ class Masked(nn.Module):
 
     def __init__(self, *, causal: bool = False) -> None:
         super().__init__()
-        self.words, self.places = nn.Embedding(16, 8), nn.Embedding(12, 8)
-        self.kinds = nn.Embedding(2, 8)
+        self.words, self.places, self.kinds = nn.Embedding(16, 8), nn.Embedding(12, 8), nn.Embedding(2, 8)
         self.q, self.k, self.v = nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 8)
         self.causal = causal
         self.register_buffer("positions", torch.arange(12).unsqueeze(0), persistent=False)
@@ -31,18 +30,16 @@ class Masked(nn.Module):
 
     def forward(self, tokens: Tensor) -> Tensor:
         batch, length = tokens.shape[0], tokens.shape[1]
-        places = self.positions[:, :length]
-        kinds = self.types[:, :length].expand(batch, length)
-        x = self.words(tokens) + self.places(places) + self.kinds(kinds)
+        kinds = self.kinds(self.types[:, :length].expand(batch, length))
+        x = self.words(tokens) + self.places(self.positions[:, :length]) + kinds
         ones = torch.ones((batch, length), dtype=torch.long, device=tokens.device)
         extended = (1.0 - ones[:, None, None, :].to(torch.float32)) * torch.finfo(torch.float32).min
         if self.causal:
             row = torch.arange(length, device=tokens.device)
             extended = extended.masked_fill(row[None, :] > row[:, None], -1e9)
         q, k, v = (each(x).view(batch, length, 2, 4).transpose(1, 2) for each in (self.q, self.k, self.v))
-        y = F.scaled_dot_product_attention(q, k, v, attn_mask=extended)
-        y = y.transpose(1, 2).contiguous().view(batch, length, 8)
-        return F.dropout(y * 1.0, 0.1, training=False)
+        y = F.scaled_dot_product_attention(q, k, v, attn_mask=extended).transpose(1, 2).contiguous()
+        return F.dropout(y.view(batch, length, 8) * 1.0, 0.1, training=False)
 
 
 class Rotary(nn.Module):
@@ -90,9 +87,6 @@ class Attends(nn.Module):
 
 class Product(nn.Linear):
     """Writes a linear layer as a product."""
-
-    def __init__(self) -> None:
-        super().__init__(4, 3)
 
     def forward(self, x: Tensor) -> Tensor:
         return x @ self.weight.T + self.bias

@@ -27,7 +27,7 @@ _OWN = [
     ModelCase("repeats", Repeats, X),
     ModelCase("repeats", Repeats, X, form="export-dynamic"),
     ModelCase("attends", Attends, X, form="export-dynamic"),
-    ModelCase("product", Product, X),
+    ModelCase("product", lambda: Product(4, 3), X),
     ModelCase("adapted", lambda: Adapted().eval(), torch.randn(3, 8)),
     ModelCase("activates", lambda: Called(lambda x: x * torch.sigmoid(x)), X),
 ]

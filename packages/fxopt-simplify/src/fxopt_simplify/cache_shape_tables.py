@@ -12,9 +12,10 @@ class CacheShapeTables(TablesPass):
 
     One `ShapeTables` computes what depends only on sizes, literals and buffers, and keeps it for the sizes of the last
     calls: positions, causal masks, rotary tables, and what capture makes of an absent mask. It also keeps weights that
-    sums or products compute from parameters only, and what sizes repeat of them: weight norm, weight standardisation,
-    the ``B @ A`` of LoRA, DeBERTa's projected positions. Buffers and parameters may change: loading or writing one is
-    noticed, and where gradients flow, each call computes the weights. Layers that read such a weight are not packed.
+    sums, products or lookups compute from parameters only, and what sizes repeat of them: weight norm, the ``B @ A`` of
+    LoRA, Swin's biases of attention, DeBERTa's projected positions. Buffers and parameters may change: loading or
+    writing one is noticed, and where gradients flow, each call computes the weights. Layers that read such a weight are
+    not packed.
 
     Refused where the tensor is returned, as it is the same one in each call; what is written in place is not a table.
     A single operation on sizes is left as it is: making a small tensor is as quick as looking it up.

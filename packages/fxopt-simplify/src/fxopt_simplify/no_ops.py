@@ -204,11 +204,11 @@ class NoOpReader:
     # -- copies
 
     def _without_detaching(self, node: Node) -> NoOp | Refusal | None:
-        """Read ``detach_`` of a constant's copy: torch.export writes ``torch.tensor(...)`` in a forward so."""
-        copy = node.args[0]
+        """Read ``detach_`` of a constant's copy, as torch.export writes ``torch.tensor(...)`` in a forward."""
+        copy = argument(node, 0, "self")
         if not isinstance(copy, Node) or copy.target is not torch.ops.aten.lift_fresh_copy.default:
             return None
-        constant = copy.args[0]
+        constant = argument(copy, 0, "self")
         tensor = self._index.tensor_of(constant) if isinstance(constant, Node) else None
         return None if tensor is None or tensor.requires_grad else self._replaced(NoOp(node, copy))
 

@@ -18,6 +18,8 @@ from torch.fx import Graph, GraphModule
 
 from fxopt_rewrite import (
     PLAIN,
+    GraphIndex,
+    MalformedError,
     ValueReader,
     ValueWriter,
     Watched,
@@ -57,7 +59,11 @@ def program_of(text: str) -> GraphModule:
     check_values(graph)  # before torch generates code from it
     check_targets(graph, nn.Module())
     graph.lint()
-    return GraphModule(nn.Module(), graph)
+    program = GraphModule(nn.Module(), graph)
+    index = GraphIndex(program)
+    for node in filter(index.effects.writes, index.nodes):
+        raise MalformedError(f"node `{node.name}` of a table writes to its inputs, expected new tensors alone")
+    return program
 
 
 class ShapeTables(nn.Module):

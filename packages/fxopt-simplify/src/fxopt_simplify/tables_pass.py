@@ -33,7 +33,7 @@ from fxopt_rewrite import (
 from fxopt_simplify.purity import FACTORIES, FACTORIES_LIKE, SAME_ELEMENTS, Purity
 from fxopt_simplify.shape_tables import BUFFER, LIKE, SIZE, ShapeTables
 
-_MADE = FACTORIES | FACTORIES_LIKE
+_MADE = FACTORIES | FACTORIES_LIKE | {"tensor"}
 _COMPUTED = SAME_ELEMENTS | words("""
     tile repeat_interleave chunk split meshgrid stack cat concat flip roll unbind to _to_copy type float half double
     bfloat16 long int short bool type_as add sub rsub mul div truediv floordiv floor_divide remainder mod neg abs pow
@@ -324,7 +324,7 @@ class Tables:
         if value.op == "get_attr":
             return BUFFER if self._is_watched(value) else None
         if self._is_kept(value):
-            return BUFFER if self.takes_sizes else None
+            return BUFFER if self.takes_sizes and not self._is_written(value) else None
         # The first argument of ``ones_like``; as a fill value, say, its numbers would count, too.
         is_like = name in FACTORIES_LIKE and node.args[:1] == (value,) and self._purity.kind(value) is Kind.TENSOR
         fits = is_like and self.takes_sizes and value not in (*node.args[1:], *node.kwargs.values())

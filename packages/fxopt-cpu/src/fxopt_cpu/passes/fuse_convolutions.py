@@ -330,8 +330,8 @@ def _packed(site: ConvolutionSite, is_int8: bool) -> PackedConv2d:
     }  # fmt: skip
     if is_int8:
         settings["rounding"] = site.ends is not None
-    layers = (PackedConv1d, PackedConv2d, QuantizedConv1d, QuantizedConv2d)
-    return layers[2 * is_int8 + call.dims - 1](call.in_channels, call.out_channels, kernel, device="meta", **settings)
+    layers = (QuantizedConv1d, QuantizedConv2d) if is_int8 else (PackedConv1d, PackedConv2d)
+    return layers[call.dims - 1](call.in_channels, call.out_channels, kernel, device="meta", **settings)
 
 
 def _padding_of(call: ConvolutionCall) -> tuple[Pair, Pair]:
