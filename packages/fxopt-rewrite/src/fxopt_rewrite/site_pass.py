@@ -61,6 +61,10 @@ class SitePass(Transformation, Generic[SiteT]):
         """Return why a site has to be left alone, or None if it may be rewritten; change nothing."""
         return None
 
+    def enables_others(self, site: SiteT) -> bool:
+        """Return whether rewriting a site may enable another, so that the pass matches again; asked before."""
+        return self.repeats
+
     @abstractmethod
     def rewrite(self, site: SiteT, edit: Editor) -> None:
         """Rewrite a legal site."""
@@ -82,18 +86,17 @@ class SitePass(Transformation, Generic[SiteT]):
         index = GraphIndex(graph_module)
         edit = Editor(index, self)
         left_out: dict[tuple[Node, ...], Refusal] = {}  # by instruments, in all rounds
-        refusals, rewritten = self._round(index, edit, run, left_out)
-        rounds_left = len(index.nodes)
-        while rewritten and self.repeats:
-            if not rounds_left:
-                raise PostconditionError(
-                    f"pass `{self.name}` finds new sites after every rewrite, without end: its `match` has to skip "
-                    "what its `rewrite` inserts"
-                )
-            rounds_left -= 1
+        for _ in range(len(index.nodes) + 1):
+            refusals, goes_on = self._round(index, edit, run, left_out)
+            if not goes_on:
+                break
             edit.finish()
             edit.index = index = GraphIndex(graph_module)
-            refusals, rewritten = self._round(index, edit, run, left_out)
+        else:
+            raise PostconditionError(
+                f"pass `{self.name}` finds new sites after every rewrite, without end: its `match` has to skip "
+                "what its `rewrite` inserts"
+            )
         for refusal in refusals:
             edit.refuse(refusal)
         self.settle(edit)
@@ -101,8 +104,8 @@ class SitePass(Transformation, Generic[SiteT]):
 
     def _round(
         self, index: GraphIndex, edit: Editor, run: PassRun, left_out: dict[tuple[Node, ...], Refusal]
-    ) -> tuple[list[Refusal], int]:
-        """Rewrite the legal sites; return the refusals, and how many sites were rewritten."""
+    ) -> tuple[list[Refusal], bool]:
+        """Rewrite the legal sites; return the refusals, and whether new sites may have come up."""
         refusals: list[Refusal] = []
         legal: deque[SiteT] = deque()
         for site in self.match(index):  # before all edits: the index knows the unedited graph
@@ -111,7 +114,7 @@ class SitePass(Transformation, Generic[SiteT]):
                 refusals.append(refusal)
             elif not isinstance(site, Refusal):
                 legal.append(site)
-        rewritten = 0
+        goes_on = False
         while legal:
             site = legal.popleft()  # not kept, as it may hold the tensors that its rewrite removes
             if edit.is_stale(site.nodes):
@@ -124,10 +127,10 @@ class SitePass(Transformation, Generic[SiteT]):
                 left_out[site.nodes] = vetoed
                 refusals.append(vetoed)
                 continue
+            goes_on |= self.enables_others(site)
             with edit.site(site.label):
                 self.rewrite(site, edit)
-            rewritten += 1
-        return refusals, rewritten
+        return refusals, goes_on
 
 
 def _vetoed(run: PassRun, graph_module: GraphModule, site: Site) -> Refusal | None:

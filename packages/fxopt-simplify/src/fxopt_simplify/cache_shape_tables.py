@@ -45,4 +45,3 @@ class CacheShapeTables(TablesPass):
     """
 
     takes_sizes: ClassVar[bool] = True
-    repeats = True  # what sizes make of a weight of weights is kept beside it

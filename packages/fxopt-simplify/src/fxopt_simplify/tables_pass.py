@@ -66,6 +66,7 @@ class TablesSite:
         before: the first reader of one of them.
         graph: the computation.
         roles: what each input is to `ShapeTables`.
+        repeated: whether sizes make more of a weight of weights, which is kept beside it.
     """
 
     outputs: tuple[Node, ...]
@@ -74,6 +75,7 @@ class TablesSite:
     before: Node
     graph: Graph
     roles: tuple[str, ...]
+    repeated: bool
 
     @property
     def label(self) -> str:
@@ -95,22 +97,20 @@ class TablesPass(ReversibleSitePass[TablesSite]):
     def match(self, index: GraphIndex) -> Iterator[TablesSite | Refusal]:
         """Yield groups of tensors that can be computed at one place of the graph."""
         tables = Tables(index, takes_sizes=self.takes_sizes)
-        outputs: list[Output] = []
+        kinds: dict[tuple[bool, bool], list[Output]] = {}  # apart, because a new size recomputes all of a module
         for output in tables.outputs():
             node = output.node
             refusal = replacement_refusal(node.name, node, index) if tables.is_computed(node) else None
             if refusal is None:
-                outputs.append(output)
+                kinds.setdefault(tables.weight_kind(node), []).append(output)
             else:
                 yield refusal
-        kinds: dict[tuple[bool, bool], list[Output]] = {}  # apart, because a new size recomputes all of a module
-        for output in outputs:
-            kinds.setdefault(tables.weight_kind(output.node), []).append(output)
         for alike in kinds.values():
-            for group in _groups(alike):
-                site = tables.site(group)
-                if site is not None:
-                    yield site
+            yield from filter(None, map(tables.site, _groups(alike)))
+
+    def enables_others(self, site: TablesSite) -> bool:
+        """Return whether a table can be made of this one."""
+        return site.repeated
 
     def rewrite(self, site: TablesSite, edit: Editor) -> None:
         """Insert one module, and erase what nothing reads any more."""
@@ -376,7 +376,9 @@ class Tables:
                         return None
         graph = graph_of(region, tuple(roles), outputs, self._calls)
         before = self.index.nodes[min(output.first_use for output in group)]
-        return TablesSite(outputs, tuple(roles), region, before, graph, tuple(roles.values()))
+        users = [user for node in self._weights.keys() & outputs for user in node.users]
+        repeated = any(user in self._sized and user not in self._computed for user in users)
+        return TablesSite(outputs, tuple(roles), region, before, graph, tuple(roles.values()), repeated)
 
     def region(self, outputs: tuple[Node, ...]) -> tuple[Node, ...]:
         """Return the nodes that compute tensors, in order."""

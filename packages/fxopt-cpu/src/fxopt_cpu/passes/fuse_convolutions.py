@@ -69,9 +69,8 @@ class ConvolutionSite:
     @property
     def nodes(self) -> tuple[Node, ...]:
         """The calls, in order."""
-        padding = [] if self.padding is None else [self.padding.node]
-        added = [] if self.sum is None else [self.sum.node]
-        return tuple(dict.fromkeys((*padding, self.call.node, *added, self.last)))
+        parts = (self.padding, self.call, self.sum)
+        return tuple(dict.fromkeys((*(part.node for part in parts if part is not None), self.last)))
 
     @property
     def input(self) -> Node:
