@@ -23,6 +23,7 @@ Function = Callable[[Tensor], Any]
 
 IN_EACH_FORM: dict[str, Function] = {
     "a slice of everything": lambda x: F.relu(x)[:].abs(),
+    "a slice of everything, which is written": lambda x: x.sin()[:].add_(1).relu_().abs(),
     "several slices of everything": lambda x: F.relu(x)[:, :].abs(),
     "expand to nothing new": lambda x: F.relu(x).expand(-1, -1).abs(),
     "dropout that does not train": lambda x: F.dropout(F.relu(x), 0.5, False).abs(),
@@ -83,6 +84,7 @@ STAY: dict[str, Function] = {
     "a product that changes the dtype": lambda x: (x.argmax(1) * 1.0).sqrt(),
     "a quotient of integers": lambda x: (x.argmax(1) / 1).sqrt(),
     "1 over": lambda x: (1 / (F.relu(x) + 1)).abs(),
+    "a view whose sizes change in place": lambda x: F.relu(x)[:].t_().abs(),
     "a copy that is written": lambda x: F.relu(x).clone().add_(1).abs(),
     "a copy whose original is written": lambda x: _write(F.relu(x)),
     "a clone of an expanded value, whose strides matter": lambda x: x[:1].expand(4, 4).clone().view(16),
@@ -98,6 +100,7 @@ def _write(y: Tensor) -> Tensor:
 
 WHY = {
     "a returned view": "returned",
+    "a view whose sizes change in place": "mutated",
     "a copy that is written": "mutated",
     "a copy whose original is written": "mutated",
 }

@@ -111,7 +111,9 @@ class ChangeTrueDivToMulByInverse(ReversibleSitePass[ConstantDivision]):
             return index.refuse(name, "shape-arithmetic", message, *site.nodes)
         facts = tensor_facts(value)
         # float16 has the narrowest range of the common dtypes: an inverse that is safe there is safe in the others.
-        dtype = _computed_in(facts.dtype) if facts is not None else torch.float16
+        dtype = torch.float16 if facts is None else facts.dtype
+        # Integers are divided in the default dtype.
+        dtype = dtype.to_real() if dtype.is_floating_point or dtype.is_complex else torch.get_default_dtype()
         if not _has_safe_inverse(site.constant, dtype):
             if facts is None and _has_safe_inverse(site.constant, torch.float32):
                 message = f"whether the inverse of {site.constant} at node `{name}` is normal depends on the dtype of"
@@ -137,12 +139,6 @@ class ChangeTrueDivToMulByInverse(ReversibleSitePass[ConstantDivision]):
         if isinstance(node.target, OpOverload):  # inductor takes ATen graphs with ATen operators alone
             product = torch.ops.aten.mul_.Tensor if site.call.inplace else torch.ops.aten.mul.Tensor
         edit.replace(node, edit.call_function(product, site.dividend, 1.0 / site.constant, before=node, like=[node]))
-
-
-def _computed_in(dtype: torch.dtype) -> torch.dtype:
-    """Return the dtype in which torch divides such values."""
-    # Integers are divided in the default dtype.
-    return dtype.to_real() if dtype.is_floating_point or dtype.is_complex else torch.get_default_dtype()
 
 
 def _has_safe_inverse(constant: int | float, dtype: torch.dtype) -> bool:

@@ -68,7 +68,7 @@ from fxopt_rewrite.data.policies import (
     is_identifier as is_identifier,
 )
 from fxopt_rewrite.dtypes import dtype_kind as dtype_kind
-from fxopt_rewrite.effects.analysis import Effects
+from fxopt_rewrite.effects.analysis import Effects, changes_mode as changes_mode
 from fxopt_rewrite.effects.equal_calls import call_key as call_key
 from fxopt_rewrite.effects.modules import is_plain_module as is_plain_module
 from fxopt_rewrite.fast_paths import (

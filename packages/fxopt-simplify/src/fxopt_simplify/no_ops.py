@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ from fxopt_rewrite import (
     Kind,
     Operation,
     argument,
+    changes_mode,
     read_operation,
     replacement_refusal,
     same_size,
@@ -31,6 +33,8 @@ from fxopt_simplify.settled import CASTS, CONVERSIONS, Settled, given_place
 _SHAPING = words(
     "view reshape _unsafe_view expand expand_as view_as reshape_as flatten slice narrow squeeze broadcast_to"
 )
+#: Operations that write numbers into their first operand, where they are in place, and change nothing else of it.
+_NUMBERS_WRITTEN = words("add sub mul div relu relu6 silu hardswish hardsigmoid hardtanh leaky_relu elu clamp")
 _ANDS, _ORS = words("bitwise_and logical_and"), words("bitwise_or logical_or")
 
 
@@ -76,7 +80,8 @@ class NoOpReader:
         if call.module is not None or call.inplace or self._index.effects.writes(node):
             return None
         if value is not None and self._is_same_view(call, value):
-            return self._replaced(NoOp(node, value))
+            same = self._writes_only_numbers and not self._index.is_returned(node)
+            return NoOp(node, value) if same else self._replaced(NoOp(node, value))
         if value is not None and (name in CONVERSIONS or name in CASTS):
             # ``to`` returns its input where nothing changes; ``_to_copy`` copies it, which a later write would show.
             copies = (value,) if name == "_to_copy" else ()
@@ -91,6 +96,13 @@ class NoOpReader:
         return replacement_refusal(site.label, site.node, self._index, *copied) or site
 
     # -- views
+
+    @cached_property
+    def _writes_only_numbers(self) -> bool:
+        """Return whether a view and its source stay alike: no call changes sizes, strides or modes in place."""
+        writers = [node for node in self._index.nodes if self._index.effects.writes(node) or changes_mode(node)]
+        calls = [read_operation(self._index, node) for node in writers]
+        return all(call is not None and call.inplace and call.name in _NUMBERS_WRITTEN for call in calls)
 
     def _is_same_view(self, call: Operation, value: Node) -> bool:
         if call.name == "getitem":
@@ -122,11 +134,10 @@ class NoOpReader:
 
     def _converts_nothing(self, node: Node, name: str, value: Node) -> bool:
         options = [*node.args[1:], *node.kwargs.values()]
-        # ``copy=True``, or an option that the graph computes.
-        if any(isinstance(option, Node) or option is True for option in options):
-            return False
         forms = [option for option in options if isinstance(option, (torch.layout, torch.memory_format))]
-        if any(form not in (torch.strided, torch.preserve_format) for form in forms):
+        does = [option for option in forms if option not in (torch.strided, torch.preserve_format)]
+        # ``copy=True``, or an option that the graph computes.
+        if does or any(isinstance(option, Node) or option is True for option in options):
             return False
         has = self._settled.place(value)
         dtype, device = given_place(node)

@@ -94,10 +94,9 @@ class Settled:
         dtype, device = given_place(node)
         options = [value for key, value in node.kwargs.items() if key in ("dtype", "device", "other")]
         options += node.args[1:] if name in CONVERSIONS else ()
-        if any(isinstance(value, Node) for value in options):
-            return _NOTHING  # a dtype or device that the graph reads off another value
-        if name == "type" and dtype is None:
-            return _NOTHING  # a dtype as text
+        # A dtype or device that the graph reads off another value, or a dtype as text.
+        if any(isinstance(value, Node) for value in options) or (name == "type" and dtype is None):
+            return _NOTHING
         if name in FACTORIES:
             return Place(dtype or _default_dtype(node), device)
         return Place(dtype or before.dtype, device or before.device)

@@ -122,7 +122,9 @@ class InputGuards(nn.Module):
             for index, code, text in demands
         ]
         # Conditions of an archive have been checked to be arithmetic on sizes (`check_conditions`).
-        self._tests = [(eval(f"lambda i: {code}", names), _with_names(code, self.specs)) for code in self.conditions]
+        # As readers want a condition, with the names of the inputs: ``input_ids.size()[1] <= 64``.
+        readable = partial(re.sub, r"\bi\[(\d+)\]", lambda found: self.specs[int(found[1])].name)
+        self._tests = [(eval(f"lambda i: {code}", names), readable(code)) for code in self.conditions]
         codes = [f"len(i) == {len(self.specs)}", *(code for _, code, _ in demands), *self.conditions]
         test = " and ".join(f"({code})" for code in codes)
         # A condition may divide by a size, which may be 0.
@@ -314,8 +316,3 @@ _KIND_TESTS = {
     "floating": "{0}.is_floating_point()",
     "complex": "{0}.is_complex()",
 }
-
-
-def _with_names(condition: str, specs: Sequence[InputSpec]) -> str:
-    """Return a condition for readers, with the names of the inputs: ``input_ids.size()[1] <= 64``."""
-    return re.sub(r"\bi\[(\d+)\]", lambda found: specs[int(found[1])].name, condition)
