@@ -95,7 +95,8 @@ Tensor conv(Tensor input, Tensor panels, std::optional<Tensor> bias, int64_t fea
 }  // namespace
 
 bool is_depthwise(int64_t groups, int64_t channels, int64_t features) {
-  return groups > 1 && groups == channels && groups == features;
+  const int64_t of_group = features / groups;  // with 16, a group fills a panel
+  return groups > 1 && groups == channels && of_group < 16 && (of_group & (of_group - 1)) == 0;
 }
 
 bool may_be_planes(const Convolution& call) {
@@ -147,6 +148,7 @@ struct Prepared : Convolution {
   explicit Prepared(const Convolution& call) : Convolution(call) {
     const int64_t parts = depthwise ? 1 : groups, of_part = features / parts, padded = divide_up(of_part, 16) * 16;
     panel_count = parts * padded / 16;
+    for (repeats = 0; depthwise && channels << repeats < features;) ++repeats;
     constants_.resize(size_t(parts * padded + channels + 16), 0.0f);
     for (int64_t part = 0; call.bias && part < parts; ++part)
       std::memcpy(constants_.data() + part * padded, call.bias + part * of_part, size_t(of_part) * 4);

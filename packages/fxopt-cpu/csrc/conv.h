@@ -3,7 +3,7 @@
 // A dense convolution has its weight as panels (P, taps * channels, 16) and reads each pixel of the input through a table of
 // pointers, one for each tap and pixel of the result, so that strides, dilation and padding cost nothing in the
 // product: outside of the image the pointer leads to zeros. Groups are dense convolutions of their channels, and have
-// panels of their own. A depthwise one has its weight as (taps, channels).
+// panels of their own. A depthwise one has its weight as (taps, features).
 #pragma once
 
 #include "kernels.h"
@@ -378,40 +378,49 @@ void convolve(const Convolution& c, int64_t first, int64_t last, int64_t panel, 
   }
 }
 
-// X neighbouring pixels of a row, V vectors of channels: taps [top, bottom) by [left, right) are inside of the image.
-template <int X, int V, bool WHOLE>
-inline void depthwise_tile(const Convolution& c, const float* corner, int64_t pixel, int64_t channel, int64_t top,
+enum Inputs { WHOLE, PART, REPEATED };  // of a vector of inputs: REPEATED where several features read one channel
+
+// X neighbouring pixels of a row, V vectors of features: taps [top, bottom) by [left, right) are inside of the image.
+template <int X, int V, Inputs KIND>
+inline void depthwise_tile(const Convolution& c, const float* corner, int64_t pixel, int64_t feature, int64_t top,
                            int64_t bottom, int64_t left, int64_t right) {
-  const int64_t some = c.channels - channel, step = c.stride[1] * c.pitch;
+  const int64_t step = c.stride[1] * c.pitch, shift = KIND == REPEATED ? c.repeats : 0;
+  const Ints order = LANES >> int32_t(shift);
   Floats sums[X][V];
 UNROLL for (int i = 0; i < X; ++i)
-UNROLL for (int j = 0; j < V; ++j) sums[i][j] = load(c.bias + channel + j * WIDTH);
+UNROLL for (int j = 0; j < V; ++j) sums[i][j] = load(c.bias + feature + j * WIDTH);
   for (int64_t y = top; y < bottom; ++y)
     for (int64_t x = left; x < right; ++x) {
-      const float* from = corner + (y * c.dilation[0] * c.width + x * c.dilation[1]) * c.pitch + channel;
-      const float* weights = c.panels + (y * c.kernel[1] + x) * divide_up(c.features, 16) * 16 + channel;
+      const float* from = corner + (y * c.dilation[0] * c.width + x * c.dilation[1]) * c.pitch;
+      const float* weights = c.panels + (y * c.kernel[1] + x) * divide_up(c.features, 16) * 16 + feature;
 UNROLL for (int j = 0; j < V; ++j) {
         const Floats weight = load(weights + j * WIDTH);
+        const int64_t channel = (feature + j * WIDTH) >> shift;
 UNROLL for (int i = 0; i < X; ++i) {
-          const float* place = from + i * step + j * WIDTH;
-          sums[i][j] += (WHOLE ? load(place) : load(place, some)) * weight;
+          const float* place = from + i * step + channel;
+          const Floats value = KIND == WHOLE ? load(place) : load(place, c.channels - channel);
+          sums[i][j] += (KIND == REPEATED ? in_order(value, order) : value) * weight;
         }
       }
     }
-  finish(c, sums, pixel, channel, c.features - channel);
+  finish(c, sums, pixel, feature, c.features - feature);
 }
 
-// X neighbouring pixels of a row, all channels: in the order in which they lie in memory. Fewer pixels take more channels at
+// X neighbouring pixels of a row, all features: in the order in which they lie in memory. Fewer pixels take more features at
 // once, so that enough independent sums hide the latency of a product.
 template <int X, int V = (X > 2 ? 2 : X == 2 || WIDTH == 16 ? 4 : 8)>
 inline void depthwise_pixels(const Convolution& c, const float* corner, int64_t pixel, int64_t top, int64_t bottom,
-                             int64_t left, int64_t right, int64_t channel = 0) {
-  for (; channel + V * WIDTH <= c.channels; channel += V * WIDTH)
-    depthwise_tile<X, V, true>(c, corner, pixel, channel, top, bottom, left, right);
+                             int64_t left, int64_t right, int64_t feature = 0) {
+  for (; feature + V * WIDTH <= c.features; feature += V * WIDTH)
+    if (c.repeats)
+      depthwise_tile<X, V, REPEATED>(c, corner, pixel, feature, top, bottom, left, right);
+    else
+      depthwise_tile<X, V, WHOLE>(c, corner, pixel, feature, top, bottom, left, right);
   if constexpr (V > 1)
-    depthwise_pixels<X, V / 2>(c, corner, pixel, top, bottom, left, right, channel);
-  else if (channel < c.channels)
-    depthwise_tile<X, 1, false>(c, corner, pixel, channel, top, bottom, left, right);
+    depthwise_pixels<X, V / 2>(c, corner, pixel, top, bottom, left, right, feature);
+  else if (feature < c.features)
+    (c.repeats ? depthwise_tile<X, 1, REPEATED> : depthwise_tile<X, 1, PART>)(c, corner, pixel, feature, top, bottom, left,
+                                                                              right);
 }
 
 // Rows [first, last) of the results of all images.

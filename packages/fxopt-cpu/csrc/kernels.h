@@ -54,7 +54,8 @@ constexpr int64_t MOST_COPIED = 4096;  // elements that a pixel of the result re
 struct Convolution : Window {
   int64_t features, groups;  // of channels and of features, in order
   int64_t channel_stride;    // 1 with the channels last, or the size of an image of one channel
-  bool depthwise;            // as many groups as channels and features
+  bool depthwise;            // a group for each channel, with 1, 2, 4 or 8 features
+  int64_t repeats;           // of `run_convolution`, for depthwise ones: 2 to this power is the number of those features
   const float* input;
   const float* panels;    // (groups * panels of a group, taps * channels of a group, 16); depthwise: (taps, padded features)
   const void* integers;   // those panels in int8, as a linear layer's, instead; with its scale, sums and rounding

@@ -13,7 +13,7 @@
 namespace {
 
 constexpr const char* OP = "fxopt::run";
-constexpr int64_t FORMAT = 8;
+constexpr int64_t FORMAT = 9;
 enum StepKind : int64_t {
   LINEAR_STEP = 1, ATTENTION_STEP, NORM_STEP, EMBEDDING_STEP, ELEMENTWISE_STEP, CONVOLUTION_STEP, POOL_STEP,
   PICK_STEP, BLOCK_STEP, GROUP_NORM_STEP

@@ -167,6 +167,19 @@ inline Floats exchanged(Floats a, std::index_sequence<LANE...>) {
 }
 typedef std::make_index_sequence<WIDTH> Order;
 
+// Lane l of the result is lane order[l] of the value.
+inline Floats in_order(Floats value, Ints order) {
+#if defined(__AVX512F__)
+  return (Floats)_mm512_maskz_permutexvar_ps(ALL, (__m512i)order, (__m512)value);
+#elif defined(__AVX2__)
+  return (Floats)_mm256_permutevar8x32_ps((__m256)value, (__m256i)order);
+#else
+  Floats result;
+  for (int64_t lane = 0; lane < WIDTH; ++lane) result[lane] = value[order[lane]];
+  return result;
+#endif
+}
+
 template <int STEP = WIDTH / 2>
 inline float sum(Floats value) {
   value += exchanged<STEP>(value, Order{});

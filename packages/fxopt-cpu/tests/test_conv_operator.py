@@ -70,12 +70,14 @@ def test_drawn_convolutions(seed: int) -> None:
 
 @pytest.mark.parametrize("channels", [31, 64, 100, 203])
 @pytest.mark.parametrize("value", [0.5, float("nan")])
-def test_depthwise_edges_of_many_channels(channels: int, value: float) -> None:
-    """Tiles of one and two pixels take the most channels at once."""
+@pytest.mark.parametrize("repeats", [1, 2, 3, 8])
+def test_depthwise_edges_of_many_channels(channels: int, value: float, repeats: int) -> None:
+    """Tiles of one and two pixels take the most channels at once; several features may read each channel."""
     torch.manual_seed(channels)
     x = torch.randn(2, channels, 7, 9)
     x[0, channels - 1, 0, 0] = value
-    case = x, torch.randn(channels, 1, 5, 5), torch.randn(channels), (1, 1), (2, 2, 2, 2), (1, 1), channels
+    weight, bias = torch.randn(channels * repeats, 1, 5, 5), torch.randn(channels * repeats)
+    case = x, weight, bias, (1, 1), (2, 2, 2, 2), (1, 1), channels
     torch.testing.assert_close(
         computed(case, "hardswish").double(), expected(case, "hardswish"), rtol=1e-5, atol=1e-4, equal_nan=True
     )

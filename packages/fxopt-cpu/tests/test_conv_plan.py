@@ -119,10 +119,10 @@ def drawn_block(seed: int) -> tuple[list[nn.Conv2d], list[tuple[int, ...]], torc
     # Of 3 x 3 taps, one step and many channels, a convolution is no part of a block.
     stride = 1 if first == 1 else draw.choice((1, 2)) if channels == 3 else 2
     expand = nn.Conv2d(channels, wide, first, stride=stride)
-    deep = nn.Conv2d(wide, wide, size, stride=step, dilation=gap, groups=wide)
+    deep = nn.Conv2d(wide, wide * draw.choice((1, 1, 2)), size, stride=step, dilation=gap, groups=wide)
     layers, padding = [expand, deep], [(first // 2,) * 4, tuple(draw.randint(0, size) for _ in range(4))]
     if draw.random() < 0.7:
-        layers.append(nn.Conv2d(wide, draw.choice((1, 20)), 1))
+        layers.append(nn.Conv2d(deep.out_channels, draw.choice((1, 20)), 1))
         padding.append((0,) * 4)
     height, width = draw.choice((12, 33, 90)), draw.choice((12, 40, 64))
     return layers, padding, torch.randn(draw.choice((1, 2)), channels, height, width)

@@ -95,6 +95,23 @@ def test_an_activation_in_place_after_an_operation_is_planned_and_of_an_input_is
     assert len(plans_of(graph_module)) == 1 and "relu_" in inside and "relu__1" not in inside
 
 
+@torch.no_grad()
+def test_a_plan_gives_numbers_too() -> None:
+    layers = {"first": nn.Conv2d(3, 8, 1), "second": nn.Conv2d(8, 4, 1)}
+
+    def function(m: Any, x: Tensor) -> Any:
+        y = m.first(x)
+        rows = y.size(2) // 2
+        return torch.cumsum(m.second(y), 0)[:, :, :rows]
+
+    model = Computes(function, **layers).eval()
+    graph_module = traced(model, torch.randn(2, 3, 8, 8))
+    for x in (torch.randn(2, 3, 8, 8), torch.randn(1, 3, 4, 8)):
+        torch.testing.assert_close(graph_module(x), model(x), rtol=1e-4, atol=1e-5)
+    (region,) = regions_of(graph_module)
+    assert "floordiv" in [node.name for node in region.outputs] and len(plans_of(graph_module)) == 2
+
+
 class Branches(nn.Module):
     """Batch norms that no convolution takes in: of a sum, and of a value that others read, too."""
 

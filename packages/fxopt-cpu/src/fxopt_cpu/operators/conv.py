@@ -1,8 +1,8 @@
 """`fxopt::conv`: `activation(convolution(input) + bias + residual)` of images that have their channels last in memory.
 
 The weight (out, in of a group, height, width) lies in panels (panels, taps * in, 16), as in `fxopt::linear`, with
-separate panels for each group; a depthwise weight lies in rows (taps, padded channels). A tap is one place of the
-kernel.
+separate panels for each group; the weight of a depthwise convolution, with 1, 2, 4 or 8 features for each channel, lies
+in rows (taps, padded features). A tap is one place of the kernel.
 
 An int8 weight has the panels, scales and sums of an int8 linear layer with taps * in columns. Images are rounded to
 integers too: each with its own scale, from its largest magnitude, or each channel by `rounding` (2, in).
@@ -60,7 +60,7 @@ def pack_convolution(weight: Tensor, groups: int = 1) -> Tensor:
     (torch.Size([4, 36, 16]), True)
     """
     features, channels = weight.shape[:2]
-    if _is_depthwise(features, channels, groups):
+    if is_depthwise(features, channels, groups):
         # (features, 1, height, width) -> (taps, features), with features padded to whole panels
         return F.pad(weight.flatten(1).t(), (0, -features % PANEL)).contiguous()
     # (out, in, height, width) -> (out, taps * in), the order of elements in a window of channels-last images
@@ -74,15 +74,16 @@ def pack_convolution(weight: Tensor, groups: int = 1) -> Tensor:
 def unpack_convolution(panels: Tensor, shape: Sequence[int], groups: int = 1) -> Tensor:
     """Return the weight of this shape that was packed, bit for bit."""
     features, channels, height, width = shape
-    if _is_depthwise(features, channels, groups):
+    if is_depthwise(features, channels, groups):
         return panels[:, :features].t().reshape(features, 1, height, width)
     padded, depth = len(panels) * PANEL if groups > 1 else features, height * width * channels
     rows = unpack(panels, padded, depth).view(groups, padded // groups, depth)[:, : features // groups]
     return rows.reshape(features, height, width, channels).permute(0, 3, 1, 2)
 
 
-def _is_depthwise(features: int, channels: int, groups: int) -> bool:
-    return groups > 1 and channels == 1 and features == groups
+def is_depthwise(features: int, channels: int, groups: int) -> bool:
+    """Return whether a convolution, with so many channels in a group, is computed channel by channel."""
+    return groups > 1 and channels == 1 and features // groups in (1, 2, 4, 8)
 
 
 def _reference(

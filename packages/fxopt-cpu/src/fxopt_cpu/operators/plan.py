@@ -19,12 +19,12 @@ from torch import Tensor
 
 from fxopt_cpu.layers.epilogue import CODES, NO_NORM, NONE, NORM_CODES, Activation, Norm
 from fxopt_cpu.operators.attention import split
-from fxopt_cpu.operators.conv import Window, result_sizes
+from fxopt_cpu.operators.conv import Window, is_depthwise, result_sizes
 from fxopt_cpu.operators.definition import Operator
 from fxopt_cpu.operators.linear import TOGETHER
 
 #: As in csrc/plan.cpp, which refuses plans of another format.
-FORMAT = 8
+FORMAT = 9
 LINEAR, ATTENTION, NORM, EMBEDDING, ELEMENTWISE, CONVOLUTION, POOL, PICK, BLOCK, GROUP_NORM = range(1, 11)
 #: The index is the number of the operation in csrc/kernels.h.
 OPERATIONS = ("copy", "add", "subtract", "multiply", "divide")
@@ -389,7 +389,7 @@ class PlanBuilder:
         products = math.prod(result.shape) * taps * (channels // groups)
         pitched = (result,) if planes else (images, result)
         settings, reach = (*stride, *padding), (kernel[0] - 1) * dilation[0] + 1
-        deep = groups > 1 and groups == channels == features
+        deep = is_depthwise(features, channels // groups, groups)
         whole = integers or (not few and (*kernel, *stride, *dilation, groups) == (3, 3, 1, 1, 1, 1, 1))
         self._layers[len(self._steps)] = _Layer(
             images, result, kernel, settings, reach, deep, whole, residual is not None

@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor
 from torch.fx import Node
 
 from fxopt_core import Refusal
@@ -38,7 +37,7 @@ from fxopt_rewrite import (
 
 
 @dataclass(frozen=True, eq=False)
-class ConvolutionSite:
+class ConvolutionSite(low_precision.LayerSite):
     """A convolution over one or two dimensions and the operations that are packed with it.
 
     Attributes:
@@ -47,9 +46,6 @@ class ConvolutionSite:
         sum: the addition after it, or None.
         last: the node whose value the packed module computes.
         activation: the activation at the end.
-        left_out: which option leaves it alone, as (reason code, predicate); None if none does.
-        ends: the least and largest value of each channel of its input, (2, in); None where they are not known.
-        rows: how many places in images they were taken from.
     """
 
     call: ConvolutionCall
@@ -57,14 +53,6 @@ class ConvolutionSite:
     sum: Sum | None
     last: Node
     activation: Activation
-    left_out: tuple[str, str] | None = None
-    ends: Tensor | None = None
-    rows: int = 0
-
-    @property
-    def label(self) -> str:
-        """The name of the convolution."""
-        return self.call.label
 
     @property
     def nodes(self) -> tuple[Node, ...]:

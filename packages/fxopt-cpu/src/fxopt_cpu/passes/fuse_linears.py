@@ -8,7 +8,7 @@ from functools import cache, partial
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.fx import Node
 
 from fxopt_core import Refusal
@@ -52,7 +52,7 @@ from fxopt_rewrite import (
 
 
 @dataclass(frozen=True, eq=False)
-class ProductSite:
+class ProductSite(low_precision.LayerSite):
     """A call of a linear layer, and what is computed with it.
 
     Attributes:
@@ -65,9 +65,6 @@ class ProductSite:
         residual: the value that is added, or None.
         norm: the norm at the end, or None.
         again: the later calls of the same layer, each followed by the same operations.
-        left_out: which option leaves it alone, as (reason code, predicate); None if none does.
-        ends: the least and largest value of each element of its input, (2, in); None where they are not known.
-        rows: how many rows they were taken from.
     """
 
     call: LinearCall
@@ -79,14 +76,6 @@ class ProductSite:
     residual: Node | None = None
     norm: LayerNormCall | None = None
     again: tuple[ProductSite, ...] = ()
-    left_out: tuple[str, str] | None = None
-    ends: Tensor | None = None
-    rows: int = 0
-
-    @property
-    def label(self) -> str:
-        """The name of the layer."""
-        return self.call.label
 
     @property
     def nodes(self) -> tuple[Node, ...]:

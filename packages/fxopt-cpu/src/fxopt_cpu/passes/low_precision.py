@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any, ClassVar
 
@@ -33,6 +34,28 @@ REASONS = {
     "too-small": "Quantizing the input of so small a layer takes longer than its product. Lower `min_weights`, or "
     "`min_channels` of `fuse-convolutions`, to quantize it anyway.",
 }
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class LayerSite:
+    """A layer that a pass packs, with what the options give it.
+
+    Attributes:
+        call: the layer.
+        left_out: which option leaves it alone, as (reason code, predicate); None if none does.
+        ends: the least and largest value of each element or channel of its input, (2, in); None where not known.
+        rows: how many rows, or places in images, they were taken from.
+    """
+
+    call: LinearCall | ConvolutionCall
+    left_out: tuple[str, str] | None = None
+    ends: Tensor | None = None
+    rows: int = 0
+
+    @property
+    def label(self) -> str:
+        """The name of the layer."""
+        return self.call.label
 
 
 class Options:

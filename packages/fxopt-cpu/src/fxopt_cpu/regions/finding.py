@@ -72,11 +72,11 @@ def regions_of(graph_module: GraphModule) -> Iterator[Region]:
 
 
 def _regions(index: GraphIndex, run: list[Node]) -> Iterator[Region]:
-    """Yield the regions of a run: it is cut where a number or a tuple is read outside of it."""
+    """Yield the regions of a run: it is cut where a tuple is read outside of it."""
     inside = set(run)
     part: list[Node] = []
     for node in run:
-        if _gives_tensor(index, node) or inside.issuperset(node.users):
+        if _may_leave(index, node) or inside.issuperset(node.users):
             part.append(node)
         else:
             yield from _region(index, part)
@@ -97,21 +97,21 @@ def _region(index: GraphIndex, nodes: list[Node]) -> Iterator[Region]:
     if sum(_multiplies(index, node) for node in nodes) < _FEWEST_LAYERS:
         return
     region, inside = Region.of(nodes), set(nodes)
-    # Trimming may have cut off readers of numbers and tuples.
-    if region.outputs and all(_gives_tensor(index, node) or inside.issuperset(node.users) for node in nodes):
+    # Trimming may have cut off readers of tuples.
+    if region.outputs and all(_may_leave(index, node) or inside.issuperset(node.users) for node in nodes):
         yield region
 
 
-def _gives_tensor(index: GraphIndex, node: Node) -> bool:
-    """Return whether a node's value is a tensor: no number, tuple or size."""
-    if tensor_facts(node) is not None:
+def _may_leave(index: GraphIndex, node: Node) -> bool:
+    """Return whether a plan can give a node's value: a tensor or number, but no tuple or size."""
+    if tensor_facts(node) is not None or is_python_number(node) is True:
         return True
     # What is indexed decides: `x.size()[0]` is a number, `x.split(4)[0]` a tensor.
     while (name := operation(index, node)) == "getitem" and isinstance(source := node.args[0], Node):
         if operation(index, source) in SPLITS:
             break
         node = source
-    return name not in SPLITS and name != "size" and is_python_number(node) is not True
+    return name not in SPLITS and name != "size"
 
 
 def _is_layer(index: GraphIndex, node: Node) -> bool:
