@@ -512,3 +512,19 @@ def test_tables_come_before_whatever_still_reads_a_weight(unused: bool) -> None:
     graph_module = CacheShapeTables()(torch.fx.symbolic_trace(model))
     with torch.no_grad():
         torch.testing.assert_close(graph_module(x), model(x))
+
+
+@pytest.mark.parametrize("name", ["relu", "sin"])
+def test_a_table_cuts_no_layers_apart_and_stays_behind_checks_and_modes(name: str) -> None:
+    model = Computes(
+        lambda m, x: x.relu().sin() + m.table.index_select(0, m.places),
+        table=nn.Parameter(torch.randn(9, 4)),
+        places=torch.tensor([1, 2, 0]),
+    )
+    graph_module = infer_shapes(torch.fx.symbolic_trace(model), X)
+    if name == "sin":
+        (node,) = [each for each in iter_nodes(graph_module.graph) if each.name == name]
+        with graph_module.graph.inserting_before(node):
+            graph_module.graph.call_function(torch._C._set_grad_enabled, (False,))
+    names = [node.name for node in iter_nodes(CacheShapeTables()(graph_module, expect=1).graph)]
+    assert names[names.index("shape_tables") + 1] == name

@@ -229,9 +229,8 @@ class LiveGraph:
 
     def _bind(self, values: Sequence[Any]) -> Binding:
         """Return the rewritten graph for these weights, and keep it."""
-        weights = self._inputs.weights
         tensors = [values[place] for place in self._places]
-        binding = Binding(self._graph_module, weights, tensors, self._passes)
+        binding = Binding(self._graph_module, self._inputs.weights, tensors, self._passes)
         if self.settings.then == "inductor":
             only_inputs: dict[str, Any] = {"guard_filter_fn": _of_inputs}
             binding.call = torch.compile(_function(binding.call), backend="inductor", options=only_inputs)

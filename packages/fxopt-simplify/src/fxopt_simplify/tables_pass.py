@@ -63,7 +63,7 @@ class TablesSite:
         outputs: the nodes that give them.
         inputs: what they depend on; parameters and buffers by their full names.
         region: the nodes that compute them, in order.
-        before: the first reader of one of them.
+        before: the node before which they are computed.
         graph: the computation.
         roles: what each input is to `ShapeTables`.
         repeated: whether sizes make more of a weight of weights, which is kept beside it.
@@ -375,7 +375,13 @@ class Tables:
                     if roles.setdefault(key, role) != role:
                         return None
         graph = graph_of(region, tuple(roles), outputs, self._calls)
-        before = self.index.nodes[min(output.first_use for output in group)]
+        # As early as its inputs allow, so that it cuts no layers apart; what nobody reads (checks, modes) stays first.
+        place, first_use = max(output.last_input for output in group) + 1, min(output.first_use for output in group)
+        before = self.index.nodes[first_use]
+        for node in reversed(self.index.nodes[place:first_use]):
+            if node.op == "placeholder" or not node.users:
+                break
+            before = before if node in self._computed or node.op == "get_attr" else node
         users = [user for node in self._weights.keys() & outputs for user in node.users]
         repeated = any(user in self._sized and user not in self._computed for user in users)
         return TablesSite(outputs, tuple(roles), region, before, graph, tuple(roles.values()), repeated)

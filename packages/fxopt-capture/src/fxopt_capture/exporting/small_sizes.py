@@ -115,8 +115,7 @@ def sizes_against(
     groups = _groups(values, guards, None)
     together = {place: above for group in groups for place, above in group.items()}
     for group in (*groups, *_groups(values, guards, leaves), together) if groups else ():
-        sizes = [int(leaves[index].shape[dim]) - above for (index, dim), above in group.items()]
-        smallest = min(sizes)
+        smallest = min(int(leaves[index].shape[dim]) - above for (index, dim), above in group.items())
         for size in (smallest, *range(min(smallest, _MOST_TRIED))):
             question = Question({place: size + above for place, above in group.items()})
             narrowed = question.applied(leaves)

@@ -145,8 +145,7 @@ def _joins(index: GraphIndex, node: Node, images: bool) -> bool:
     is_view = isinstance(module, VIEW_MODULES) and len(node.args) == 1 and is_plain_module(module)
     if module is not None and not is_view:
         # By exact class: a subclass may have its own `forward`.
-        known = type(module) in LAYERS or (images and type(module) in CONVOLUTIONS)
-        return known and is_plain_module(module)
+        return type(module) in (*LAYERS, *(CONVOLUTIONS if images else ())) and is_plain_module(module)
     if node.op not in ("call_function", "call_method", "call_module"):
         return False
     if is_python_number(node) is True:

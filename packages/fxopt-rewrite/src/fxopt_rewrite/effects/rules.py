@@ -182,8 +182,7 @@ def _statistics_switches(name: str, places: Mapping[str, Argument], default: obj
     flag = places.get("training") or places.get("use_input_stats")
     if "running_mean" not in places or (flag is None and "_stats" not in name):
         return []
-    written = (places["running_mean"], places["running_var"])
-    return [Switch(flag or Argument(None, ""), default, written, False)]
+    return [Switch(flag or Argument(None, ""), default, (places["running_mean"], places["running_var"]), False)]
 
 
 @cache

@@ -115,8 +115,7 @@ def drawn(graph_module: GraphModule) -> Inputs:
         for leaf, node, spec in zip(leaves, nodes, guards_of(graph_module).specs, strict=True)
     ]
     named: dict[str, Any] = pytree.tree_unflatten(values, spec)
-    positional = [named.pop(name) for name in list(named)[: call.positional]]
-    return Inputs(*positional, **named)
+    return Inputs(*[named.pop(name) for name in list(named)[: call.positional]], **named)
 
 
 def _draw(leaf: object, node: Node | None, index: GraphIndex, generator: torch.Generator) -> object:
