@@ -101,7 +101,7 @@ class NoOpReader:
     def _writes_only_numbers(self) -> bool:
         """Return whether a view and its source stay alike: no call changes sizes, strides or modes in place."""
         writers = [node for node in self._index.nodes if self._index.effects.writes(node) or changes_mode(node)]
-        calls = [read_operation(self._index, node) for node in writers]
+        calls = [None if "out" in node.kwargs else read_operation(self._index, node) for node in writers]  # it may grow
         return all(call is not None and call.inplace and call.name in _NUMBERS_WRITTEN for call in calls)
 
     def _is_same_view(self, call: Operation, value: Node) -> bool:
@@ -135,9 +135,9 @@ class NoOpReader:
     def _converts_nothing(self, node: Node, name: str, value: Node) -> bool:
         options = [*node.args[1:], *node.kwargs.values()]
         forms = [option for option in options if isinstance(option, (torch.layout, torch.memory_format))]
-        does = [option for option in forms if option not in (torch.strided, torch.preserve_format)]
+        changing = [option for option in forms if option not in (torch.strided, torch.preserve_format)]
         # ``copy=True``, or an option that the graph computes.
-        if does or any(isinstance(option, Node) or option is True for option in options):
+        if changing or any(isinstance(option, Node) or option is True for option in options):
             return False
         has = self._settled.place(value)
         dtype, device = given_place(node)

@@ -121,9 +121,9 @@ class InputGuards(nn.Module):
             (index, eval(f"lambda i, moved: {code}", names), eval(f"lambda value, spec, moved: f{text!r}"))
             for index, code, text in demands
         ]
-        # Conditions of an archive have been checked to be arithmetic on sizes (`check_conditions`).
-        # As readers want a condition, with the names of the inputs: ``input_ids.size()[1] <= 64``.
+        # For messages, a condition has the names of the inputs: ``input_ids.size()[1] <= 64``.
         readable = partial(re.sub, r"\bi\[(\d+)\]", lambda found: self.specs[int(found[1])].name)
+        # Conditions of an archive have been checked to be arithmetic on sizes (`check_conditions`).
         self._tests = [(eval(f"lambda i: {code}", names), readable(code)) for code in self.conditions]
         codes = [f"len(i) == {len(self.specs)}", *(code for _, code, _ in demands), *self.conditions]
         test = " and ".join(f"({code})" for code in codes)
