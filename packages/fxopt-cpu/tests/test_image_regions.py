@@ -96,20 +96,14 @@ def test_an_activation_in_place_after_an_operation_is_planned_and_of_an_input_is
 
 
 @torch.no_grad()
-def test_a_plan_gives_numbers_too() -> None:
-    layers = {"first": nn.Conv2d(3, 8, 1), "second": nn.Conv2d(8, 4, 1)}
-
-    def function(m: Any, x: Tensor) -> Any:
-        y = m.first(x)
-        rows = y.size(2) // 2
-        return torch.cumsum(m.second(y), 0)[:, :, :rows]
-
-    model = Computes(function, **layers).eval()
-    graph_module = traced(model, torch.randn(2, 3, 8, 8))
-    for x in (torch.randn(2, 3, 8, 8), torch.randn(1, 3, 4, 8)):
-        torch.testing.assert_close(graph_module(x), model(x), rtol=1e-4, atol=1e-5)
-    (region,) = regions_of(graph_module)
-    assert "floordiv" in [node.name for node in region.outputs] and len(plans_of(graph_module)) == 2
+@pytest.mark.parametrize("read", [lambda y: y.stride(1), lambda y: y.is_contiguous() + 1])
+def test_a_plan_reads_no_strides(read: Callable[[Any], int]) -> None:
+    """Its values have other ones than those of the nodes."""
+    layers = {name: nn.Conv2d(4, 4, 1) for name in ("first", "second", "third")}
+    model = Computes(lambda m, x: m.third(m.second(y := m.first(x)) * read(y)), **layers).eval()
+    graph_module, x = traced(model, torch.randn(2, 4, 8, 8)), torch.randn(2, 4, 8, 8)
+    torch.testing.assert_close(graph_module(x), model(x), rtol=1e-4, atol=1e-4)
+    assert plans_of(graph_module)
 
 
 class Branches(nn.Module):

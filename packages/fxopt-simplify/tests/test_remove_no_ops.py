@@ -85,6 +85,7 @@ STAY: dict[str, Function] = {
     "a quotient of integers": lambda x: (x.argmax(1) / 1).sqrt(),
     "1 over": lambda x: (1 / (F.relu(x) + 1)).abs(),
     "a view whose sizes change in place": lambda x: F.relu(x)[:].t_().abs(),
+    "a view that is an output, and may be resized": lambda x: torch.add(x, 1, out=F.relu(x)[:]).abs(),
     "a copy that is written": lambda x: F.relu(x).clone().add_(1).abs(),
     "a copy whose original is written": lambda x: _write(F.relu(x)),
     "a clone of an expanded value, whose strides matter": lambda x: x[:1].expand(4, 4).clone().view(16),

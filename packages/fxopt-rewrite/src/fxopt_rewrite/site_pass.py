@@ -62,7 +62,10 @@ class SitePass(Transformation, Generic[SiteT]):
         return None
 
     def enables_others(self, site: SiteT) -> bool:
-        """Return whether rewriting a site may enable another, so that the pass matches again; asked before."""
+        """Return whether rewriting a site may enable another, so that the pass matches again.
+
+        It is asked before the rewrite, which may remove the nodes of the site.
+        """
         return self.repeats
 
     @abstractmethod

@@ -109,7 +109,7 @@ class TablesPass(ReversibleSitePass[TablesSite]):
             yield from filter(None, map(tables.site, _groups(alike)))
 
     def enables_others(self, site: TablesSite) -> bool:
-        """Return whether a table can be made of this one."""
+        """Return whether sizes repeat a weight of this table: another table may hold the result."""
         return site.repeated
 
     def rewrite(self, site: TablesSite, edit: Editor) -> None:

@@ -44,6 +44,7 @@ _MORE_VIEWS = {"squeeze", "movedim", "moveaxis", "t", "mT", "view_as", "expand_a
 VIEWS = frozenset(STEPS) - {"clone", "contiguous"} | SPLITS | _MORE_VIEWS
 VIEW_MODULES = (nn.Flatten, nn.Unflatten)
 COPIES = frozenset({"clone", "contiguous"})
+SIZES = frozenset({"size", "sym_size", "numel", "nelement", "dim", "ndim", "ndimension", "len"})
 CHECK = "_assert_tensor_metadata"  # of a dtype
 _FEWEST_LAYERS = 2  # fewer gain less than it costs to check that nothing has changed
 
@@ -72,11 +73,11 @@ def regions_of(graph_module: GraphModule) -> Iterator[Region]:
 
 
 def _regions(index: GraphIndex, run: list[Node]) -> Iterator[Region]:
-    """Yield the regions of a run: it is cut where a tuple is read outside of it."""
+    """Yield the regions of a run: it is cut where a number or a tuple is read outside of it."""
     inside = set(run)
     part: list[Node] = []
     for node in run:
-        if _may_leave(index, node) or inside.issuperset(node.users):
+        if _gives_tensor(index, node) or inside.issuperset(node.users):
             part.append(node)
         else:
             yield from _region(index, part)
@@ -97,21 +98,21 @@ def _region(index: GraphIndex, nodes: list[Node]) -> Iterator[Region]:
     if sum(_multiplies(index, node) for node in nodes) < _FEWEST_LAYERS:
         return
     region, inside = Region.of(nodes), set(nodes)
-    # Trimming may have cut off readers of tuples.
-    if region.outputs and all(_may_leave(index, node) or inside.issuperset(node.users) for node in nodes):
+    # Trimming may have cut off readers of numbers and tuples.
+    if region.outputs and all(_gives_tensor(index, node) or inside.issuperset(node.users) for node in nodes):
         yield region
 
 
-def _may_leave(index: GraphIndex, node: Node) -> bool:
-    """Return whether a plan can give a node's value: a tensor or number, but no tuple or size."""
-    if tensor_facts(node) is not None or is_python_number(node) is True:
+def _gives_tensor(index: GraphIndex, node: Node) -> bool:
+    """Return whether a node's value is a tensor: no number, tuple or size."""
+    if tensor_facts(node) is not None:
         return True
     # What is indexed decides: `x.size()[0]` is a number, `x.split(4)[0]` a tensor.
     while (name := operation(index, node)) == "getitem" and isinstance(source := node.args[0], Node):
         if operation(index, source) in SPLITS:
             break
         node = source
-    return name not in SPLITS and name != "size"
+    return name not in SPLITS and name != "size" and is_python_number(node) is not True
 
 
 def _is_layer(index: GraphIndex, node: Node) -> bool:
@@ -148,9 +149,11 @@ def _joins(index: GraphIndex, node: Node, images: bool) -> bool:
         return type(module) in (*LAYERS, *(CONVOLUTIONS if images else ())) and is_plain_module(module)
     if node.op not in ("call_function", "call_method", "call_module"):
         return False
-    if is_python_number(node) is True:
-        return not index.effects.effect(node).opaque
     name = operation(index, node)
+    if is_python_number(node) is True:
+        read = {operation(index, each) for each in node.all_input_nodes if is_python_number(each) is not True}
+        # Of tensors, only sizes: values of a plan have other strides and places than those of the nodes.
+        return not index.effects.effect(node).opaque and (read <= {"size"} or name in SIZES)
     if overwriting(index, node) in ELEMENTWISE:
         return _is_plain_sum(node)
     if index.effects.aliases(node) and index.effects.written_between(node, node, index.nodes[-1]):

@@ -30,14 +30,14 @@ class Planned(NamedTuple):
 
     Attributes:
         plan: the plan.
-        read: tensors of the model that its nodes read, and the numbers that they compute.
-        results: for each result, the place of the tensor that it lies in, or of the number, counted through the
-            region's inputs, ``read`` and the plan's outputs; and its shape, strides and offset in there, or None if it
-            is that tensor or number. Empty if the results are the plan's outputs.
+        read: tensors of the model that its nodes read.
+        results: for each result, the place of the tensor that it lies in, counted through the region's inputs, ``read``
+            and the plan's outputs; and its shape, strides and offset in there, or None if it is that tensor. Empty if
+            the results are the plan's outputs.
     """
 
     plan: Plan
-    read: tuple[Tensor | float, ...]
+    read: tuple[Tensor, ...]
     results: tuple[tuple[int, tuple[tuple[int, ...], tuple[int, ...], int] | None], ...]
 
     def finish(self, inputs: tuple[Any, ...], outputs: list[Tensor]) -> list[Tensor]:
@@ -65,16 +65,12 @@ def plan_of(graph_module: GraphModule, region: Region, values: Sequence[Any], ke
         step = _Step(index, builder, made, kept, frozenset(region.nodes))
         for node in region.nodes:
             made[node] = step.of(node)
-        read: dict[Node, Any] = {node: index.attribute_of(node) for node in region.nodes if node.op == "get_attr"}
-        read |= {node: made[node] for node in region.nodes if type(made[node]) in (int, float, bool)}
+        read = [node for node in region.nodes if node.op == "get_attr"]
         numbers = {node: number for number, node in enumerate((*region.inputs, *read))}
-        given, results = len(numbers), list[Any]()
+        given, results = len(numbers), []
         found = strides.layouts_of(index, region, values, made)
         homes = strides.homes_of(region, found, made)
         for node in region.outputs:
-            if node in read:
-                results.append((numbers[node], None))
-                continue
             home = homes[strides.storage_of(found[node])]
             if home not in numbers:
                 builder.output(made[home].permute(*strides.order_of(found[home])))
@@ -86,7 +82,8 @@ def plan_of(graph_module: GraphModule, region: Region, values: Sequence[Any], ke
             results.append((numbers[home], None if itself else (shape, stride, found[node].storage_offset())))
         if results == [(given + number, None) for number in range(len(results))]:
             results = []
-        return Planned(builder.build(), tuple(read.values()), tuple(results))
+        held: Any = tuple(map(index.attribute_of, read))
+        return Planned(builder.build(), held, tuple(results))
     # No step for a call, or arguments that torch refuses: run one by one, the nodes raise their own errors.
     except (ValueError, RuntimeError, IndexError, TypeError):
         return None
